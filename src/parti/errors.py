@@ -1,0 +1,83 @@
+"""What can go wrong, and what the caller should do about it.
+
+Every error of parti is a `PartiError`. It says what happened, with which value, and what to do. `retriable` is a
+class attribute: a loop may try a retriable error again with a backoff; anything else ends the attempt.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+
+class Category(StrEnum):
+    """The classes of seed 003 SC-P0-1; metrics and logs use these words."""
+
+    NOT_FOUND = "not_found"
+    POLICY = "policy"
+    TRANSIENT = "transient"
+    UNKNOWN = "unknown"
+
+
+class PartiError(Exception):
+    """Base of every error parti raises."""
+
+    retriable: ClassVar[bool] = False
+    category: ClassVar[Category] = Category.UNKNOWN
+
+
+class TransientError(PartiError):
+    """The same call may succeed later: back off and try again."""
+
+    retriable: ClassVar[bool] = True
+    category: ClassVar[Category] = Category.TRANSIENT
+
+
+class FatalError(PartiError):
+    """Trying again cannot help: change the input, the configuration or the server first."""
+
+
+class ConfigError(FatalError):
+    """A setting is unknown, malformed or out of range: correct the value that the message names."""
+
+
+class UsageError(FatalError):
+    """The caller broke a precondition of the API: correct the code."""
+
+
+class ConnectionFailed(TransientError):
+    """No server could be reached, or the connection broke: check the address, then try again."""
+
+
+class AuthFailed(FatalError):
+    """The server refused the credentials: correct them; trying again cannot help."""
+
+    category: ClassVar[Category] = Category.POLICY
+
+
+class TlsFailed(FatalError):
+    """The TLS handshake failed: check the certificate authority, the client certificate and the host name."""
+
+    category: ClassVar[Category] = Category.POLICY
+
+
+class RequestTimeout(TransientError):
+    """No answer came in time. Whether the server acted on the request is unknown."""
+
+
+class NoResponders(TransientError):
+    """Nobody listens on the request's subject: JetStream is off, starting, or has no leader right now (503)."""
+
+
+class DataLoss(FatalError):
+    """Messages of the asked range are gone from the stream; `first_available` is the first sequence still there."""
+
+    def __init__(self, message: str, *, stream: str, first_missing: int, first_available: int) -> None:
+        super().__init__(message)
+        self.stream = stream
+        self.first_missing = first_missing
+        self.first_available = first_available
+
+
+class ProtocolError(FatalError):
+    """The server sent bytes that are no valid NATS frame: the connection is unusable and must be dropped."""

@@ -1,0 +1,1 @@
+"""The import name under which Spark finds `format("jetstream")` by itself."""
