@@ -1,0 +1,11 @@
+"""Benchmarks: `parti bench NAME`. One module a benchmark, each with a module-level `BENCH`; all register here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Name on the command line -> module that defines BENCH. Only names, so that `parti --help` imports none of them.
+BENCHMARKS: Final[dict[str, str]] = {
+    "range": "parti.bench.range",
+    "pull": "parti.bench.pull",
+}

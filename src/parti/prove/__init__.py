@@ -1,0 +1,8 @@
+"""Proofs: `parti prove NAME`. One module a proof, each with a module-level `PROOF`; all register here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Name on the command line -> module that defines PROOF. Only names, so that `parti --help` imports none of them.
+PROOFS: Final[dict[str, str]] = {}
