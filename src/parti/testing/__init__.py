@@ -1,0 +1,29 @@
+"""Real parts to test with: a nats-server, a cluster of them, and a proxy that breaks connections."""
+
+from parti.testing.binary import find_binary
+from parti.testing.errors import (
+    NeverHappened,
+    PortTaken,
+    ServerNotFound,
+    ServerNotRunning,
+    ServerStartFailed,
+    ServerTooOld,
+    StoreInUse,
+)
+from parti.testing.eventually import eventually, eventually_blocking
+from parti.testing.server import NatsServer, TlsFiles
+
+__all__ = [
+    "NatsServer",
+    "NeverHappened",
+    "PortTaken",
+    "ServerNotFound",
+    "ServerNotRunning",
+    "ServerStartFailed",
+    "ServerTooOld",
+    "StoreInUse",
+    "TlsFiles",
+    "eventually",
+    "eventually_blocking",
+    "find_binary",
+]

@@ -1,0 +1,53 @@
+"""Waiting for a condition that offers no event to wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from parti.clock import Deadline, SystemClock
+from parti.testing.errors import NeverHappened
+
+T = TypeVar("T")
+
+_FIRST_PAUSE = 0.002  # most conditions come true within a few milliseconds
+_LONGEST_PAUSE = 0.05  # ... and the others must not burn a core while they wait
+
+
+async def eventually(
+    predicate: Callable[[], T | Awaitable[T]], timeout: float = 10.0, what: str = "the condition"
+) -> T:
+    """Return the first true result of `predicate` (plain or async); `NeverHappened` after `timeout` seconds."""
+    deadline = Deadline.after(SystemClock(), seconds=timeout)
+    pause = _FIRST_PAUSE
+    while True:
+        result = predicate()
+        value: T = await result if inspect.isawaitable(result) else result
+        if value:
+            return value
+        if deadline.expired:
+            raise NeverHappened(_message(what, timeout, value))
+        await asyncio.sleep(pause)
+        pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+
+def eventually_blocking(predicate: Callable[[], T], timeout: float = 10.0, what: str = "the condition") -> T:
+    """`eventually` for code without an event loop."""
+    deadline = Deadline.after(SystemClock(), seconds=timeout)
+    pause = _FIRST_PAUSE
+    never = threading.Event()
+    while True:
+        value = predicate()
+        if value:
+            return value
+        if deadline.expired:
+            raise NeverHappened(_message(what, timeout, value))
+        never.wait(pause)
+        pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+
+def _message(what: str, timeout: float, last: object) -> str:
+    return f"{what} did not come true within {timeout:g} s; last seen: {last!r}"

@@ -1,0 +1,382 @@
+"""A real nats-server for tests and local use, that never outlives the process which started it."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+from urllib.parse import quote
+
+from parti.testing.binary import Version, find_binary
+from parti.testing.child import spawn
+from parti.testing.errors import PortTaken, ServerNotRunning, ServerStartFailed, StoreInUse
+from parti.testing.ports import is_free, pick_port
+
+if TYPE_CHECKING:
+    from parti.testing.cluster import NatsCluster
+
+_READY_WITHIN = 30.0  # starting takes 20 ms; a big store or a loaded machine takes longer
+_STOP_WITHIN = 10.0  # after SIGTERM; then SIGKILL
+_PORT_TRIES = 10  # another process may take a picked port before our server binds it
+_LOG_LINES = 200  # kept in memory for error messages, also after the log file is gone
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The server's certificate and key; with `ca`, client certificates signed by it are demanded (mTLS)."""
+
+    cert: Path
+    key: Path
+    ca: Path | None = None
+
+
+class NatsServer:
+    """While the context is open, a nats-server with JetStream listens on `url`; afterwards it is gone.
+
+    `kill()` and `restart()` keep the port and the store, so clients meet the same server again. Without `store_dir`
+    the store is a temporary directory, deleted by `stop()`. Every method blocks for some milliseconds; where an event
+    loop must go on meanwhile, call it through `asyncio.to_thread`.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        store_dir: Path | None = None,
+        name: str | None = None,
+        jetstream: bool = True,
+        max_memory: int | None = None,
+        max_storage: int | None = None,
+        sync_interval: str | None = None,
+        tls: TlsFiles | None = None,
+        config: str = "",
+    ) -> None:
+        """Describe a server; nothing is started yet.
+
+        `port` 0 picks a free one. `max_memory` and `max_storage` are JetStream's limits in bytes. `sync_interval` is
+        the server's ("always", "10s"; its own default is 2 minutes). `config` is nats-server configuration text added
+        at the end, where it overrides what comes before it; it must not redirect the log, which readiness is read from.
+        """
+        self.binary = find_binary()
+        self.host = host
+        self.name = name or f"parti-{secrets.token_hex(4)}"
+        self._port = port
+        self._pick_port = port == 0
+        self._given_store = Path(store_dir).absolute() if store_dir is not None else None
+        self._jetstream = jetstream
+        self._max_memory = max_memory
+        self._max_storage = max_storage
+        self._sync_interval = sync_interval
+        self._tls = tls
+        self._config = config
+        self._work_dir: Path | None = None
+        self._store_lock: int | None = None
+        self._run: _Run | None = None
+
+    @staticmethod
+    def cluster(size: int = 3, *, config: str = "", advertise: bool = True) -> NatsCluster:
+        """Describe a cluster of `size` servers; see `NatsCluster`."""
+        from parti.testing.cluster import NatsCluster  # a cluster is made of servers: importing it above is a cycle
+
+        return NatsCluster(size, config=config, advertise=advertise)
+
+    @property
+    def running(self) -> bool:
+        """Whether the process exists."""
+        return self._run is not None and self._run.process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._running_or_raise().process.pid
+
+    @property
+    def port(self) -> int:
+        """The client port; fixed from the first start on."""
+        if self._port == 0:
+            raise ServerNotRunning(f"{self.name} has no port before its first start")
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """Where clients connect, without credentials."""
+        return self.client_url()
+
+    @property
+    def monitor_url(self) -> str:
+        """The server's HTTP monitoring address, always on loopback; a new port after each start."""
+        return f"http://127.0.0.1:{self._running_or_raise().monitor_port}"
+
+    @property
+    def store_dir(self) -> Path:
+        """Where JetStream keeps its files."""
+        return self._given_store or self._work() / "store"
+
+    @property
+    def log_path(self) -> Path:
+        """The server's log over all restarts; deleted by `stop()` (`log_tail()` is not)."""
+        return self._work() / "server.log"
+
+    @property
+    def version(self) -> Version:
+        return self.binary.version
+
+    def client_url(self, *, user: str | None = None, password: str | None = None, token: str | None = None) -> str:
+        """The address with these credentials in it."""
+        scheme = "tls" if self._tls else "nats"
+        reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104
+        host = f"[{reachable}]" if ":" in reachable else reachable
+        secret = quote(token, safe="") if token is not None else quote(user or "", safe="")
+        if password is not None:
+            secret += ":" + quote(password, safe="")
+        return f"{scheme}://{secret}{'@' if secret else ''}{host}:{self.port}"
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines of the log, also after the server is gone."""
+        return "\n".join(list(self._run.tail)[-lines:]) if self._run is not None else ""
+
+    def require(self, oldest: tuple[int, ...], what: str) -> None:
+        """After this returns, the server is at least `oldest`; else `ServerTooOld` says what needed it."""
+        self.binary.require(oldest, what)
+
+    def start(self) -> None:
+        """After this returns, clients can connect and (outside a cluster) JetStream answers."""
+        if self.running:
+            return
+        tries = _PORT_TRIES if self._pick_port else 1
+        for left in reversed(range(tries)):
+            port = self._port or pick_port(self.host)
+            try:
+                self._start_on(port)
+            except PortTaken:
+                if left == 0:
+                    self._release()
+                    raise
+            except BaseException:
+                self._release()
+                raise
+            else:
+                self._port, self._pick_port = port, False  # from now on restarts keep it
+                return
+
+    def terminate(self) -> None:
+        """End the server in an orderly way (SIGTERM, then SIGKILL if it hangs); store and port stay for `start()`."""
+        if self._run is not None:
+            self._run.end(signal.SIGTERM)
+            self._forget_running()
+
+    def kill(self) -> None:
+        """End the server as a crash would (SIGKILL); after this returns it is dead. Store and port stay."""
+        if self._run is not None:
+            self._run.end(signal.SIGKILL)
+            self._forget_running()
+
+    def restart(self) -> None:
+        """End the server in an orderly way if it still runs, and start it on the same store and port."""
+        self.terminate()
+        self.start()
+
+    def stop(self) -> None:
+        """After this returns, the process and everything temporary of it are gone."""
+        self.terminate()
+        self._release()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Shielded: a cancelled test must still end its server before its temporary directory goes.
+        await asyncio.shield(asyncio.to_thread(self.stop))
+
+    def __repr__(self) -> str:
+        state = f"pid={self._run.process.pid}" if self.running and self._run else "stopped"
+        version = ".".join(map(str, self.version))
+        return f"<NatsServer {self.name} {self.host}:{self._port} {state} v{version}>"
+
+    def _start_on(self, port: int) -> None:
+        # The server binds its port only after it has opened the store: without this look, a second server on the same
+        # store would touch the files of the first before it fails.
+        if not is_free(self.host, port):
+            raise PortTaken(_taken(self.host, port))
+        self._lock_store()
+        path = self._work() / "server.conf"
+        path.write_text(self._config_text(port))
+        tail = self._run.tail if self._run is not None else deque[str](maxlen=_LOG_LINES)
+        self._run = _Run(spawn([str(self.binary.path), "-c", str(path)]), self.log_path, tail)
+        with _LIVE_LOCK:
+            _LIVE.add(self)
+        try:
+            self._run.wait_ready(_READY_WITHIN)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _config_text(self, port: int) -> str:
+        quoted = json.dumps
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [
+            f"server_name: {quoted(self.name)}",
+            f"listen: {quoted(f'{host}:{port}')}",
+            'http: "127.0.0.1:-1"',
+        ]
+        if self._jetstream:
+            lines += ["jetstream {", f"  store_dir: {quoted(str(self.store_dir))}"]
+            if self._max_memory is not None:
+                lines.append(f"  max_memory_store: {self._max_memory}")
+            if self._max_storage is not None:
+                lines.append(f"  max_file_store: {self._max_storage}")
+            if self._sync_interval is not None:
+                lines.append(f"  sync_interval: {quoted(self._sync_interval)}")
+            lines.append("}")
+        if self._tls is not None:
+            lines += [
+                "tls {",
+                f"  cert_file: {quoted(str(self._tls.cert))}",
+                f"  key_file: {quoted(str(self._tls.key))}",
+            ]
+            if self._tls.ca is not None:
+                lines += [f"  ca_file: {quoted(str(self._tls.ca))}", "  verify: true"]
+            lines.append("}")
+        return "\n".join([*lines, self._config, ""])
+
+    def _work(self) -> Path:
+        if self._work_dir is None:
+            self._work_dir = Path(tempfile.mkdtemp(prefix="parti-nats-"))  # mode 0700: the config may hold passwords
+        return self._work_dir
+
+    def _lock_store(self) -> None:
+        if self._given_store is None or self._store_lock is not None:
+            return
+        self._given_store.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self._given_store, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise StoreInUse(
+                f"another embedded server runs on {self._given_store}: stop it, or take another directory"
+            ) from None
+        self._store_lock = lock
+
+    def _release(self) -> None:
+        if self._store_lock is not None:
+            os.close(self._store_lock)
+            self._store_lock = None
+        if self._work_dir is not None:
+            shutil.rmtree(self._work_dir, ignore_errors=True)
+            self._work_dir = None
+
+    def _forget_running(self) -> None:
+        with _LIVE_LOCK:
+            _LIVE.discard(self)
+
+    def _running_or_raise(self) -> _Run:
+        if self._run is None or self._run.process.poll() is not None:
+            raise ServerNotRunning(f"{self.name} is not running: start it first")
+        return self._run
+
+
+class _Run:
+    """One process of the server, from its start to its end, and the thread that reads its log."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log_path: Path, tail: deque[str]) -> None:
+        self.process = process
+        self.tail = tail
+        self.monitor_port = 0
+        self._ready = False
+        self._fatal = ""
+        self._settled = threading.Event()
+        self._reader = threading.Thread(target=self._read_log, args=(log_path,), name="parti-nats-log", daemon=True)
+        self._reader.start()
+
+    def wait_ready(self, timeout: float) -> None:
+        """Return when the server says that it is ready; its end or its silence is an error."""
+        settled = self._settled.wait(timeout)
+        if self._ready:
+            return
+        taken = re.search(r"listen tcp \S*?:(\d+): bind: address already in use", self._fatal)
+        if taken:
+            raise PortTaken(_taken("", int(taken[1])))
+        what = "ended before it was ready" if settled else f"was not ready after {timeout:g} s"
+        raise ServerStartFailed(f"nats-server {what}; its log ends:\n" + "\n".join(list(self.tail)[-20:]))
+
+    def end(self, how: signal.Signals) -> None:
+        """After this returns, the process is dead and reaped, and its log is read to the end."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+            try:
+                self.process.wait(_STOP_WITHIN)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self._reader.join()
+
+    def _read_log(self, log_path: Path) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as source, log_path.open("ab", buffering=0) as log:
+            for raw in source:
+                log.write(raw)
+                line = raw.decode(errors="replace").rstrip()
+                self.tail.append(line)
+                if not self._ready:
+                    self._notice(line)
+        self._settled.set()
+
+    def _notice(self, line: str) -> None:
+        monitor = re.search(r"Starting http monitor on \S+:(\d+)", line)
+        if monitor:
+            self.monitor_port = int(monitor[1])
+        elif "[FTL]" in line:
+            self._fatal = line
+        elif line.endswith("Server is ready"):
+            self._ready = True
+            self._settled.set()
+
+
+def _taken(host: str, port: int) -> str:
+    return f"port {port}{' on ' + host if host else ''} is taken: stop what listens there, or ask for another port"
+
+
+_LIVE: set[NatsServer] = set()
+_LIVE_LOCK = threading.Lock()
+
+
+def _stop_all() -> None:
+    with _LIVE_LOCK:
+        live = list(_LIVE)
+    for server in live:
+        server.stop()
+
+
+def _forget_all() -> None:
+    _LIVE.clear()  # a forked child must not end its parent's servers when it exits
+
+
+atexit.register(_stop_all)
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,54 @@
+"""Fixtures shared by all tests: real servers, and names that keep tests on a shared server apart."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from parti.testing import NatsServer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_server_left_behind() -> Iterator[None]:
+    """At the end of the run no nats-server that we started is alive."""
+    yield
+    assert child_servers() == []
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[NatsServer]:
+    """One server for all tests that only need *a* server; use `name` for streams, and never stop it."""
+    with NatsServer() as running:
+        yield running
+
+
+@pytest.fixture
+def own_server() -> Iterator[NatsServer]:
+    """A server of the test's own, that it may kill and restart."""
+    with NatsServer() as running:
+        yield running
+
+
+@pytest.fixture
+def name() -> str:
+    """A word that no other test uses, fit for streams, subjects, buckets and consumers."""
+    return f"t{secrets.token_hex(6)}"
+
+
+def child_servers() -> list[int]:
+    """Process ids of the nats-servers among our own children (Linux)."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:  # it ended while we looked
+            continue
+        comm = text[text.index("(") + 1 : text.rindex(")")]
+        state, parent = text[text.rindex(")") + 2 :].split()[:2]
+        if comm == "nats-server" and state != "Z" and int(parent) == os.getpid():
+            found.append(int(stat.parent.name))
+    return found
