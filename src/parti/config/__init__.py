@@ -1,0 +1,20 @@
+"""One frozen configuration from defaults, a TOML file, the environment and flags, each value with its origin."""
+
+from parti.config.load import LoadedConfig, env_name, known_keys, load_config
+from parti.config.origin import Origin, Source
+from parti.config.sections import Config, LogFormat, LogLevel, NatsSection, ObserveSection, RetrySection
+
+__all__ = [
+    "Config",
+    "LoadedConfig",
+    "LogFormat",
+    "LogLevel",
+    "NatsSection",
+    "ObserveSection",
+    "Origin",
+    "RetrySection",
+    "Source",
+    "env_name",
+    "known_keys",
+    "load_config",
+]
