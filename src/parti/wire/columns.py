@@ -1,0 +1,240 @@
+"""From frames to columns: sequences and times out of reply subjects or headers, and the Arrow batch of a range read.
+
+A message reaches us in one of two shapes. A consumer delivers it with its own subject and the position in the reply
+subject (`$JS.ACK...`, 9, 11 or 12 tokens: ADR-15). Direct Get sends it to our inbox with subject, sequence and time as
+the last header lines. Both end in the same columns; no Python object is made per message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from parti.errors import ProtocolError
+from parti.wire.frames import Bytes, Frames, Ints, binary_array, compact, uints
+
+_DOT, _COLON, _SPACE, _LF = 46, 58, 32, 10
+_ACK_PREFIX = np.frombuffer(b"$JS.ACK.", dtype=np.uint8)
+# How many dots a reply subject has, and how many of its last tokens come after `num_pending` (ADR-15).
+_ACK_SHAPES = {8: 0, 10: 0, 11: 1}
+# The lines Direct Get puts behind the message's own headers, in this order (nats-server 2.11 to 2.15).
+_DIRECT_LINES = (
+    b"Nats-Stream: ",
+    b"Nats-Subject: ",
+    b"Nats-Sequence: ",
+    b"Nats-Time-Stamp: ",
+    b"Nats-Num-Pending: ",
+    b"Nats-Last-Sequence: ",
+)
+HEADER_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+SCHEMA = pa.schema(
+    [
+        pa.field("subject", pa.string(), nullable=False),
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ns", tz="UTC"), nullable=False),
+        pa.field("headers", HEADER_TYPE),
+        pa.field("data", pa.binary(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Deliveries:
+    """Messages with their place in the stream; `frames` still holds where headers and payload lie."""
+
+    frames: Frames
+    numbers: Ints  # 5 x n: delivered, stream sequence, consumer sequence, nanoseconds since 1970, pending
+    spans: Ints  # 3 x n: subject start, subject end, end of the message's own headers
+
+    def __len__(self) -> int:
+        return self.numbers.shape[1]
+
+    @property
+    def delivered(self) -> Ints:
+        """How often the message was delivered, this time included."""
+        return self.numbers[0]
+
+    @property
+    def stream_seq(self) -> Ints:
+        return self.numbers[1]
+
+    @property
+    def consumer_seq(self) -> Ints:
+        return self.numbers[2]
+
+    @property
+    def timestamp(self) -> Ints:
+        return self.numbers[3]
+
+    @property
+    def pending(self) -> Ints:
+        """How many messages the server saw behind this one."""
+        return self.numbers[4]
+
+    def select(self, mask: npt.NDArray[np.bool_]) -> Deliveries:
+        """The messages where `mask` is true, in order."""
+        if mask.all():
+            return self
+        return Deliveries(self.frames.select(mask), self.numbers[:, mask], self.spans[:, mask])
+
+    def to_arrow(self, columns: tuple[str, ...]) -> pa.RecordBatch:
+        """The asked columns of SCHEMA; the batch owns its memory, so the receive buffer may be used again."""
+        return pa.RecordBatch.from_arrays(
+            [self._column(name) for name in columns], schema=pa.schema([SCHEMA.field(name) for name in columns])
+        )
+
+    def _column(self, name: str) -> pa.Array:
+        frames = self.frames
+        match name:
+            case "subject":
+                return self.subjects()
+            case "sequence":
+                return pa.array(self.stream_seq)
+            case "timestamp":
+                return pa.array(self.timestamp).view(pa.timestamp("ns", tz="UTC"))
+            case "data":
+                return binary_array(frames.data, frames.payload_start, frames.payload_end)
+            case "headers":
+                return header_column(frames.data, frames.header_start, self.spans[2])
+        raise KeyError(name)
+
+    def subjects(self) -> pa.Array:
+        """The subjects as strings. The server only routes subjects that are valid UTF-8 to JetStream."""
+        return binary_array(self.frames.data, self.spans[0], self.spans[1]).cast(pa.string())
+
+
+def is_delivery(frames: Frames) -> npt.NDArray[np.bool_]:
+    """True where a frame is a consumer's delivery, told by its reply subject; statuses and answers have none."""
+    size = len(_ACK_PREFIX)
+    found: npt.NDArray[np.bool_] = (frames.reply_end - frames.reply_start) > size
+    top = len(frames.data) - 1
+    for offset in range(size):
+        found &= frames.data[np.minimum(frames.reply_start + offset, top)] == _ACK_PREFIX[offset]
+    return found
+
+
+def consumer_deliveries(frames: Frames) -> Deliveries:
+    """The positions of frames that are all consumer deliveries."""
+    numbers = _ack_numbers(frames)
+    if numbers is None:
+        numbers = _ack_numbers_plain(frames)
+    return Deliveries(frames, numbers, np.stack([frames.subject_start, frames.subject_end, frames.payload_start]))
+
+
+def _ack_numbers(frames: Frames) -> Ints | None:
+    """The five numbers of every reply subject, or None when the replies are not all of one known shape."""
+    n = len(frames)
+    if n == 0:
+        return np.empty((5, 0), dtype=np.int64)
+    text, offsets = compact(frames.data, frames.reply_start, frames.reply_end)
+    dots = np.flatnonzero(text == _DOT)
+    behind = _ACK_SHAPES.get(dots.size // n) if dots.size % n == 0 else None
+    if behind is None:
+        return None
+    table = dots.reshape(n, dots.size // n)
+    if not ((table[:, 0] >= offsets[:-1]) & (table[:, -1] < offsets[1:])).all():
+        return None
+    ends = np.column_stack([table, offsets[1:]])
+    last = ends.shape[1] - 1 - behind  # the column where num_pending ends
+    numbers = np.empty((5, n), dtype=np.int64)
+    for row, column in enumerate(range(last - 4, last + 1)):
+        parsed = uints(text, ends[:, column - 1] + 1, ends[:, column])
+        if parsed is None:
+            return None
+        numbers[row] = parsed
+    return numbers
+
+
+def _ack_numbers_plain(frames: Frames) -> Ints:
+    """For batches that mix reply shapes (a stream that moved between domains); raises on anything else."""
+    rows = []
+    for index in range(len(frames)):
+        reply = frames.reply(index)
+        tokens = reply.split(b".")
+        behind = _ACK_SHAPES.get(len(tokens) - 1)
+        numbers = tokens[len(tokens) - 5 - (behind or 0) : len(tokens) - (behind or 0)]
+        if behind is None or not all(number.isdigit() for number in numbers):
+            raise ProtocolError(f"reply subject {reply[:200]!r} is no acknowledgement subject known to parti")
+        rows.append([int(number) for number in numbers])
+    return np.array(rows, dtype=np.int64).reshape(-1, 5).T
+
+
+def direct_deliveries(frames: Frames) -> tuple[Deliveries, list[int]]:
+    """The messages of a Direct Get answer, and the indexes of the frames that are statuses instead."""
+    if len(frames) == 0:
+        return consumer_deliveries(frames), []
+    text, offsets = compact(frames.data, frames.header_start, frames.payload_start)
+    newline = np.flatnonzero(text == _LF)
+    lines = np.searchsorted(newline, offsets)  # newline[lines[i]:lines[i + 1]] are those of message i
+    count = np.diff(lines)
+    extra = len(_DIRECT_LINES)
+    stored = count >= extra + 2  # a status line or `NATS/1.0`, the extra lines, the closing empty line
+    at = np.where(stored, lines[1:] - 1 - extra, 0)  # the newline that ends the first extra line
+    shift = frames.header_start - offsets[:-1]
+    cut: list[tuple[Ints, Ints]] = []
+    for position, name in enumerate(_DIRECT_LINES):
+        line_start = newline[np.maximum(at + position - 1, 0)] + 1
+        stored &= _starts_with(text, line_start, name)
+        cut.append((line_start + len(name), newline[at + position] - 1))
+    statuses = [int(index) for index in np.flatnonzero(~stored)]
+    picked = frames.select(stored)
+    cut = [(start[stored], end[stored]) for start, end in cut]
+    sequence, pending = uints(text, *cut[2]), uints(text, *cut[4])
+    if sequence is None or pending is None:
+        raise ProtocolError("a Direct Get answer carries a sequence that is no number")
+    shift = shift[stored]
+    ones = np.ones_like(sequence)
+    numbers = np.stack([ones, sequence, ones, _rfc3339_nanoseconds(text, *cut[3]), pending])
+    header_end = cut[0][0] - len(_DIRECT_LINES[0])
+    return Deliveries(picked, numbers, np.stack([cut[1][0], cut[1][1], header_end]) + shift), statuses
+
+
+def _starts_with(text: Bytes, at: Ints, name: bytes) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = at + len(name) <= len(text)
+    top = max(len(text) - 1, 0)
+    for offset, byte in enumerate(name):
+        found &= text[np.minimum(at + offset, top)] == byte
+    return found
+
+
+def _rfc3339_nanoseconds(text: Bytes, starts: Ints, ends: Ints) -> Ints:
+    """Unix nanoseconds of times such as `2026-11-15T11:56:36.68246033Z`; Go drops trailing zeros of the fraction."""
+    if len(starts) == 0:
+        return np.empty(0, dtype=np.int64)
+    times = binary_array(text, starts, ends).cast(pa.string()).cast(pa.timestamp("ns", tz="UTC"))
+    return np.asarray(times.view(pa.int64()).to_numpy(zero_copy_only=False))
+
+
+def header_column(data: Bytes, starts: Ints, ends: Ints) -> pa.Array:
+    """The headers of each message as list<struct<key, value>>, in order, repeats kept; null where it has none."""
+    n = len(starts)
+    text, offsets = compact(data, starts, ends)
+    newline = np.flatnonzero(text == _LF)
+    line_start = np.concatenate([np.zeros(1, dtype=np.int64), newline[:-1] + 1]) if newline.size else newline
+    owner = np.searchsorted(offsets[1:], line_start, side="right")
+    first = np.isin(line_start, offsets[:-1])  # `NATS/1.0`, with or without a status
+    colons = np.flatnonzero(text == _COLON)
+    at = np.searchsorted(colons, line_start)
+    colon = colons[np.minimum(at, max(colons.size - 1, 0))] if colons.size else np.full_like(line_start, -1)
+    keep = ~first & (colon > line_start) & (colon < newline)
+    line_start, colon, line_end, owner = line_start[keep], colon[keep], newline[keep], owner[keep]
+    value_start = colon + 1
+    if value_start.size:
+        value_start = value_start + (text[value_start] == _SPACE)
+    value_end = np.maximum(line_end - 1, value_start)  # before CRLF
+    entries = pa.StructArray.from_arrays(
+        [
+            pc.cast(binary_array(text, line_start, colon), pa.string()),
+            binary_array(text, value_start, value_end),
+        ],
+        fields=list(HEADER_TYPE.value_type),
+    )
+    count = np.bincount(owner, minlength=n)
+    list_offsets = np.zeros(n + 1, dtype=np.int32)
+    list_offsets[1:] = np.cumsum(count)
+    return pa.ListArray.from_arrays(pa.array(list_offsets), entries, type=HEADER_TYPE, mask=pa.array(count == 0))

@@ -1,0 +1,301 @@
+"""Cut a buffer of NATS protocol bytes into frames, thousands at a time, without a Python object per message.
+
+`scan` finds all frames of a buffer with NumPy and *proves* the framing: it takes every line that starts like a frame
+as a candidate, and accepts the result only when each declared end is the next candidate's start. A payload that
+contains something frame-like breaks that chain, and the plain loop (`scan_plain`) takes the buffer instead. Both give
+the same `Frames`, which a property test checks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from parti.errors import ProtocolError
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+# Below this many bytes the plain loop is cheaper than ~60 NumPy calls (measured: break-even near 40 small frames).
+_PLAIN_BELOW = 8_192
+
+_CR, _LF, _SPACE, _ZERO = 13, 10, 32, 48
+_CONTROL_VERBS = (b"PING", b"PONG", b"+OK\r", b"-ERR", b"INFO")
+
+
+def _word(verb: bytes) -> int:
+    return int.from_bytes(verb[:4], "little")
+
+
+_MSG, _HMSG = _word(b"MSG "), _word(b"HMSG")
+_CONTROL_WORDS = np.array([_word(verb) for verb in _CONTROL_VERBS], dtype=np.uint32)
+_FIRST_BYTES = np.zeros(256, dtype=bool)
+_FIRST_BYTES[list(b"MHP+-I")] = True
+
+
+# The rows of `Frames.positions`, in this order.
+_SUBJECT, _SUBJECT_END, _SID, _REPLY, _REPLY_END, _HEADER, _PAYLOAD, _PAYLOAD_END = range(8)
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """The message frames of a buffer as columns of positions into it, and the control lines between them."""
+
+    data: Bytes
+    positions: Ints  # 8 x n
+    controls: tuple[bytes, ...]
+    consumed: int
+
+    def __len__(self) -> int:
+        return self.positions.shape[1]
+
+    @property
+    def subject_start(self) -> Ints:
+        return self.positions[_SUBJECT]
+
+    @property
+    def subject_end(self) -> Ints:
+        return self.positions[_SUBJECT_END]
+
+    @property
+    def sid(self) -> Ints:
+        return self.positions[_SID]
+
+    @property
+    def reply_start(self) -> Ints:
+        return self.positions[_REPLY]
+
+    @property
+    def reply_end(self) -> Ints:
+        """Equal to `reply_start` where the message has no reply subject."""
+        return self.positions[_REPLY_END]
+
+    @property
+    def header_start(self) -> Ints:
+        """Equal to `payload_start` where the message has no headers."""
+        return self.positions[_HEADER]
+
+    @property
+    def payload_start(self) -> Ints:
+        return self.positions[_PAYLOAD]
+
+    @property
+    def payload_end(self) -> Ints:
+        return self.positions[_PAYLOAD_END]
+
+    def select(self, mask: npt.NDArray[np.bool_]) -> Frames:
+        """The frames where `mask` is true, in order; the control lines stay with the whole."""
+        return self if mask.all() else Frames(self.data, self.positions[:, mask], (), self.consumed)
+
+    def subject(self, index: int) -> bytes:
+        return self._slice(_SUBJECT, _SUBJECT_END, index)
+
+    def reply(self, index: int) -> bytes:
+        return self._slice(_REPLY, _REPLY_END, index)
+
+    def header(self, index: int) -> bytes:
+        return self._slice(_HEADER, _PAYLOAD, index)
+
+    def payload(self, index: int) -> bytes:
+        return self._slice(_PAYLOAD, _PAYLOAD_END, index)
+
+    def _slice(self, start: int, end: int, index: int) -> bytes:
+        return self.data[self.positions[start, index] : self.positions[end, index]].tobytes()
+
+
+def scan(data: Bytes, length: int) -> Frames:
+    """Every complete frame in `data[:length]`; the bytes from `consumed` on belong to a frame still to come."""
+    if length >= _PLAIN_BELOW:
+        frames = _scan_vector(data, length)
+        if frames is not None:
+            return frames
+    return scan_plain(data, length)
+
+
+def scan_plain(data: Bytes, length: int) -> Frames:
+    """The reference loop: one frame after the other. Raises ProtocolError on anything that is no frame."""
+    view = memoryview(data)[:length].tobytes()
+    rows: list[tuple[int, int, int, int, int, int, int, int]] = []
+    controls: list[bytes] = []
+    position = 0
+    while position < length:
+        line_end = view.find(b"\r\n", position)
+        if line_end < 0:
+            break
+        line = view[position:line_end]
+        if line.startswith((b"MSG ", b"HMSG ")):
+            row = _message_line(line, position, line_end)
+            frame_end = row[7] + 2
+            if frame_end > length:
+                break
+            if view[row[7] : frame_end] != b"\r\n":
+                raise ProtocolError(f"message of {row[7] - row[5]} bytes does not end in CRLF: {line[:200]!r}")
+            rows.append(row)
+            position = frame_end
+        elif line.startswith(_CONTROL_VERBS) or line == b"+OK":
+            controls.append(line)
+            position = line_end + 2
+        else:
+            raise ProtocolError(f"no NATS frame starts with {line[:60]!r}; the connection is out of step")
+    positions = np.array(rows, dtype=np.int64).reshape(len(rows), 8).T
+    return Frames(data, positions, tuple(controls), position)
+
+
+def _message_line(line: bytes, start: int, end: int) -> tuple[int, int, int, int, int, int, int, int]:
+    has_header = line.startswith(b"H")
+    parts = line.split(b" ")
+    numbers = parts[-2:] if has_header else parts[-1:]
+    middle = parts[1 : -len(numbers)]
+    if not (2 <= len(middle) <= 3) or not all(n.isdigit() for n in (*numbers, middle[1])):
+        raise ProtocolError(f"malformed message line {line[:200]!r}")
+    subject_start = start + len(parts[0]) + 1
+    subject_end = subject_start + len(middle[0])
+    reply_start = subject_end + 1 + len(middle[1]) + 1
+    reply_end = reply_start + len(middle[2]) if len(middle) == 3 else reply_start
+    total = int(numbers[-1])
+    header = int(numbers[0]) if has_header else 0
+    if header > total:
+        raise ProtocolError(f"header longer than message in {line[:200]!r}")
+    body = end + 2
+    return (subject_start, subject_end, int(middle[1]), reply_start, reply_end, body, body + header, body + total)
+
+
+def _scan_vector(data: Bytes, length: int) -> Frames | None:
+    """The same as `scan_plain`, or None when the framing cannot be proven this way."""
+    newline = np.flatnonzero(data[:length] == _LF)
+    if newline.size == 0:
+        return None
+    starts = np.empty_like(newline)
+    starts[0] = 0
+    starts[1:] = newline[:-1] + 1
+    lines = np.flatnonzero(_FIRST_BYTES[data[starts]])
+    starts = starts[lines]
+    if starts.size == 0 or starts[0] != 0:
+        return None
+    word = _words_at(data, starts, length)
+    is_msg = word == _MSG
+    is_hmsg = (word == _HMSG) & (data[np.minimum(starts + 4, length - 1)] == _SPACE)
+    known = is_msg | is_hmsg
+    if not known.all():
+        known |= np.isin(word, _CONTROL_WORDS)
+        starts, lines, is_msg, is_hmsg = starts[known], lines[known], is_msg[known], is_hmsg[known]
+    line_end = newline[lines] - 1
+    if starts.size == 0 or starts[0] != 0 or not (data[line_end] == _CR).all():
+        return None
+
+    message = is_msg | is_hmsg
+    frame_end = line_end + 2
+    positions = _message_positions(data, starts[message], line_end[message], is_hmsg[message])
+    if positions is None:
+        return None
+    frame_end[message] = positions[_PAYLOAD_END] + 2
+
+    whole = frame_end <= length
+    if not whole[:-1].all() or not np.array_equal(frame_end[:-1], starts[1:]):
+        return None
+    consumed = int(frame_end[-1]) if whole[-1] else int(starts[-1])
+    if whole[-1] and newline[-1] >= consumed:
+        return None  # a whole line stands there that is no frame: the plain loop says which
+    if not whole[-1] and message[-1]:
+        positions = positions[:, :-1]
+    ends = positions[_PAYLOAD_END]
+    if not ((data[ends] == _CR) & (data[ends + 1] == _LF)).all():
+        return None
+    controls = tuple(
+        data[starts[i] : line_end[i]].tobytes() for i in np.flatnonzero(~message) if frame_end[i] <= length
+    )
+    return Frames(data, positions, controls, consumed)
+
+
+def _words_at(data: Bytes, starts: Ints, length: int) -> npt.NDArray[np.uint32]:
+    """The four bytes at each position as one number; positions near the end read short and match nothing."""
+    word = data[starts].astype(np.uint32)
+    for offset in (1, 2, 3):
+        word |= data[np.minimum(starts + offset, length - 1)].astype(np.uint32) << np.uint32(8 * offset)
+    return word
+
+
+def _message_positions(data: Bytes, starts: Ints, line_end: Ints, is_hmsg: npt.NDArray[np.bool_]) -> Ints | None:
+    """The positions of `Frames` for these message lines."""
+    lines, offsets = compact(data, starts, line_end)
+    first, last = offsets[:-1], offsets[1:]
+    spaces = np.flatnonzero(lines == _SPACE)
+    at = np.searchsorted(spaces, first)
+    count = np.append(at[1:], spaces.size) - at
+    arguments = count - is_hmsg
+    if not ((arguments == 3) | (arguments == 4)).all():
+        return None
+    subject_start, subject_end, sid_end = spaces[at] + 1, spaces[at + 1], spaces[at + 2]
+    reply_start = sid_end + 1
+    reply_end = np.where(arguments == 4, spaces[np.minimum(at + 3, spaces.size - 1)], reply_start)
+    size_at = at + count - 1
+    total = uints(lines, spaces[size_at] + 1, last)
+    sid = uints(lines, subject_end + 1, sid_end)
+    if total is None or sid is None:
+        return None
+    header = np.zeros_like(total)
+    if is_hmsg.any():
+        before = size_at[is_hmsg]
+        parsed = uints(lines, spaces[before - 1] + 1, spaces[before])
+        if parsed is None or (parsed > total[is_hmsg]).any():
+            return None
+        header[is_hmsg] = parsed
+    shift = starts - first
+    body = line_end + 2
+    positions = np.empty((8, len(starts)), dtype=np.int64)
+    positions[_SUBJECT] = subject_start + shift
+    positions[_SUBJECT_END] = subject_end + shift
+    positions[_SID] = sid
+    positions[_REPLY] = reply_start + shift
+    positions[_REPLY_END] = reply_end + shift
+    positions[_HEADER] = body
+    positions[_PAYLOAD] = body + header
+    positions[_PAYLOAD_END] = body + total
+    return positions
+
+
+def binary_array(data: Bytes, starts: Ints, ends: Ints) -> pa.Array:
+    """The slices [starts, ends) of the buffer as one Arrow binary array that owns its memory.
+
+    Slices must be in order and not overlap: then slices and the gaps between them are a valid zero-copy binary array
+    over the buffer, of which `take` copies out every second value (0.5 us a message less than building by hand).
+    """
+    n = len(starts)
+    offsets = np.empty(2 * n + 1, dtype=np.int32)
+    offsets[0 : 2 * n : 2] = starts
+    offsets[1 : 2 * n : 2] = ends
+    offsets[2 * n] = ends[-1] if n else 0
+    everything = pa.Array.from_buffers(pa.binary(), 2 * n, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    return everything.take(pa.array(np.arange(0, 2 * n, 2, dtype=np.int32)))
+
+
+def compact(data: Bytes, starts: Ints, ends: Ints) -> tuple[Bytes, Ints]:
+    """The slices back to back, and the n + 1 offsets of them: later passes then touch no payload."""
+    if len(starts) == 0:
+        return np.empty(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+    _, offsets, values = binary_array(data, starts, ends).buffers()
+    cut = np.frombuffer(offsets, dtype=np.int32)[: len(starts) + 1].astype(np.int64)
+    return np.frombuffer(values, dtype=np.uint8)[: cut[-1]], cut
+
+
+def uints(data: Bytes, starts: Ints, ends: Ints) -> Ints | None:
+    """The decimal numbers at [starts, ends), or None when one of them is no number that fits 64 bits."""
+    if len(starts) == 0:
+        return np.empty(0, dtype=np.int64)
+    width = ends - starts
+    widest, narrowest = int(width.max()), int(width.min())
+    if narrowest < 1 or widest > 19:
+        return None
+    value = np.zeros(len(starts), dtype=np.int64)
+    for column in range(widest, 0, -1):
+        digit = data[np.maximum(ends - column, 0)].astype(np.int64) - _ZERO
+        if column > narrowest:
+            digit[width < column] = 0
+        if digit.min() < 0 or digit.max() > 9:
+            return None
+        value *= 10
+        value += digit
+    return value if value.min() >= 0 else None
