@@ -47,6 +47,8 @@ def configured_options(loaded: LoadedConfig, environ: Mapping[str, str] | None =
     variables = _variables(env)
 
     def origin(name: str) -> Origin:
+        if name in AUTH_FIELDS and getattr(options, name) is None:
+            return DEFAULT  # a lower level may name it, but credentials come from one level as a whole
         if name in explicit:
             return loaded.origins[f"nats.{name}"]
         if name in from_env:

@@ -1,0 +1,80 @@
+"""Metrics in a prometheus-client registry: every declared metric, and no series that was not declared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+import parti
+from parti.errors import UsageError
+from parti.observe.catalog import BUILD_INFO, CATALOG, Kind, Metric
+
+_Instrument = Counter | Gauge | Histogram
+_TYPES: Final[dict[Kind, type[Counter] | type[Gauge]]] = {Kind.COUNTER: Counter, Kind.GAUGE: Gauge}
+
+
+class PrometheusMetrics:
+    """A `Metrics` over its own registry, so that two of them in one process, as in tests, do not collide.
+
+    Series of metrics without labels exist from the start: an alert on a counter that never moved must see 0.
+    """
+
+    def __init__(self, catalog: Iterable[Metric] = CATALOG, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry if registry is not None else CollectorRegistry()
+        self._instruments = {metric: self._instrument(metric) for metric in catalog}
+        # Bounded by the catalog: a series is looked up once and checked once.
+        self._series: dict[tuple[str, tuple[tuple[str, str], ...]], _Instrument] = {}
+        if BUILD_INFO in self._instruments:
+            self.set(BUILD_INFO, 1, version=parti.__version__)
+
+    def count(self, metric: Metric, amount: float = 1, /, **labels: str) -> None:
+        series = self._at(metric, labels)
+        if not isinstance(series, Counter):
+            raise UsageError(f"metric {metric.name} is a {metric.kind}, not a counter")
+        series.inc(amount)
+
+    def set(self, metric: Metric, value: float, /, **labels: str) -> None:
+        series = self._at(metric, labels)
+        if not isinstance(series, Gauge):
+            raise UsageError(f"metric {metric.name} is a {metric.kind}, not a gauge")
+        series.set(value)
+
+    def observe(self, metric: Metric, value: float, /, **labels: str) -> None:
+        series = self._at(metric, labels)
+        if not isinstance(series, Histogram):
+            raise UsageError(f"metric {metric.name} is a {metric.kind}, not a histogram")
+        series.observe(value)
+
+    def __repr__(self) -> str:
+        return f"<PrometheusMetrics metrics={len(self._instruments)} series={len(self._series)}>"
+
+    def _at(self, metric: Metric, labels: dict[str, str]) -> _Instrument:
+        key = (metric.name, tuple(sorted(labels.items())))
+        found = self._series.get(key)
+        if found is not None:
+            return found
+        metric.check(labels)
+        try:
+            instrument = self._instruments[metric]
+        except KeyError:
+            raise UsageError(f"metric {metric.name} is not in the catalog: declare it there") from None
+        series = self._series[key] = instrument.labels(**labels) if labels else instrument
+        return series
+
+    def _instrument(self, metric: Metric) -> _Instrument:
+        names = tuple(metric.labels)
+        if metric.kind is Kind.HISTOGRAM:
+            return Histogram(metric.name, metric.help, names, registry=self.registry, buckets=metric.buckets)
+        return _TYPES[metric.kind](metric.name, metric.help, names, registry=self.registry)
+
+
+def process_metrics(registry: CollectorRegistry) -> None:
+    """Add the process' own metrics (memory, descriptors, garbage collection), once for a process."""
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
