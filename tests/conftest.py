@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from parti.testing import NatsServer
+from parti.testing import NatsCluster, NatsServer
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,6 +30,13 @@ def server() -> Iterator[NatsServer]:
 def own_server() -> Iterator[NatsServer]:
     """A server of the test's own, that it may kill and restart."""
     with NatsServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[NatsCluster]:
+    """Three nodes for the tests of a module; who kills one brings it back. Mark such tests with `cluster`."""
+    with NatsServer.cluster(3) as running:
         yield running
 
 

@@ -1,6 +1,7 @@
 """Real parts to test with: a nats-server, a cluster of them, and a proxy that breaks connections."""
 
 from parti.testing.binary import find_binary
+from parti.testing.cluster import NatsCluster
 from parti.testing.errors import (
     NeverHappened,
     PortTaken,
@@ -14,6 +15,7 @@ from parti.testing.eventually import eventually, eventually_blocking
 from parti.testing.server import NatsServer, TlsFiles
 
 __all__ = [
+    "NatsCluster",
     "NatsServer",
     "NeverHappened",
     "PortTaken",

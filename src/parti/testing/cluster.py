@@ -1,0 +1,216 @@
+"""A real cluster of nats-servers on loopback, whose nodes can be killed and brought back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+from parti.testing.errors import NeverHappened, PortTaken
+from parti.testing.eventually import eventually_blocking
+from parti.testing.ports import pick_port
+from parti.testing.server import NatsServer
+
+_CURRENT_WITHIN = 60.0  # electing the first meta leader takes 1 to 5 s; a loaded machine takes longer
+_PORT_TRIES = 5
+_ASK_WITHIN = 5.0
+
+
+class NatsCluster:
+    """While the context is open, all nodes form one JetStream cluster with a leader; afterwards they are gone.
+
+    Nodes have the names `n0`, `n1`, ... and are counted from 0. With `advertise=False` clients learn no addresses but
+    those they were given, so that a client behind a `FaultProxy` stays behind it.
+    """
+
+    def __init__(self, size: int = 3, *, config: str = "", advertise: bool = True) -> None:
+        self.size = size
+        self.name = f"parti-{secrets.token_hex(4)}"
+        self._config = config
+        self._advertise = advertise
+        self.servers: list[NatsServer] = []
+
+    @property
+    def urls(self) -> list[str]:
+        """One address per node, also of those that are down."""
+        return [server.url for server in self.servers]
+
+    def start(self) -> None:
+        """After this returns, the cluster has a meta leader and every node has caught up with it."""
+        for left in reversed(range(_PORT_TRIES)):
+            self.servers = self._describe()
+            try:
+                self._each(NatsServer.start)
+                self.wait_current()
+            except PortTaken:  # of a route: the servers pick their client ports themselves
+                self.stop()
+                if left == 0:
+                    raise
+            except BaseException:
+                self.stop()
+                raise
+            else:
+                return
+
+    def stop(self) -> None:
+        """After this returns, all processes and everything temporary of them are gone."""
+        self._each(NatsServer.stop)
+
+    def kill(self, index: int) -> None:
+        """End one node as a crash would (SIGKILL)."""
+        self.servers[index].kill()
+
+    def terminate(self, index: int) -> None:
+        """End one node in an orderly way; its store stays for `restart`."""
+        self.servers[index].terminate()
+
+    def restart(self, index: int, *, wait: bool = True) -> None:
+        """Bring one node (back) up on its store and port; with `wait`, until the whole cluster is current again."""
+        self.servers[index].restart()
+        if wait:
+            self.wait_current()
+
+    def wait_current(self, timeout: float = _CURRENT_WITHIN) -> None:
+        """Return when the running nodes agree on a meta leader and none has anything left to catch up with."""
+        seen: list[str] = []
+
+        def current() -> bool:
+            seen[:] = self._lagging()
+            return not seen
+
+        try:
+            eventually_blocking(current, timeout, f"cluster {self.name} being current")
+        except NeverHappened as error:
+            error.add_note("; ".join(seen))
+            raise
+
+    def meta_leader(self) -> int | None:
+        """The node that leads the cluster's metadata, or None while there is none."""
+        for server in self._running():
+            leader = self._ask(server, "/jsz").get("meta_cluster", {}).get("leader")
+            if leader:
+                return self._index_of(leader)
+        return None
+
+    def leader_of(self, stream: str, account: str = "$G") -> int | None:
+        """The node that leads `stream`, or None while it has no leader."""
+        # Each node knows for sure only about itself, so the leader is the one that says so of itself.
+        for server in self._running():
+            if self._leader_seen_by(server, stream, account) == server.name:
+                return self._index_of(server.name)
+        return None
+
+    def wait_for_leader(self, stream: str, *, account: str = "$G", timeout: float = _CURRENT_WITHIN) -> int:
+        """The node that leads `stream`, as soon as there is one."""
+        found = eventually_blocking(
+            lambda: [leader] if (leader := self.leader_of(stream, account)) is not None else [],
+            timeout,
+            f"stream {stream} has a leader",
+        )
+        return found[0]
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.shield(asyncio.to_thread(self.stop))
+
+    def __repr__(self) -> str:
+        return f"<NatsCluster {self.name} running={len(self._running())}/{self.size}>"
+
+    def _describe(self) -> list[NatsServer]:
+        routes: list[int] = []
+        while len(routes) < self.size:
+            port = pick_port()
+            if port not in routes:
+                routes.append(port)
+        all_routes = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in routes)
+        return [
+            NatsServer(
+                name=f"n{index}",
+                config=f"cluster {{\n  name: {self.name}\n"
+                f'  listen: "127.0.0.1:{port}"\n  routes: [{all_routes}]\n'
+                f"  no_advertise: {str(not self._advertise).lower()}\n}}\n{self._config}",
+            )
+            for index, port in enumerate(routes)
+        ]
+
+    def _each(self, action: Callable[[NatsServer], None]) -> None:
+        if not self.servers:
+            return
+        with ThreadPoolExecutor(len(self.servers)) as pool:
+            done = [pool.submit(action, server) for server in self.servers]
+        for future in done:
+            future.result()
+
+    def _running(self) -> list[NatsServer]:
+        return [server for server in self.servers if server.running]
+
+    def _lagging(self) -> list[str]:
+        """What keeps the running nodes from being current, in words; empty when nothing does."""
+        running = self._running()
+        names = {server.name for server in running}
+        reasons: list[str] = []
+        leaders = set()
+        for server in running:
+            meta = self._ask(server, "/jsz").get("meta_cluster", {})
+            leaders.add(meta.get("leader"))
+            if meta.get("cluster_size") != self.size:
+                reasons.append(f"{server.name} sees {meta.get('cluster_size', 0)} of {self.size} nodes")
+            if meta.get("leader") == server.name:  # a follower reports its fellow followers as never current
+                peers = {peer.get("name"): peer for peer in meta.get("replicas") or []}
+                reasons += [
+                    f"{other} lags behind the meta leader {server.name}"
+                    for other in sorted(names - {server.name})
+                    if not peers.get(other, {}).get("current") or peers[other].get("offline")
+                ]
+            # Also covers the streams and consumers that the node holds.
+            health = self._ask(server, "/healthz")
+            if health.get("status") != "ok":
+                reasons.append(f"{server.name}: {health.get('error', 'unhealthy')}")
+        if len(leaders) != 1 or not leaders <= names:
+            reasons.append(f"no agreed meta leader: {sorted(str(leader) for leader in leaders)}")
+        return reasons
+
+    def _leader_seen_by(self, server: NatsServer, stream: str, account: str) -> str | None:
+        answer = self._ask(server, f"/jsz?acc={account}&streams=true")
+        for detail in answer.get("account_details") or []:
+            for found in detail.get("stream_detail") or []:
+                if found.get("name") == stream:
+                    leader = found.get("cluster", {}).get("leader")
+                    return leader if isinstance(leader, str) else None
+        return None
+
+    @staticmethod
+    def _ask(server: NatsServer, path: str) -> dict[str, Any]:
+        """The monitoring answer, or nothing while the node cannot give one."""
+        try:
+            with urllib.request.urlopen(server.monitor_url + path, timeout=_ASK_WITHIN) as answer:  # noqa: S310 - http, loopback
+                body = json.load(answer)
+        except urllib.error.HTTPError as error:
+            body = json.load(error)  # /healthz says with a 503 what is wrong
+        except (OSError, ValueError):
+            return {}
+        return body if isinstance(body, dict) else {}
+
+    @staticmethod
+    def _index_of(name: str) -> int:
+        return int(name.removeprefix("n"))
