@@ -61,12 +61,31 @@ class TlsFailed(FatalError):
     category: ClassVar[Category] = Category.POLICY
 
 
+class ConnectionLost(TransientError):
+    """The connection broke after the request was sent. Whether the server acted on it is unknown."""
+
+
 class RequestTimeout(TransientError):
     """No answer came in time. Whether the server acted on the request is unknown."""
 
 
 class NoResponders(TransientError):
     """Nobody listens on the request's subject: JetStream is off, starting, or has no leader right now (503)."""
+
+
+class UnknownOutcome(PartiError):
+    """A write was sent and no answer came: it may or may not have taken effect. Read the state before you decide.
+
+    Never retriable by itself: a blind second try can undo what somebody else did in between.
+    """
+
+    category: ClassVar[Category] = Category.TRANSIENT
+
+
+class ServerTooOld(FatalError):
+    """The server lacks what the call needs: upgrade it to the version that the message names."""
+
+    category: ClassVar[Category] = Category.POLICY
 
 
 class DataLoss(FatalError):

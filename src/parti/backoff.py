@@ -1,0 +1,81 @@
+"""Waiting longer after each failure, differently in each worker (seed 003 SC-P0-2)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from parti.clock import Clock, Randomness
+from parti.errors import ConfigError, PartiError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Waits that grow by `multiplier` on average up to `cap`, and never line up between workers.
+
+    Decorrelated jitter: each wait is drawn from the one before it, `wait = previous * U(1, 2 * multiplier - 1)`,
+    starting at `base`. The mean factor is `multiplier`; with 1.6 the median grows by 1.56 a step, so that the cap is
+    reached after about seven waits. A draw above the cap is replaced by `U(cap / multiplier, cap)`: also workers that
+    have waited for long stay spread. (The usual `U(base, previous * 1.6)` settles at 2.5 x base and never grows.)
+    """
+
+    base: float = 0.2  # longer than a leader's hiccup, short against a lease of seconds
+    multiplier: float = 1.6
+    cap: float = 5.0  # a SIGKILLed stream leader is replaced within 5-6 s (CLUSTER.md 2)
+    max_tries: int | None = 6  # about 4 s of waiting in all; None tries for ever
+    rng: Randomness = field(default_factory=random.Random, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.base <= self.cap:
+            raise ConfigError(f"backoff needs 0 < base <= cap, not base {self.base} and cap {self.cap}")
+        if self.multiplier <= 1:
+            raise ConfigError(f"backoff needs a multiplier above 1 to grow, not {self.multiplier}")
+        if self.max_tries is not None and self.max_tries < 1:
+            raise ConfigError(f"backoff needs at least one try, not {self.max_tries}")
+
+    def delays(self) -> Iterator[float]:
+        """The waits between the tries of one operation: one fewer than `max_tries`, or endless."""
+        wait, tries = self.base, 1
+        while self.max_tries is None or tries < self.max_tries:
+            wait *= self.rng.uniform(1.0, 2.0 * self.multiplier - 1.0)
+            if wait > self.cap:
+                wait = self.rng.uniform(self.cap / self.multiplier, self.cap)
+            yield wait
+            tries += 1
+
+
+def is_retriable(error: PartiError) -> bool:
+    """What the error's class says about trying again."""
+    return error.retriable
+
+
+async def retry(
+    op: Callable[[], Awaitable[T]],
+    *,
+    backoff: Backoff,
+    clock: Clock,
+    classify: Callable[[PartiError], bool] = is_retriable,
+    on_retry: Callable[[int, float, PartiError], None] | None = None,
+) -> T:
+    """The first success of `op`; an error that `classify` calls final, or the last one, is raised unchanged.
+
+    `on_retry(tries so far, wait, error)` is told before each wait, for metrics and logs.
+    """
+    waits = backoff.delays()
+    tries = 0
+    while True:
+        try:
+            return await op()
+        except PartiError as error:
+            tries += 1
+            wait = next(waits, None) if classify(error) else None
+            if wait is None:
+                error.add_note(f"after {tries} {'try' if tries == 1 else 'tries'}")
+                raise
+            if on_retry is not None:
+                on_retry(tries, wait, error)
+        await clock.sleep(wait)
