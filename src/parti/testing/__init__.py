@@ -12,9 +12,13 @@ from parti.testing.errors import (
     StoreInUse,
 )
 from parti.testing.eventually import eventually, eventually_blocking
+from parti.testing.link import Direction
+from parti.testing.proxy import FaultProxy
 from parti.testing.server import NatsServer, TlsFiles
 
 __all__ = [
+    "Direction",
+    "FaultProxy",
     "NatsCluster",
     "NatsServer",
     "NeverHappened",
