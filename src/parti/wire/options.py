@@ -146,10 +146,14 @@ class ConnectOptions:
             return replace(self, nkey_file=None, nkey_seed=identity.seed)
         return self
 
+    @property
+    def wants_tls(self) -> bool:
+        """Whether the options ask for TLS; then a connection without it must not be used, whatever the server says."""
+        return bool(self.tls_ca or self.tls_cert or self.tls_first) or any(a.tls for a in self.server_list())
+
     def ssl_context(self, *, required: bool = False) -> ssl.SSLContext | None:
         """The TLS settings, or None when nothing asks for TLS; `required` is the server's own `tls_required`."""
-        configured = self.tls_ca or self.tls_cert or self.tls_first
-        if not (required or configured or any(address.tls for address in self.server_list())):
+        if not (required or self.wants_tls):
             return None
         try:
             context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=_path(self.tls_ca))

@@ -1,0 +1,134 @@
+"""Request and reply over one inbox: every call ends with an answer or with a typed error, also when the link breaks.
+
+nats-py's own `request` lets a call wait for its whole timeout when the connection breaks under it, and queues calls
+made while there is none, so that they reach the server long after the caller gave up. Here the first fails at once
+with `ConnectionLost` (the outcome is unknown), the second with `ConnectionFailed` (nothing was sent).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nats import errors as nats_errors
+
+from parti.errors import ConnectionFailed, ConnectionLost, NoResponders, PartiError, RequestTimeout, UsageError
+from parti.wire.events import ConnectionEvent, EventKind
+
+if TYPE_CHECKING:
+    from parti.wire.connect import Connection
+
+_NO_RESPONDERS = 503
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer; `status` is 0 for a plain message."""
+
+    data: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    subject: str = ""
+
+    @property
+    def status(self) -> int:
+        text = self.headers.get("Status", "")
+        return int(text) if text.isdigit() else 0
+
+    @property
+    def description(self) -> str:
+        return self.headers.get("Description", "")
+
+
+Handler = Callable[["Reply | PartiError"], None]
+
+
+class Requests:
+    """The requests in flight of one connection; each is answered once or failed once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._handlers: dict[str, Handler] = {}
+        self._prefix = ""
+        self._count = 0
+        connection.add_listener(self._on_event)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._handlers)
+
+    async def call(
+        self, subject: str, payload: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float
+    ) -> Reply:
+        """The answer to one request; raises `RequestTimeout`, `NoResponders`, `ConnectionLost`, `ConnectionFailed`."""
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def handle(outcome: Reply | PartiError) -> None:
+            if answer.done():
+                return
+            if isinstance(outcome, PartiError):
+                answer.set_exception(outcome)
+            else:
+                answer.set_result(outcome)
+
+        token, inbox = await self.expect(handle)
+        try:
+            await self.send(subject, payload, reply=inbox, headers=headers)
+            async with asyncio.timeout(timeout):
+                reply = await answer
+        except TimeoutError:
+            raise RequestTimeout(f"no answer to {subject} within {timeout:g} s") from None
+        finally:
+            self.forget(token)
+        if reply.status == _NO_RESPONDERS and not reply.data:
+            raise NoResponders(f"nobody answers {subject}: JetStream is off, starting, or has no leader right now")
+        return reply
+
+    async def expect(self, handle: Handler) -> tuple[str, str]:
+        """A fresh inbox: each message on it goes to `handle`, and so does a break of the connection.
+
+        Returns the token for `forget`, which the caller must call in the end, and the inbox's subject.
+        """
+        if not self._connection.is_connected:
+            raise ConnectionFailed("not connected: nothing was sent; try again when the connection is back")
+        if not self._prefix:
+            prefix = f"{self._connection.new_inbox()}."
+            self._prefix = prefix
+            await self._connection.subscribe(f"{prefix}*", cb=self._on_message)
+        self._count += 1
+        token = f"{self._count:x}"
+        self._handlers[token] = handle
+        return token, self._prefix + token
+
+    def forget(self, token: str) -> None:
+        self._handlers.pop(token, None)
+
+    async def send(
+        self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Hand one message to the connection; nats-py's refusals become typed errors."""
+        try:
+            await self._connection.publish(subject, payload, reply=reply, headers=dict(headers) if headers else None)
+        except nats_errors.MaxPayloadError:
+            raise UsageError(
+                f"{len(payload)} bytes for {subject} exceed the server's max_payload of "
+                f"{self._connection.max_payload}: split the message, or raise the limit"
+            ) from None
+        except (nats_errors.BadSubjectError, ValueError) as error:
+            raise UsageError(f"{subject!r} is no subject to publish to, or a header is malformed: {error}") from None
+        except (nats_errors.ConnectionClosedError, nats_errors.ConnectionDrainingError):
+            raise ConnectionFailed(f"the connection is closed: {subject} was not sent") from None
+        except nats_errors.OutboundBufferLimitError:
+            raise ConnectionFailed(f"the outbound buffer is full while reconnecting: {subject} was not sent") from None
+
+    async def _on_message(self, message: Any) -> None:
+        handle = self._handlers.get(message.subject[len(self._prefix) :])
+        if handle is not None:
+            handle(Reply(message.data, message.headers or {}, message.subject))
+
+    def _on_event(self, event: ConnectionEvent) -> None:
+        if event.kind in (EventKind.DISCONNECTED, EventKind.CLOSED):
+            lost = ConnectionLost(f"the connection to {event.server} broke before the answer came")
+            for handle in list(self._handlers.values()):
+                handle(lost)
