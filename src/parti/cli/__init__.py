@@ -1,0 +1,31 @@
+"""The `parti` command. One file per noun; each is imported only when it is called."""
+
+from __future__ import annotations
+
+import click
+
+from parti.cli.lazy import Entry, RootGroup
+
+_COMMANDS = {
+    "server": Entry("parti.cli.server:server", "Run a nats-server with JetStream for local use."),
+    "doctor": Entry("parti.cli.doctor:doctor", "Check this machine and the NATS server, and say what to do."),
+    "config": Entry("parti.cli.config:config", "Show the configuration and where each value comes from."),
+    "bench": Entry("parti.cli.bench:bench", "Measure how fast parti is on this machine."),
+    "prove": Entry("parti.cli.prove:prove", "Prove a promise of parti under real faults."),
+    "version": Entry("parti.cli.version:version", "Show the versions of parti and of what it runs on."),
+}
+
+
+@click.group(
+    cls=RootGroup,
+    entries=_COMMANDS,
+    no_args_is_help=False,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def main(ctx: click.Context, debug: bool) -> None:  # noqa: ARG001 - RootGroup reads it
+    """Partitioned, ordered, elastic consumption of NATS JetStream."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

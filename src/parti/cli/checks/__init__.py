@@ -1,0 +1,36 @@
+"""The checks of `parti doctor`: facts are gathered in one place, judged by pure functions in another."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Verdict(StrEnum):
+    """ok: nothing to do. warn: works, but know this. fail: will not work, or loses data."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One answer: what was looked at, how it is, what was found, and what to do when it is not ok."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def ok(name: str, found: str) -> Check:
+    return Check(name=name, verdict=Verdict.OK, found=found)
+
+
+def warn(name: str, found: str, advice: str) -> Check:
+    return Check(name=name, verdict=Verdict.WARN, found=found, advice=advice)
+
+
+def fail(name: str, found: str, advice: str) -> Check:
+    return Check(name=name, verdict=Verdict.FAIL, found=found, advice=advice)

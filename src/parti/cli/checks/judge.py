@@ -1,0 +1,133 @@
+"""What the facts about a NATS server mean for parti. Pure: facts in, checks out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from parti.cli.checks import Check, Verdict, fail, ok, warn
+from parti.config.units import format_duration
+
+OLDEST_SERVER: Final = (2, 11, 0)  # the first with per-message TTL and priority groups
+# Measured on nats-server 2.15.1, file storage, 25 consumers with many filters and a backlog: 100 subjects 47k msg/s,
+# 250 22k, 500 10k, 2,000 3k, 87,000 1.5k, 190,000 47k again. In between, a consumer that is behind stays behind.
+CLIFF: Final = range(300, 100_000)
+CLOCK_WARN: Final = 0.5  # seconds; positions by timestamp and log lines of two machines no longer agree
+CLOCK_FAIL: Final = 30.0  # seconds; credentials and TLS certificates count as expired or not yet valid
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """One stream as its owner sees it."""
+
+    name: str
+    storage: str
+    replicas: int
+    subjects: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """One server, with what an ordinary user may see of it."""
+
+    name: str
+    version: tuple[int, int, int]
+    jetstream: bool
+    jetstream_error: str = ""
+    api_level: int = 0
+    clustered: bool = False
+    clock_offset: float | None = None
+    """Server time minus ours, in seconds."""
+    clock_error: float = 0.0
+    """Half a round trip: the offset is not known better."""
+    sync_interval: float | None = None
+    """Seconds between fsyncs; 0 is always, None is unknown."""
+    streams: tuple[StreamFacts, ...] = ()
+    streams_in_all: int = 0
+    missing_streams: tuple[str, ...] = ()
+    """Named by the user, but not there."""
+
+
+def judge_server(facts: ServerFacts) -> Iterator[Check]:
+    """Every check of one server."""
+    yield _version(facts)
+    yield _clock(facts)
+    if not facts.jetstream:
+        advice = "start nats-server with -js, or enable JetStream for this account"
+        yield fail("jetstream", facts.jetstream_error or "off", advice)
+        return
+    yield ok("jetstream", f"on, API level {facts.api_level}")
+    yield _fsync(facts)
+    for stream in facts.streams:
+        yield judge_stream(stream, clustered=facts.clustered)
+    for name in facts.missing_streams:
+        yield fail(f"stream {name}", "does not exist, or may not be seen", "check the name, the account and the domain")
+    left = facts.streams_in_all - len(facts.streams)
+    if left > 0:
+        yield warn("streams", f"{left} more were not looked at", "name the ones that matter: --stream NAME")
+
+
+def judge_stream(stream: StreamFacts, *, clustered: bool) -> Check:
+    """Storage, replicas and the number of subjects of one stream; the worst of them is the verdict."""
+    found = (
+        f"{stream.storage} storage, {stream.replicas} replica{'s' * (stream.replicas > 1)}, {stream.subjects} subjects"
+    )
+    name = f"stream {stream.name}"
+    advice = []
+    if stream.storage == "file" and stream.subjects in CLIFF:
+        advice.append(
+            f"with {stream.subjects} subjects in a file stream, a consumer with many filters that falls behind reads "
+            "2-4k msg/s and may never catch up: use the per-partition layout, memory storage, or a subject per slot"
+        )
+    if stream.storage == "memory" and stream.replicas == 1:
+        advice.append("a restart of the server empties it: use file storage or 3 replicas if that matters")
+    if clustered and stream.replicas == 1:
+        advice.append("one server down stops it: use 3 replicas")
+    if stream.replicas == 2:
+        advice.append("2 replicas stop when one of them is down: use 3")
+    return warn(name, found, "; ".join(advice)) if advice else ok(name, found)
+
+
+def _version(facts: ServerFacts) -> Check:
+    found = f"{'.'.join(map(str, facts.version))} ({facts.name})"
+    if facts.version < OLDEST_SERVER:
+        return fail("server version", found, f"upgrade to {'.'.join(map(str, OLDEST_SERVER))} or newer")
+    return ok("server version", found)
+
+
+def _clock(facts: ServerFacts) -> Check:
+    if facts.clock_offset is None:
+        return warn("clock", "unknown: the server did not tell its time", "compare the clocks by hand")
+    found = f"server {facts.clock_offset * 1000:+.1f} ms from here, known to {facts.clock_error * 1000:.1f} ms"
+    surely_off = abs(facts.clock_offset) - facts.clock_error
+    if surely_off > CLOCK_FAIL:
+        return fail("clock", found, "set the clocks right (NTP): credentials and certificates are judged by them")
+    if surely_off > CLOCK_WARN:
+        return warn("clock", found, "run NTP on both machines: positions by timestamp and logs will not agree")
+    return ok("clock", found)
+
+
+def _fsync(facts: ServerFacts) -> Check:
+    if facts.sync_interval is None:
+        return warn(
+            "fsync",
+            "unknown: the server shows it only to its monitoring port; the default is 2 minutes",
+            "a power failure may lose what was acknowledged since the last fsync: give --monitor URL to check, use "
+            "3 replicas, and sync_interval: always where that loss counts",
+        )
+    if facts.sync_interval == 0:
+        return ok("fsync", "always: what is acknowledged is on disk")
+    every = format_duration(facts.sync_interval)
+    return warn(
+        "fsync",
+        f"every {every}",
+        f"a power failure may lose up to {every} of acknowledged messages: use 3 replicas in different places, and "
+        "sync_interval: always where that loss counts",
+    )
+
+
+def worst(checks: list[Check]) -> Verdict:
+    """The worst verdict of all."""
+    order = [Verdict.OK, Verdict.WARN, Verdict.FAIL]
+    return max((check.verdict for check in checks), key=order.index, default=Verdict.OK)

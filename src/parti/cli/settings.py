@@ -1,0 +1,51 @@
+"""The flags that every command with a configuration shares: --config, --set, --server and --context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+
+from parti.config import LoadedConfig, load_config
+from parti.errors import ConfigError
+from parti.observe.logs import configure_logging
+
+
+def with_config(command: Callable[..., None]) -> Callable[..., None]:
+    """Give the command a `loaded: LoadedConfig` made from the flags, and set up logging by it."""
+
+    @click.option("--config", "config_file", type=click.Path(), metavar="FILE", help="Configuration file (TOML).")
+    @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set one value, such as nats.user=me.")
+    @click.option("-s", "--server", metavar="URL", help="NATS server urls, separated by commas.")
+    @click.option("--context", metavar="NAME", help="Context of the `nats` CLI.")
+    @wraps(command)
+    def wrapper(
+        config_file: str | None,
+        settings: tuple[str, ...],
+        server: str | None,
+        context: str | None,
+        **kwargs: Any,
+    ) -> None:
+        flags = _flags(settings)
+        if server is not None:
+            flags["nats.servers"] = server
+        if context is not None:
+            flags["nats.context"] = context
+        loaded: LoadedConfig = load_config(config_file, flags=flags)
+        configure_logging(loaded.config.observe)
+        command(loaded=loaded, **kwargs)
+
+    return wrapper
+
+
+def _flags(settings: tuple[str, ...]) -> dict[str, object]:
+    flags: dict[str, object] = {}
+    for setting in settings:
+        name, separator, value = setting.partition("=")
+        if not separator:
+            # The text may be a mistyped secret: name the form, not the value.
+            raise ConfigError("--set takes KEY=VALUE, such as --set retry.retry_base=500ms")
+        flags[name.strip()] = value
+    return flags
