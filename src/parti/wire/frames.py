@@ -117,7 +117,7 @@ def scan(data: Bytes, length: int) -> Frames:
 
 def scan_plain(data: Bytes, length: int) -> Frames:
     """The reference loop: one frame after the other. Raises ProtocolError on anything that is no frame."""
-    view = memoryview(data)[:length].tobytes()
+    view = data[:length].tobytes()
     rows: list[tuple[int, int, int, int, int, int, int, int]] = []
     controls: list[bytes] = []
     position = 0
