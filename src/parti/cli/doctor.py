@@ -9,7 +9,7 @@ import click
 
 from parti.cli.checks import Check, Verdict, fail, ok, warn
 from parti.cli.output import json_option, plain, print_json, print_table
-from parti.cli.settings import with_config
+from parti.cli.settings import log_quietly, with_config
 from parti.config import LoadedConfig
 from parti.errors import ConnectionFailed, PartiError
 
@@ -32,6 +32,7 @@ def doctor(
     from parti.cli.checks.judge import worst
     from parti.cli.checks.local import local_checks
 
+    log_quietly(loaded)
     checks = [*local_checks(), *_server_checks(loaded, require_server, streams, monitor)]
     verdict = worst(checks)
     if as_json:

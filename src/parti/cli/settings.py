@@ -7,14 +7,15 @@ from functools import wraps
 from typing import Any
 
 import click
+import msgspec
 
-from parti.config import LoadedConfig, load_config
+from parti.config import LoadedConfig, LogLevel, load_config
 from parti.errors import ConfigError
 from parti.observe.logs import configure_logging
 
 
 def with_config(command: Callable[..., None]) -> Callable[..., None]:
-    """Give the command a `loaded: LoadedConfig` made from the flags, and set up logging by it."""
+    """Give the command a `loaded: LoadedConfig` made from the flags."""
 
     @click.option("--config", "config_file", type=click.Path(), metavar="FILE", help="Configuration file (TOML).")
     @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set one value, such as nats.user=me.")
@@ -34,10 +35,17 @@ def with_config(command: Callable[..., None]) -> Callable[..., None]:
         if context is not None:
             flags["nats.context"] = context
         loaded: LoadedConfig = load_config(config_file, flags=flags)
-        configure_logging(loaded.config.observe)
         command(loaded=loaded, **kwargs)
 
     return wrapper
+
+
+def log_quietly(loaded: LoadedConfig) -> None:
+    """Logging for a command that answers and ends: warnings only, unless somebody set a level."""
+    settings = loaded.config.observe
+    if "log_level" not in loaded.explicit("observe"):
+        settings = msgspec.structs.replace(settings, log_level=LogLevel.WARNING)
+    configure_logging(settings)
 
 
 def _flags(settings: tuple[str, ...]) -> dict[str, object]:

@@ -43,6 +43,8 @@ class ServerFacts:
     """Half a round trip: the offset is not known better."""
     sync_interval: float | None = None
     """Seconds between fsyncs; 0 is always, None is unknown."""
+    sync_unknown: str = "the server shows it only to its monitoring port"
+    """Why it is unknown."""
     streams: tuple[StreamFacts, ...] = ()
     streams_in_all: int = 0
     missing_streams: tuple[str, ...] = ()
@@ -78,7 +80,7 @@ def judge_stream(stream: StreamFacts, *, clustered: bool) -> Check:
     if stream.storage == "file" and stream.subjects in CLIFF:
         advice.append(
             f"with {stream.subjects} subjects in a file stream, a consumer with many filters that falls behind reads "
-            "2-4k msg/s and may never catch up: use the per-partition layout, memory storage, or a subject per slot"
+            "a few thousand msg/s and may never catch up: use one consumer per partition, or memory storage"
         )
     if stream.storage == "memory" and stream.replicas == 1:
         advice.append("a restart of the server empties it: use file storage or 3 replicas if that matters")
@@ -112,7 +114,7 @@ def _fsync(facts: ServerFacts) -> Check:
     if facts.sync_interval is None:
         return warn(
             "fsync",
-            "unknown: the server shows it only to its monitoring port; the default is 2 minutes",
+            f"unknown: {facts.sync_unknown}; the default is 2 minutes",
             "a power failure may lose what was acknowledged since the last fsync: give --monitor URL to check, use "
             "3 replicas, and sync_interval: always where that loss counts",
         )

@@ -112,11 +112,15 @@ async def gather(
         found, total, missing = await _streams(requests, prefix, timeout, streams)
     finally:
         await connection.close()
+    if monitor:
+        try:
+            facts = dataclasses.replace(facts, sync_interval=await sync_interval(monitor))
+        except ConnectionFailed as failure:
+            facts = dataclasses.replace(facts, sync_unknown=str(failure))
     return dataclasses.replace(
         facts,
         jetstream=True,
         api_level=account.api.level,
-        sync_interval=await sync_interval(monitor) if monitor else None,
         streams=found,
         streams_in_all=total,
         missing_streams=missing,
