@@ -16,6 +16,7 @@ from parti.testing.errors import NeverHappened, PortTaken
 from parti.testing.eventually import eventually_blocking
 from parti.testing.ports import pick_port
 from parti.testing.server import NatsServer
+from parti.testing.threads import to_its_end
 
 _CURRENT_WITHIN = 60.0  # electing the first meta leader takes 1 to 5 s; a loaded machine takes longer
 _PORT_TRIES = 5
@@ -125,13 +126,17 @@ class NatsCluster:
         self.stop()
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.start)
+        try:
+            await to_its_end(self.start)
+        except asyncio.CancelledError:
+            await to_its_end(self.stop)
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.shield(asyncio.to_thread(self.stop))
+        await to_its_end(self.stop)
 
     def __repr__(self) -> str:
         return f"<NatsCluster {self.name} running={len(self._running())}/{self.size}>"

@@ -16,6 +16,11 @@ class ServerTooOld(FatalError):
 class PortTaken(FatalError):
     """Something else listens on the asked port: stop it, or ask for another port."""
 
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(f"port {port} on {host} is taken: stop what listens there, or ask for another port")
+        self.host = host
+        self.port = port
+
 
 class StoreInUse(FatalError):
     """Another embedded server runs on this store directory: stop it, or take another directory."""

@@ -28,6 +28,7 @@ class Flow:
 
     def __init__(self, randomness: random.Random) -> None:
         self.forwarded = 0
+        self.swallowed = 0
         self._randomness = randomness
         self._delay = 0.0
         self._drop = 0.0
@@ -61,9 +62,11 @@ class Flow:
         self._open.set()
         self._wake()
 
-    def swallows(self) -> bool:
-        """Whether the next chunk is to vanish."""
-        return self._drop > 0.0 and self._randomness.random() < self._drop
+    def swallows(self, size: int) -> bool:
+        """Whether this chunk is to vanish; counts it if so."""
+        gone = self._drop > 0.0 and self._randomness.random() < self._drop
+        self.swallowed += size * gone
+        return gone
 
     async def passage(self, arrived: float) -> None:
         """Return when what arrived at this loop time may go on: after the delay, and never while blocked."""
@@ -166,7 +169,7 @@ class Link:
             except OSError:
                 await flow.passage(loop.time())  # a black hole hides the other side's end as well
                 raise
-            if data and flow.swallows():
+            if data and flow.swallows(len(data)):
                 continue
             await chunks.put((loop.time(), data or None))
             if not data:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 from pathlib import Path
@@ -11,15 +12,17 @@ _RANDOM = random.SystemRandom()  # forked test workers must not draw the same po
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen on `host:port` right now."""
+    """Whether nobody listens on `host:port`; an `OSError` when one may not listen there at all."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As Go does: a port whose old connections are in TIME_WAIT counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
         return True
 
 

@@ -84,6 +84,11 @@ class FaultProxy:
         """Bytes handed on to the clients since the start."""
         return self._flows[Direction.TO_CLIENT].forwarded
 
+    @property
+    def swallowed(self) -> int:
+        """Bytes that `drop` took, both directions together, since the start."""
+        return sum(flow.swallowed for flow in self._flows.values())
+
     def cut(self, *, refuse: bool = False) -> int:
         """Reset (RST) every live connection, and tell how many; with `refuse`, refuse new ones until `heal()`."""
         return self._order(self._cut(refuse))

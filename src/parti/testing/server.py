@@ -7,11 +7,9 @@ import atexit
 import fcntl
 import json
 import os
-import re
 import secrets
 import shutil
 import signal
-import subprocess
 import tempfile
 import threading
 from collections import deque
@@ -25,12 +23,13 @@ from parti.testing.binary import Version, find_binary
 from parti.testing.child import spawn
 from parti.testing.errors import PortTaken, ServerNotRunning, ServerStartFailed, StoreInUse
 from parti.testing.ports import is_free, pick_port
+from parti.testing.process import ServerProcess
+from parti.testing.threads import to_its_end
 
 if TYPE_CHECKING:
     from parti.testing.cluster import NatsCluster
 
 _READY_WITHIN = 30.0  # starting takes 20 ms; a big store or a loaded machine takes longer
-_STOP_WITHIN = 10.0  # after SIGTERM; then SIGKILL
 _PORT_TRIES = 10  # another process may take a picked port before our server binds it
 _LOG_LINES = 200  # kept in memory for error messages, also after the log file is gone
 
@@ -76,7 +75,6 @@ class NatsServer:
         self.host = host
         self.name = name or f"parti-{secrets.token_hex(4)}"
         self._port = port
-        self._pick_port = port == 0
         self._given_store = Path(store_dir).absolute() if store_dir is not None else None
         self._jetstream = jetstream
         self._max_memory = max_memory
@@ -86,7 +84,7 @@ class NatsServer:
         self._config = config
         self._work_dir: Path | None = None
         self._store_lock: int | None = None
-        self._run: _Run | None = None
+        self._run: ServerProcess | None = None
 
     @staticmethod
     def cluster(size: int = 3, *, config: str = "", advertise: bool = True) -> NatsCluster:
@@ -157,33 +155,27 @@ class NatsServer:
         """After this returns, clients can connect and (outside a cluster) JetStream answers."""
         if self.running:
             return
-        tries = _PORT_TRIES if self._pick_port else 1
-        for left in reversed(range(tries)):
-            port = self._port or pick_port(self.host)
-            try:
-                self._start_on(port)
-            except PortTaken:
-                if left == 0:
-                    self._release()
-                    raise
-            except BaseException:
+        first = self._work_dir is None
+        try:
+            self._start_on_some_port()
+        except BaseException:
+            if first:  # a failed restart keeps the store for the next try
                 self._release()
-                raise
-            else:
-                self._port, self._pick_port = port, False  # from now on restarts keep it
-                return
+            raise
 
     def terminate(self) -> None:
         """End the server in an orderly way (SIGTERM, then SIGKILL if it hangs); store and port stay for `start()`."""
         if self._run is not None:
             self._run.end(signal.SIGTERM)
-            self._forget_running()
 
     def kill(self) -> None:
         """End the server as a crash would (SIGKILL); after this returns it is dead. Store and port stay."""
         if self._run is not None:
             self._run.end(signal.SIGKILL)
-            self._forget_running()
+
+    def wait(self) -> int:
+        """Return the exit code as soon as the server has ended, by itself or by one of the other methods."""
+        return self._running_or_raise().wait()
 
     def restart(self) -> None:
         """End the server in an orderly way if it still runs, and start it on the same store and port."""
@@ -205,30 +197,47 @@ class NatsServer:
         self.stop()
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.start)
+        try:
+            await to_its_end(self.start)
+        except asyncio.CancelledError:
+            await to_its_end(self.stop)
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Shielded: a cancelled test must still end its server before its temporary directory goes.
-        await asyncio.shield(asyncio.to_thread(self.stop))
+        await to_its_end(self.stop)
 
     def __repr__(self) -> str:
         state = f"pid={self._run.process.pid}" if self.running and self._run else "stopped"
         version = ".".join(map(str, self.version))
         return f"<NatsServer {self.name} {self.host}:{self._port} {state} v{version}>"
 
+    def _start_on_some_port(self) -> None:
+        for left in reversed(range(_PORT_TRIES if self._port == 0 else 1)):
+            try:
+                port = self._port or pick_port(self.host)
+                self._start_on(port)
+            except PortTaken:
+                if left == 0:
+                    raise
+            except OSError as error:
+                raise ServerStartFailed(f"{self.name} cannot start on {self.host}:{self._port}: {error}") from error
+            else:
+                self._port = port  # from now on restarts keep it
+                return
+
     def _start_on(self, port: int) -> None:
         # The server binds its port only after it has opened the store: without this look, a second server on the same
         # store would touch the files of the first before it fails.
         if not is_free(self.host, port):
-            raise PortTaken(_taken(self.host, port))
+            raise PortTaken(self.host, port)
         self._lock_store()
         path = self._work() / "server.conf"
         path.write_text(self._config_text(port))
         tail = self._run.tail if self._run is not None else deque[str](maxlen=_LOG_LINES)
-        self._run = _Run(spawn([str(self.binary.path), "-c", str(path)]), self.log_path, tail)
+        self._run = ServerProcess(spawn([str(self.binary.path), "-c", str(path)]), self.log_path, tail)
         with _LIVE_LOCK:
             _LIVE.add(self)
         try:
@@ -285,6 +294,8 @@ class NatsServer:
         self._store_lock = lock
 
     def _release(self) -> None:
+        with _LIVE_LOCK:
+            _LIVE.discard(self)
         if self._store_lock is not None:
             os.close(self._store_lock)
             self._store_lock = None
@@ -292,75 +303,10 @@ class NatsServer:
             shutil.rmtree(self._work_dir, ignore_errors=True)
             self._work_dir = None
 
-    def _forget_running(self) -> None:
-        with _LIVE_LOCK:
-            _LIVE.discard(self)
-
-    def _running_or_raise(self) -> _Run:
+    def _running_or_raise(self) -> ServerProcess:
         if self._run is None or self._run.process.poll() is not None:
             raise ServerNotRunning(f"{self.name} is not running: start it first")
         return self._run
-
-
-class _Run:
-    """One process of the server, from its start to its end, and the thread that reads its log."""
-
-    def __init__(self, process: subprocess.Popen[bytes], log_path: Path, tail: deque[str]) -> None:
-        self.process = process
-        self.tail = tail
-        self.monitor_port = 0
-        self._ready = False
-        self._fatal = ""
-        self._settled = threading.Event()
-        self._reader = threading.Thread(target=self._read_log, args=(log_path,), name="parti-nats-log", daemon=True)
-        self._reader.start()
-
-    def wait_ready(self, timeout: float) -> None:
-        """Return when the server says that it is ready; its end or its silence is an error."""
-        settled = self._settled.wait(timeout)
-        if self._ready:
-            return
-        taken = re.search(r"listen tcp \S*?:(\d+): bind: address already in use", self._fatal)
-        if taken:
-            raise PortTaken(_taken("", int(taken[1])))
-        what = "ended before it was ready" if settled else f"was not ready after {timeout:g} s"
-        raise ServerStartFailed(f"nats-server {what}; its log ends:\n" + "\n".join(list(self.tail)[-20:]))
-
-    def end(self, how: signal.Signals) -> None:
-        """After this returns, the process is dead and reaped, and its log is read to the end."""
-        if self.process.poll() is None:
-            self.process.send_signal(how)
-            try:
-                self.process.wait(_STOP_WITHIN)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        self._reader.join()
-
-    def _read_log(self, log_path: Path) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as source, log_path.open("ab", buffering=0) as log:
-            for raw in source:
-                log.write(raw)
-                line = raw.decode(errors="replace").rstrip()
-                self.tail.append(line)
-                if not self._ready:
-                    self._notice(line)
-        self._settled.set()
-
-    def _notice(self, line: str) -> None:
-        monitor = re.search(r"Starting http monitor on \S+:(\d+)", line)
-        if monitor:
-            self.monitor_port = int(monitor[1])
-        elif "[FTL]" in line:
-            self._fatal = line
-        elif line.endswith("Server is ready"):
-            self._ready = True
-            self._settled.set()
-
-
-def _taken(host: str, port: int) -> str:
-    return f"port {port}{' on ' + host if host else ''} is taken: stop what listens there, or ask for another port"
 
 
 _LIVE: set[NatsServer] = set()

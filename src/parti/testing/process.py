@@ -1,0 +1,76 @@
+"""One process of nats-server, from its start to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import threading
+from collections import deque
+from pathlib import Path
+
+from parti.testing.errors import PortTaken, ServerStartFailed
+
+_STOP_WITHIN = 10.0  # after SIGTERM; then SIGKILL
+
+
+class ServerProcess:
+    """One process of the server, from its start to its end, and the thread that reads its log."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log_path: Path, tail: deque[str]) -> None:
+        self.process = process
+        self.tail = tail
+        self.monitor_port = 0
+        self._ready = False
+        self._fatal = ""
+        self._settled = threading.Event()
+        self._reader = threading.Thread(target=self._read_log, args=(log_path,), name="parti-nats-log", daemon=True)
+        self._reader.start()
+
+    def wait_ready(self, timeout: float) -> None:
+        """Return when the server says that it is ready; its end or its silence is an error."""
+        settled = self._settled.wait(timeout)
+        if self._ready:
+            return
+        busy = re.search(r"listen tcp (\S*?):(\d+): bind: address already in use", self._fatal)
+        if busy:
+            raise PortTaken(busy[1], int(busy[2]))
+        what = "ended before it was ready" if settled else f"was not ready after {timeout:g} s"
+        raise ServerStartFailed(f"nats-server {what}; its log ends:\n" + "\n".join(list(self.tail)[-20:]))
+
+    def end(self, how: signal.Signals) -> None:
+        """After this returns, the process is dead and reaped; one that ignores the signal gets SIGKILL."""
+        self.process.send_signal(how)  # of a process that is gone already, this is no error
+        self._reader.join(_STOP_WITHIN)
+        if self._reader.is_alive():
+            self.process.kill()
+        self.wait()
+
+    def wait(self) -> int:
+        """Return the exit code when the process is dead and reaped, and its log is read to the end."""
+        self._reader.join()  # the pipe ends with the process
+        return self.process.wait()
+
+    def _read_log(self, log_path: Path) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as source, log_path.open("ab", buffering=0) as log:
+            for raw in source:
+                # A full disk must not end the reading: a server whose log pipe is full stands still.
+                with contextlib.suppress(OSError):
+                    log.write(raw)
+                line = raw.decode(errors="replace").rstrip()
+                self.tail.append(line)
+                if not self._ready:
+                    self._notice(line)
+        self._settled.set()
+
+    def _notice(self, line: str) -> None:
+        monitor = re.search(r"Starting http monitor on \S+:(\d+)", line)
+        if monitor:
+            self.monitor_port = int(monitor[1])
+        elif "[FTL]" in line:
+            self._fatal = line
+        elif line.endswith("Server is ready"):
+            self._ready = True
+            self._settled.set()
