@@ -29,7 +29,8 @@ class Reply:
 
     data: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
-    subject: str = ""
+    reply: str = ""
+    """Where the server wants an answer: the ack subject of a delivered message."""
 
     @property
     def status(self) -> int:
@@ -93,9 +94,12 @@ class Requests:
         if not self._connection.is_connected:
             raise ConnectionFailed("not connected: nothing was sent; try again when the connection is back")
         if not self._prefix:
-            prefix = f"{self._connection.new_inbox()}."
-            self._prefix = prefix
-            await self._connection.subscribe(f"{prefix}*", cb=self._on_message)
+            self._prefix = f"{self._connection.new_inbox()}."
+            try:
+                await self._connection.subscribe(f"{self._prefix}*", cb=self._on_message)
+            except nats_errors.Error:
+                self._prefix = ""
+                raise ConnectionFailed("the connection is closed: nothing was sent") from None
         self._count += 1
         token = f"{self._count:x}"
         self._handlers[token] = handle
@@ -115,7 +119,7 @@ class Requests:
                 f"{len(payload)} bytes for {subject} exceed the server's max_payload of "
                 f"{self._connection.max_payload}: split the message, or raise the limit"
             ) from None
-        except (nats_errors.BadSubjectError, ValueError) as error:
+        except (nats_errors.BadSubjectError, nats_errors.BadHeaderError) as error:
             raise UsageError(f"{subject!r} is no subject to publish to, or a header is malformed: {error}") from None
         except (nats_errors.ConnectionClosedError, nats_errors.ConnectionDrainingError):
             raise ConnectionFailed(f"the connection is closed: {subject} was not sent") from None
@@ -125,7 +129,7 @@ class Requests:
     async def _on_message(self, message: Any) -> None:
         handle = self._handlers.get(message.subject[len(self._prefix) :])
         if handle is not None:
-            handle(Reply(message.data, message.headers or {}, message.subject))
+            handle(Reply(message.data, message.headers or {}, message.reply))
 
     def _on_event(self, event: ConnectionEvent) -> None:
         if event.kind in (EventKind.DISCONNECTED, EventKind.CLOSED):
