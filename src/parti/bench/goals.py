@@ -15,8 +15,8 @@ from typing import Final
 
 from parti.errors import UsageError
 
-Figure = float | int | str
-"""One measured value: a number, or a word where no number fits (a file name, the reason of a failure)."""
+Figure = float | int | bool | str
+"""One measured value: a number, yes or no, or a word where no number fits (a file name, the reason of a failure)."""
 
 _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
     "<=": operator.le,

@@ -173,7 +173,7 @@ def _measure(run: Runner, context: RunContext) -> dict[str, Figure]:
     if isinstance(outcome, dict):
         return outcome
     if not inspect.isawaitable(outcome):
-        raise UsageError(f"{run!r} returned {type(outcome).__name__}, not figures by name")
+        raise TypeError(f"{run!r} returned {type(outcome).__name__}, not figures by name")
 
     async def wait() -> dict[str, Figure]:
         return await outcome

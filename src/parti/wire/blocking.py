@@ -25,8 +25,9 @@ from parti.wire.errors import api_error
 from parti.wire.frames import Bytes, Frames, scan
 from parti.wire.options import ConnectOptions
 
-_BUFFER = 2 << 20  # one scan covers ~10,000 small messages; larger buffers fall out of the L2 cache
-_SOCKET_BUFFER = 4 << 20
+_BUFFER = (
+    4 << 20
+)  # one scan covers ~20,000 small messages; half of it costs 1.3 x the CPU at 1 KiB, twice it gains nothing
 _STREAMING = 64 << 10  # a receive this large means that more is on its way
 _QUIET = 0.002  # ... and is worth this wait: a scan costs 0.2 ms however little it covers
 
@@ -90,7 +91,6 @@ class BlockingConnection:
             raise ConnectionFailed(f"cannot connect to {address}: {error}; is nats-server running there?") from error
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER)
             if options.tls_first:
                 sock = _encrypt(options, sock, address)
             rest = bytearray()
@@ -198,6 +198,17 @@ class BlockingConnection:
                 for line in frames.controls:
                     self._control(line)
                 return frames
+
+    def drain_until(self, mark: bytes, *, keep: int) -> None:
+        """Receive and throw away until `mark` is among the last `keep` bytes: the bound that no parser can beat."""
+        view = memoryview(self._buffer)  # type: ignore[arg-type]  # ndarray is a buffer; its stubs do not say so
+        self._sock.settimeout(self.options.request_timeout)
+        tail = b""
+        while mark not in tail:
+            got = self._sock.recv_into(view)
+            if not got:
+                raise self._broken("the server closed the connection")
+            tail = (tail + view[max(0, got - keep) : got].tobytes())[-keep:]
 
     def close(self) -> None:
         """Drop the connection. Safe to call at any time, from any thread, more than once."""

@@ -290,12 +290,14 @@ def uints(data: Bytes, starts: Ints, ends: Ints) -> Ints | None:
     if narrowest < 1 or widest > 19:
         return None
     value = np.zeros(len(starts), dtype=np.int64)
+    wrong = np.zeros(len(starts), dtype=bool)
+    at = ends - widest  # may lie before a shorter number, where its digit counts as zero
     for column in range(widest, 0, -1):
-        digit = data[np.maximum(ends - column, 0)].astype(np.int64) - _ZERO
+        digit = data[at] - np.uint8(_ZERO)
         if column > narrowest:
             digit[width < column] = 0
-        if digit.min() < 0 or digit.max() > 9:
-            return None
+        wrong |= digit > 9
         value *= 10
         value += digit
-    return value if value.min() >= 0 else None
+        at += 1
+    return None if wrong.any() or value.min() < 0 else value

@@ -1,0 +1,111 @@
+"""What the benchmarks measure against: a filled stream, the raw-socket bound, and nats-py's `fetch`.
+
+The raw bound is a socket that receives the same deliveries and does nothing with them; no client can be faster. Every
+figure that is compared comes from the same run on the same server, as a ratio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+from uuid import uuid4
+
+import nats
+import nats.js.api as js_api
+
+from parti.errors import ConnectionFailed
+from parti.wire.blocking import BlockingConnection
+from parti.wire.options import ConnectOptions
+
+_CHUNK = 500  # messages between two awaited acks: the server drops what it cannot queue when nobody waits for acks
+
+
+def create_stream(options: ConnectOptions, stream: str, storage: str, **config: object) -> None:
+    """A fresh stream `stream` on the subjects `<stream>.>`."""
+    with BlockingConnection.open(options) as connection:
+        body = {
+            "name": stream,
+            "subjects": [f"{stream}.>"],
+            "storage": storage,
+            "allow_direct": True,
+            "num_replicas": 1,
+        }
+        connection.api(f"STREAM.CREATE.{stream}", body | config)
+
+
+def delete_stream(options: ConnectOptions, stream: str) -> None:
+    with BlockingConnection.open(options) as connection:
+        connection.api(f"STREAM.DELETE.{stream}")
+
+
+def fill(
+    options: ConnectOptions,
+    stream: str,
+    count: int,
+    size: int,
+    subjects: int = 2_000,
+    advance: Callable[[int], None] = lambda _steps: None,
+) -> float:
+    """Store `count` messages of `size` bytes over `subjects` subjects; returns the acknowledged rate per second."""
+    payload = bytes(range(256)) * (size // 256 + 1)
+    payload = payload[:size].replace(b"\r", b" ").replace(b"\n", b" ")
+    started = time.perf_counter()
+    with BlockingConnection.open(options) as connection:
+        for first in range(0, count, _CHUNK):
+            last = min(first + _CHUNK, count) - 1
+            connection.send(b"".join(_put(stream, n % subjects, payload) for n in range(first, last)))
+            connection.request(f"{stream}.{last % subjects}", payload)
+            advance(last - first + 1)
+        stored = connection.api(f"STREAM.INFO.{stream}")["state"]["messages"]
+    if stored != count:
+        raise ConnectionFailed(f"stream {stream!r} holds {stored} of {count} messages: the server dropped some")
+    return count / (time.perf_counter() - started)
+
+
+def _put(stream: str, subject: int, payload: bytes) -> bytes:
+    return b"PUB %s.%d %d\r\n%s\r\n" % (stream.encode(), subject, len(payload), payload)
+
+
+def best_rate(count: int, runs: int, measure: Callable[[], None]) -> float:
+    """The highest rate of some runs: the machine is shared, and disturbances only ever slow a run down."""
+    best = 0.0
+    for _ in range(runs):
+        gc.collect()
+        started = time.perf_counter()
+        measure()
+        best = max(best, count / (time.perf_counter() - started))
+    return best
+
+
+def raw_read(options: ConnectOptions, stream: str, size: int) -> None:
+    """Receive the whole stream through an AckNone consumer and throw the bytes away."""
+    with BlockingConnection.open(options) as connection:
+        consumer = f"raw-{uuid4().hex}"
+        config = {"name": consumer, "ack_policy": "none", "deliver_policy": "all", "mem_storage": True}
+        answer = connection.api(
+            f"CONSUMER.CREATE.{stream}.{consumer}", {"stream_name": stream, "config": config, "action": "create"}
+        )
+        inbox = f"_INBOX.{uuid4().hex}"
+        connection.subscribe(inbox)
+        body = b'{"batch":%d,"expires":60000000000}' % answer["num_pending"]
+        connection.publish(f"{options.js_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}", body, inbox)
+        connection.drain_until(b".0 %d\r\n" % size, keep=size + 64)
+
+
+def fetch_read(options: ConnectOptions, stream: str, count: int, batch: int = 500) -> None:
+    """The same messages through nats-py's pull subscription: `fetch` with no acks and no conversion."""
+    asyncio.run(_fetch_read(options, stream, count, batch))
+
+
+async def _fetch_read(options: ConnectOptions, stream: str, count: int, batch: int) -> None:
+    client = await nats.connect(list(options.servers))
+    try:
+        config = js_api.ConsumerConfig(ack_policy=js_api.AckPolicy.NONE, mem_storage=True)
+        subscription = await client.jetstream().pull_subscribe(f"{stream}.>", stream=stream, config=config)
+        received = 0
+        while received < count:
+            received += len(await subscription.fetch(min(batch, count - received), timeout=10))
+    finally:
+        await client.close()
