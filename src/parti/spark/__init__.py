@@ -1,0 +1,1 @@
+"""JetStream in Spark: `format("jetstream")` for batch and streaming, reading and writing."""
