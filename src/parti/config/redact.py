@@ -9,7 +9,7 @@ MASK: Final = "********"
 """What stands for a secret wherever a value is shown."""
 
 _SECRET_NAME: Final = re.compile(
-    r"pass(word|wd|phrase)?$|secret|token$|seed$|^creds$|credential|authorization|cookie|private_?key|signature|jwt$"
+    r"(^|_)pass$|pass(word|wd|phrase)$|secret|token$|seed$|^creds$|credential|authorization|cookie|private_?key|signature|jwt$"
     r"|api_?key",
     re.IGNORECASE,
 )

@@ -70,13 +70,13 @@ class RetrySection(Section, frozen=True, kw_only=True):
         float, Setting("first wait; a JetStream leader election rarely ends sooner", Unit.DURATION, at_least=0.001)
     ] = 0.2
     retry_multiplier: Annotated[
-        float, Setting("growth a try; 1.6 reaches the cap after 7 tries", at_least=1.0, at_most=10.0)
+        float, Setting("mean growth a try; 1.6 reaches the cap after about 7 waits", at_least=1.01, at_most=10.0)
     ] = 1.6
     retry_max: Annotated[
         float, Setting("longest wait; below the lease of 6s, so that a renewal still fits", Unit.DURATION)
     ] = 5.0
     max_control_retries: Annotated[
-        int, Setting("tries before the error is given to the caller; about 5s in all", at_least=0, at_most=1000)
+        int, Setting("tries before the caller gets the error; about 4s of waiting in all", at_least=1, at_most=1000)
     ] = 6
 
     def __post_init__(self) -> None:

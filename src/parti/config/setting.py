@@ -6,6 +6,7 @@ table in docs/operations.md all read the same declarations, so they cannot disag
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from dataclasses import dataclass
@@ -67,6 +68,8 @@ class Key:
         value = self._convert(raw)
         low, high = self.setting.at_least, self.setting.at_most
         if isinstance(value, int | float) and not isinstance(value, bool):
+            if not math.isfinite(value):
+                raise ConfigError(f"{value} is not a number to calculate with")
             if low is not None and value < low:
                 raise ConfigError(f"{self.show(value)} is too small; the least is {self.show(low)}")
             if high is not None and value > high:

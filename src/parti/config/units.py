@@ -35,7 +35,8 @@ _BYTES: Final[dict[str, int]] = {
     "tib": 1024**4,
 }
 _SIZE_NAMES: Final = ("TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "KB")
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµ]+)\s*")
+_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
+_LARGEST: Final = 2**63  # what the server's counters hold; seconds and bytes beyond it are typing errors
 
 
 def parse_duration(text: str) -> float:
@@ -63,6 +64,8 @@ def _total(text: str, factors: dict[str, Fraction], what: str, examples: str) ->
             hint = "it has no unit" if re.fullmatch(r"[\d.]+", cleaned) else f"it is not {what}"
             raise ConfigError(f"{text!r}: {hint}; write {examples}")
         total += Fraction(part[1]) * factor
+        if total >= _LARGEST:
+            raise ConfigError(f"{text!r}: it is too large")
         position = part.end()
     if not position:
         raise ConfigError(f"{text!r}: it is empty; write {examples}")

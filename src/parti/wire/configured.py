@@ -1,4 +1,4 @@
-"""Connection options from the loaded configuration, each field with its origin.
+"""Connection options, each field with its origin, and the backoff: what the loaded configuration means for the wire.
 
 Precedence, highest first: flags and PARTI_NATS__* variables, the variables of the `nats` CLI (NATS_URL ...), the
 [nats] table of the configuration file, the `nats` CLI's context, the defaults. Credentials are taken as a whole from
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from parti.backoff import Backoff
 from parti.config.load import LoadedConfig
 from parti.config.origin import DEFAULT, Origin, Source
 from parti.wire.context import context_settings, environment_settings, selected_context
@@ -61,6 +62,12 @@ def configured_options(loaded: LoadedConfig, environ: Mapping[str, str] | None =
         return origin("servers")
 
     return ConfiguredOptions(options, {field.name: origin(field.name) for field in fields(options)}, context)
+
+
+def configured_backoff(loaded: LoadedConfig) -> Backoff:
+    """The waits between tries of a control-plane call, as [retry] says."""
+    retry = loaded.config.retry
+    return Backoff(retry.retry_base, retry.retry_multiplier, retry.retry_max, retry.max_control_retries)
 
 
 def _overridden(name: str, from_env: Mapping[str, Any]) -> bool:

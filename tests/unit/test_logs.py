@@ -1,0 +1,114 @@
+"""Logs: events with fields, and no secret whatever a caller logs."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from parti.config import LogFormat, LogLevel, ObserveSection
+from parti.config.redact import is_secret_name, redact_urls
+from parti.observe.logs import configure_logging, get_logger
+
+
+@pytest.fixture(autouse=True)
+def restore_structlog() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+def written(format: LogFormat = LogFormat.JSON, level: LogLevel = LogLevel.INFO) -> io.StringIO:
+    stream = io.StringIO()
+    configure_logging(ObserveSection(log_format=format, log_level=level), stream=stream)
+    return stream
+
+
+def test_an_event_is_one_json_line_with_its_fields() -> None:
+    stream = written()
+    get_logger("handoff", worker="w-3").info("handoff.committed", partition=7, took=0.083)
+    (line,) = stream.getvalue().splitlines()
+    event = json.loads(line)
+    assert event.pop("timestamp").endswith("Z")
+    assert event == {
+        "event": "handoff.committed",
+        "component": "handoff",
+        "worker": "w-3",
+        "partition": 7,
+        "took": 0.083,
+        "level": "info",
+    }
+
+
+def test_events_below_the_level_are_not_written() -> None:
+    stream = written(level=LogLevel.WARNING)
+    log = get_logger("x")
+    log.info("quiet")
+    log.warning("loud")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["loud"]
+
+
+def test_auto_writes_json_where_nobody_watches() -> None:
+    stream = written(LogFormat.AUTO)
+    get_logger("x").info("event")
+    assert json.loads(stream.getvalue())["event"] == "event"
+
+
+@pytest.mark.parametrize("format", [LogFormat.JSON, LogFormat.CONSOLE])
+def test_secrets_are_masked_in_every_format(format: LogFormat) -> None:
+    stream = written(format)
+    get_logger("x").info(
+        "connecting to nats://me:hunter2@host:4222",
+        password="hunter2",
+        nkey_seed="hunter2",
+        options={"token": "hunter2", "nested": [{"authorization": "hunter2"}]},
+        servers=["nats://me:hunter2@host:1", "tls://hunter2@host:2"],
+        creds="hunter2",
+        user="me",
+    )
+    assert "hunter2" not in stream.getvalue()
+    assert "********" in stream.getvalue()
+    assert "me" in stream.getvalue()
+
+
+@pytest.mark.parametrize("format", [LogFormat.JSON, LogFormat.CONSOLE])
+def test_a_traceback_shows_no_local_variables(format: LogFormat) -> None:
+    stream = written(format)
+    password = "hunter" + "2"
+    try:
+        password.index("?")
+    except ValueError:
+        get_logger("x").exception("failed")
+    assert "Traceback" in stream.getvalue()
+    assert "hunter2" not in stream.getvalue()
+
+
+def test_a_value_that_contains_itself_does_not_hang_the_logger() -> None:
+    stream = written(LogFormat.CONSOLE)
+    loop: dict[str, object] = {}
+    loop["self"] = loop
+    get_logger("x").info("event", value=loop)
+    assert "event" in stream.getvalue()
+
+
+def test_numbers_keep_their_value_even_under_a_secret_name() -> None:
+    stream = written()
+    get_logger("x").info("parsed", max_token=3, seed=42)
+    event = json.loads(stream.getvalue())
+    assert (event["max_token"], event["seed"]) == (3, 42)
+
+
+@pytest.mark.parametrize("name", ["password", "PASSWORD", "db_password", "token", "nkey_seed", "jwt", "api_key"])
+def test_names_of_secrets_are_recognised(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize("name", ["creds_file", "user", "tokens_in_subject", "partition", "key", "compass"])
+def test_names_of_other_fields_are_not(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+def test_a_password_with_an_at_sign_is_masked_whole() -> None:
+    assert redact_urls("see nats://u:p@ss@host:1/x and tls://h") == "see nats://********@host:1/x and tls://h"
