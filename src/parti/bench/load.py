@@ -91,7 +91,17 @@ def raw_read(options: ConnectOptions, stream: str, size: int) -> None:
         connection.subscribe(inbox)
         body = b'{"batch":%d,"expires":60000000000}' % answer["num_pending"]
         connection.publish(f"{options.js_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}", body, inbox)
-        connection.drain_until(b".0 %d\r\n" % size, keep=size + 64)
+        _drain(connection, b".0 %d\r\n" % size, keep=size + 64)
+
+
+def _drain(connection: BlockingConnection, mark: bytes, *, keep: int) -> None:
+    """Receive and throw away until `mark`, which only the last message has, is among the last `keep` bytes."""
+    view = memoryview(bytearray(4 << 20))
+    connection.socket.settimeout(connection.options.request_timeout)
+    tail = b""
+    while mark not in tail:
+        got = connection.socket.recv_into(view)
+        tail = (tail + view[max(0, got - keep) : got].tobytes())[-keep:]
 
 
 def fetch_read(options: ConnectOptions, stream: str, count: int, batch: int = 500) -> None:

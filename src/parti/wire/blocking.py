@@ -19,10 +19,11 @@ from uuid import uuid4
 
 import numpy as np
 
-from parti.errors import AuthFailed, ConnectionFailed, NoResponders, PartiError, RequestTimeout, TlsFailed
+from parti.errors import ConnectionFailed, NoResponders, PartiError, RequestTimeout
 from parti.wire.address import ServerAddress
 from parti.wire.errors import api_error
 from parti.wire.frames import Bytes, Frames, scan
+from parti.wire.handshake import OPEN_FAILURES, all_failed, server_error, tls_failed, upgrade_wanted
 from parti.wire.options import ConnectOptions
 
 _BUFFER = (
@@ -77,11 +78,9 @@ class BlockingConnection:
         for address in addresses:
             try:
                 return cls._open_one(options, address, name)
-            except (ConnectionFailed, AuthFailed, TlsFailed) as error:
+            except OPEN_FAILURES as error:
                 failures.append(error)
-        if len(failures) == 1 or not isinstance(failures[-1], ConnectionFailed):
-            raise failures[-1]
-        raise ConnectionFailed("no server could be reached: " + "; ".join(str(failure) for failure in failures))
+        raise all_failed(failures)
 
     @classmethod
     def _open_one(cls, options: ConnectOptions, address: ServerAddress, name: str | None) -> Self:
@@ -95,18 +94,14 @@ class BlockingConnection:
                 sock = _encrypt(options, sock, address)
             rest = bytearray()
             info = json.loads(_line(sock, rest, b"INFO ", address))
-            if (info.get("tls_required") or address.tls or options.ssl_context()) and not options.tls_first:
-                if not (info.get("tls_required") or info.get("tls_available")):
-                    raise TlsFailed(
-                        f"{address} offers no TLS, but the options ask for it; use nats:// or enable TLS there"
-                    )
+            if upgrade_wanted(options, address, info):
                 sock = _encrypt(options, sock, address)
             sock.sendall(options.connect_frame(info, name=name) + b"PING\r\n")
             _line(sock, rest, b"PONG", address)
             return cls(options, address, sock, info, bytes(rest))
         except ssl.SSLError as error:  # with TLS 1.3 a refused client certificate shows at the first read
             sock.close()
-            raise _tls_failed(error, address) from error
+            raise tls_failed(error, address) from error
         except OSError as error:
             sock.close()
             raise ConnectionFailed(f"handshake with {address} failed: {error}") from error
@@ -199,16 +194,10 @@ class BlockingConnection:
                     self._control(line)
                 return frames
 
-    def drain_until(self, mark: bytes, *, keep: int) -> None:
-        """Receive and throw away until `mark` is among the last `keep` bytes: the bound that no parser can beat."""
-        view = memoryview(self._buffer)  # type: ignore[arg-type]  # ndarray is a buffer; its stubs do not say so
-        self._sock.settimeout(self.options.request_timeout)
-        tail = b""
-        while mark not in tail:
-            got = self._sock.recv_into(view)
-            if not got:
-                raise self._broken("the server closed the connection")
-            tail = (tail + view[max(0, got - keep) : got].tobytes())[-keep:]
+    @property
+    def socket(self) -> socket.socket:
+        """The socket itself, for benchmarks that measure what it can carry; reading from it bypasses the parser."""
+        return self._sock
 
     def close(self) -> None:
         """Drop the connection. Safe to call at any time, from any thread, more than once."""
@@ -268,7 +257,7 @@ class BlockingConnection:
             self.send(b"PONG\r\n")
         elif line.startswith(b"-ERR"):
             self.close()
-            raise _server_error(line, self.address)
+            raise server_error(line, self.address)
         elif line.startswith(b"INFO"):
             self.info |= json.loads(line[5:])
 
@@ -303,17 +292,7 @@ def _line(sock: socket.socket, rest: bytearray, verb: bytes, address: ServerAddr
         if line.startswith(verb):
             return line[len(verb) :]
         if line.startswith(b"-ERR"):
-            raise _server_error(line, address)
-
-
-def _server_error(line: bytes, address: ServerAddress) -> PartiError:
-    text = line.decode(errors="replace").removeprefix("-ERR").strip().strip("'")
-    lowered = text.lower()
-    if "authorization" in lowered or "authentication" in lowered or "permissions violation" in lowered:
-        return AuthFailed(
-            f"{address} refused: {text}; check user, password, token or credentials and their permissions"
-        )
-    return ConnectionFailed(f"{address} ended the connection: {text}")
+            raise server_error(line, address)
 
 
 def _encrypt(options: ConnectOptions, sock: socket.socket, address: ServerAddress) -> ssl.SSLSocket:
@@ -322,11 +301,4 @@ def _encrypt(options: ConnectOptions, sock: socket.socket, address: ServerAddres
     try:
         return context.wrap_socket(sock, server_hostname=options.tls_hostname or address.host)
     except ssl.SSLError as error:
-        raise _tls_failed(error, address) from error
-
-
-def _tls_failed(error: ssl.SSLError, address: ServerAddress) -> TlsFailed:
-    reason = getattr(error, "verify_message", "") or error.reason or str(error)
-    return TlsFailed(
-        f"TLS handshake with {address} failed: {reason}; check tls_ca, tls_cert, tls_key and the host name"
-    )
+        raise tls_failed(error, address) from error

@@ -103,6 +103,10 @@ class Deliveries:
                 return header_column(frames.data, frames.header_start, self.spans[2])
         raise KeyError(name)
 
+    def replies(self) -> pa.Array:
+        """The reply subjects, to which acknowledgements go, as binary."""
+        return binary_array(self.frames.data, self.frames.reply_start, self.frames.reply_end)
+
     def subjects(self) -> pa.Array:
         """The subjects as strings. The server only routes subjects that are valid UTF-8 to JetStream."""
         return binary_array(self.frames.data, self.spans[0], self.spans[1]).cast(pa.string())

@@ -1,0 +1,149 @@
+"""`parti bench pull`: live pulling with explicit acks and 80 filters, beside a raw socket and nats-py's `fetch`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from uuid import uuid4
+
+import nats
+
+from parti.bench.goals import Figure
+from parti.bench.load import best_rate, create_stream, delete_stream, fill
+from parti.bench.report import Benchmark, Option, RunContext
+from parti.errors import PartiError, UsageError
+from parti.testing import NatsServer
+from parti.wire.blocking import BlockingConnection
+from parti.wire.columns import Deliveries
+from parti.wire.live import LiveConnection
+from parti.wire.options import ConnectOptions
+from parti.wire.pull import LivePull, ack_frames
+
+_SIZE = 128
+_FILTERS = 80
+_BATCH = 500
+_REPLY = re.compile(rb"(\$JS\.ACK\.\S+) \d+\r\n")
+
+
+def run(ctx: RunContext) -> dict[str, Figure]:
+    """Each client drains the same messages from a fresh durable, interleaved, best of some runs."""
+    count = int(ctx.options["messages"]) // (2 if ctx.quick else 1)
+    runs = 2 if ctx.quick else 5
+    rates = {"raw": 0.0, "live": 0.0, "fetch": 0.0}
+    with NatsServer() as server, ctx.progress("pull", total=count + 3 * runs) as advance:
+        options = ConnectOptions(servers=(server.url,))
+        stream = f"bench-{uuid4().hex[:8]}"
+        create_stream(options, stream, "memory")
+        fill(options, stream, count, _SIZE, subjects=_FILTERS, advance=advance)
+        clients: dict[str, Callable[[str], None]] = {
+            "raw": lambda durable: _raw(options, stream, durable, count),
+            "live": lambda durable: asyncio.run(_live(options, stream, durable, count)),
+            "fetch": lambda durable: asyncio.run(_fetch(options, stream, durable, count)),
+        }
+        for _ in range(runs):
+            for name, client in clients.items():
+                durable = _create(options, stream)
+                rates[name] = max(rates[name], best_rate(count, 1, lambda run=client, to=durable: run(to)))  # type: ignore[misc]
+                _check_acked(options, stream, durable, count)
+                advance(1)
+        delete_stream(options, stream)
+    return {
+        "messages": count,
+        "filters": _FILTERS,
+        **{f"{name}_per_s": round(rate) for name, rate in rates.items()},
+        "of_raw": round(rates["live"] / rates["raw"], 3),
+        "of_fetch": round(rates["live"] / rates["fetch"], 1),
+    }
+
+
+def _create(options: ConnectOptions, stream: str) -> str:
+    durable = f"d-{uuid4().hex[:8]}"
+    config = {
+        "durable_name": durable,
+        "ack_policy": "explicit",
+        "max_ack_pending": 100_000,
+        "filter_subjects": [f"{stream}.{n}" for n in range(_FILTERS)],
+    }
+    with BlockingConnection.open(options) as connection:
+        connection.api(f"CONSUMER.CREATE.{stream}.{durable}", {"stream_name": stream, "config": config})
+    return durable
+
+
+def _check_acked(options: ConnectOptions, stream: str, durable: str, count: int) -> None:
+    with BlockingConnection.open(options) as connection:
+        info = connection.api(f"CONSUMER.INFO.{stream}.{durable}")
+        if info["num_pending"] or info["num_ack_pending"]:
+            raise UsageError(
+                f"{durable}: {info['num_pending']} of {count} not delivered, {info['num_ack_pending']} not acked"
+            )
+        connection.api(f"CONSUMER.DELETE.{stream}.{durable}")
+
+
+def _raw(options: ConnectOptions, stream: str, durable: str, count: int) -> None:
+    """The bound: find the reply subjects, send the acks of a read in one write, keep two pulls open."""
+    with BlockingConnection.open(options) as connection:
+        inbox = f"_INBOX.{uuid4().hex}"
+        connection.subscribe(inbox)
+        subject = f"{options.js_prefix}.CONSUMER.MSG.NEXT.{stream}.{durable}"
+        body = json.dumps({"batch": _BATCH, "expires": 10_000_000_000}).encode()
+        received, asked, rest = 0, 0, b""
+        while received < count:
+            while asked - received <= _BATCH and asked < count:
+                connection.publish(subject, body, inbox)
+                asked += _BATCH
+            data = rest + connection.socket.recv(1 << 20)
+            replies = _REPLY.findall(data)
+            received += len(replies)
+            connection.send(b"".join([b"PUB %s 4\r\n+ACK\r\n" % reply for reply in replies]))
+            rest = data[data.rfind(b"\r\n") :]  # a line cut in two; a payload is never larger than that
+        connection.ping()
+
+
+async def _live(options: ConnectOptions, stream: str, durable: str, count: int) -> None:
+    connection = await LiveConnection.open(options)
+    done = asyncio.get_running_loop().create_future()
+    received = 0
+
+    def on_batch(deliveries: Deliveries) -> None:
+        nonlocal received
+        received += len(deliveries)
+        connection.write(ack_frames(deliveries))
+        if received >= count and not done.done():
+            done.set_result(None)
+
+    def on_trouble(error: PartiError) -> None:
+        if not done.done():
+            done.set_exception(error)
+
+    pull = LivePull(connection, stream, durable, on_batch=on_batch, on_trouble=on_trouble, capacity=lambda: 2 * _BATCH)
+    pull.start()
+    async with asyncio.timeout(60):
+        await done
+    pull.stop()
+    await connection.close()
+
+
+async def _fetch(options: ConnectOptions, stream: str, durable: str, count: int) -> None:
+    client = await nats.connect(list(options.servers))
+    try:
+        subscription = await client.jetstream().pull_subscribe_bind(durable, stream)
+        received = 0
+        while received < count:
+            messages = await subscription.fetch(_BATCH, timeout=10)
+            for message in messages:
+                await message.ack()
+            received += len(messages)
+        await client.flush()
+    finally:
+        await client.close()
+
+
+BENCH = Benchmark(
+    name="pull",
+    help="Live pull with explicit acks and 80 filters beside the raw-socket bound and nats-py fetch; memory storage.",
+    run=run,
+    goals={"of_raw": ">= 0.6", "of_fetch": ">= 3"},
+    options=(Option("messages", 100_000, "messages to pull and acknowledge"),),
+)

@@ -1,0 +1,198 @@
+"""The live pull loop of one consumer: keeps enough messages asked for, and hands over what comes, a read at a time.
+
+It decides nothing about the consumer's life: whatever ends or endangers the flow (deleted, leader changed, heartbeats
+missed, a delivery lost) is told to its owner through `on_trouble`, which resyncs and starts a new pull.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.compute as pc
+
+from parti.errors import PartiError, TransientError
+from parti.wire.blocking import status_of
+from parti.wire.columns import Deliveries, consumer_deliveries, is_delivery
+from parti.wire.errors import status_error
+from parti.wire.frames import Frames
+from parti.wire.live import LiveConnection
+
+_END_OF_PULL = frozenset({404, 408})
+
+
+class DeliveryLost(TransientError):
+    """The consumer sequence jumped: a delivery got lost on its way. Resync before anything else is processed."""
+
+
+class HeartbeatMissed(TransientError):
+    """Nothing came from the consumer for two heartbeats: it, its leader or the connection is gone. Resync."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullSettings:
+    """How much to ask for, and for how long."""
+
+    batch: int = 500  # one request of 500 costs what one of 1 does; larger ones only delay a filter change
+    prefetch: int = 1000  # two batches: the server fills one while we work on the other
+    expires: float = 5.0  # seconds; must be shorter than the lease, or a frozen owner swallows messages (CLUSTER.md 4)
+    heartbeat: float = 1.0  # a dead consumer is noticed after two of them
+    group: str | None = None  # priority group, for pinned consumers
+
+
+class LivePull:
+    """Pulls from one consumer until stopped. Deliveries reach `on_batch` in the order the server sent them.
+
+    `capacity()` says how many more messages the owner can hold; no more than that is ever asked for. Call `kick()`
+    after capacity was freed or filters were changed: a waiting pull is not woken by a filter update (JETSTREAM.md 4.3).
+    """
+
+    def __init__(
+        self,
+        connection: LiveConnection,
+        stream: str,
+        consumer: str,
+        *,
+        on_batch: Callable[[Deliveries], None],
+        on_trouble: Callable[[PartiError], None],
+        capacity: Callable[[], int],
+        settings: PullSettings | None = None,
+        next_sequence: int | None = None,
+        exclusive: bool = True,
+    ) -> None:
+        self.connection = connection
+        self.consumer = consumer
+        self.pin: str | None = None
+        self._settings = settings or PullSettings()
+        self._subject = f"{connection.options.js_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._on_batch = on_batch
+        self._on_trouble = on_trouble
+        self._capacity = capacity
+        self._next = next_sequence  # None: take the first as it comes
+        self._exclusive = exclusive  # the only puller: then consumer sequences must be consecutive
+        self._inbox = connection.new_inbox()
+        self._sid: int | None = None
+        self._pulls: dict[bytes, int] = {}
+        self._asked = 0
+        self._loop = asyncio.get_running_loop()
+        self._last_seen = self._loop.time()
+        self._watchdog: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._sid is None else f"waiting for {self.outstanding}"
+        return f"<LivePull {self.consumer} {state}>"
+
+    @property
+    def outstanding(self) -> int:
+        """Messages asked for that have not come yet."""
+        return sum(self._pulls.values())
+
+    def start(self) -> None:
+        """Begin to pull."""
+        self._sid = self.connection.subscribe(f"{self._inbox}.*", self._on_frames)
+        self._seen()
+        self._watch()
+        self.kick()
+
+    def stop(self) -> None:
+        """After this returns nothing more reaches `on_batch`; messages on their way stay pending at the server."""
+        if self._sid is not None:
+            self.connection.unsubscribe(self._sid)
+            self._sid = None
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+
+    def kick(self) -> None:
+        """Ask for more, if there is room."""
+        settings = self._settings
+        while self._sid is not None:
+            outstanding = self.outstanding
+            room = min(settings.prefetch, self._capacity()) - outstanding
+            # Small requests cost as much as large ones: refill by whole batches, and at once only when nothing is due.
+            if room <= 0 or (outstanding and room < min(settings.batch, settings.prefetch // 2)):
+                return
+            self._ask(min(room, settings.batch))
+
+    def _ask(self, batch: int) -> None:
+        self._asked += 1
+        reply = f"{self._inbox}.{self._asked}"
+        self._pulls[reply.encode()] = batch
+        body: dict[str, Any] = {
+            "batch": batch,
+            "expires": int(self._settings.expires * 1e9),
+            "idle_heartbeat": int(self._settings.heartbeat * 1e9),
+        }
+        if self._settings.group:
+            body |= {"group": self._settings.group} | ({"id": self.pin} if self.pin else {})
+        self.connection.publish(self._subject, json.dumps(body).encode(), reply)
+
+    def _on_frames(self, frames: Frames) -> None:
+        self._seen()
+        data = is_delivery(frames)
+        if data.all():
+            self._deliver(consumer_deliveries(frames))
+        else:
+            if data.any():
+                self._deliver(consumer_deliveries(frames.select(data)))
+            statuses = frames.select(~data)
+            for index in range(len(statuses)):
+                self._status(statuses.subject(index), statuses.header(index))
+        self.kick()
+
+    def _deliver(self, deliveries: Deliveries) -> None:
+        count = len(deliveries)
+        self._book(count)
+        if self._exclusive:
+            first, last = int(deliveries.consumer_seq[0]), int(deliveries.consumer_seq[-1])
+            expected = first if self._next is None else self._next
+            if first != expected or last - first != count - 1:
+                self.stop()
+                self._on_trouble(DeliveryLost(f"{self.consumer}: expected delivery {expected}, got {first} to {last}"))
+                return
+            self._next = last + 1
+        self._on_batch(deliveries)
+
+    def _book(self, count: int) -> None:
+        for reply in list(self._pulls):
+            taken = min(count, self._pulls[reply])
+            self._pulls[reply] -= taken
+            count -= taken
+            if not self._pulls[reply]:
+                del self._pulls[reply]
+            if not count:
+                return
+
+    def _status(self, reply: bytes, header: bytes) -> None:
+        status, description = status_of(header)
+        if status in (0, 100):
+            return
+        self._pulls.pop(reply, None)
+        if status in _END_OF_PULL or "Batch Completed" in description:
+            return
+        self._on_trouble(status_error(status, description, request=f"pull from {self.consumer!r}"))
+
+    def _seen(self) -> None:
+        self._last_seen = self._loop.time()
+
+    def _watch(self) -> None:
+        """One timer a heartbeat, not one a message: look when something last came."""
+        if self._sid is None:
+            return
+        limit = 2 * self._settings.heartbeat
+        silent = self._loop.time() - self._last_seen
+        if silent >= limit and self._pulls:
+            self.stop()
+            self._on_trouble(HeartbeatMissed(f"{self.consumer}: nothing came for {silent:.1f} s"))
+            return
+        if not self._pulls:
+            self._seen()  # nothing is due, so that silence says nothing
+        self._watchdog = self._loop.call_later(max(limit - silent, 0.01), self._watch)
+
+
+def ack_frames(deliveries: Deliveries) -> bytes:
+    """The frames that acknowledge these deliveries, joined: one write, and no Python object per message."""
+    joined = pc.binary_join_element_wise(b"PUB ", deliveries.replies(), b" 4\r\n+ACK\r\n", b"")
+    return bytes(joined.buffers()[2] or b"")
