@@ -114,7 +114,9 @@ def _print(result: Result) -> None:
         verdict = ""
         if name in result.goals:
             verdict = "[red]missed[/red]" if name in missed else "[green]met[/green]"
-        rows.append([plain(name), plain(_number(result.figures.get(name))), plain(result.goals.get(name, "")), verdict])
+        value = result.figures.get(name)
+        shown = str(value) if name == "seed" else _number(value)  # the seed must be fit to be given to --seed
+        rows.append([plain(name), plain(shown), plain(result.goals.get(name, "")), verdict])
     verdict = "[green]ok[/green]" if result.ok else "[red]not ok[/red]"
     print_table(
         ["figure", "value", "goal", ""], rows, title=f"{plain(result.name)}: {verdict} in {result.seconds:.1f} s"
