@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from parti.wire.frames import Frames
 from parti.wire.live import LiveConnection
 
 _END_OF_PULL = frozenset({404, 408})
+_PIN = re.compile(rb"\r\nNats-Pin-Id: *(\S+)\r\n")
 
 
 class DeliveryLost(TransientError):
@@ -145,6 +147,8 @@ class LivePull:
     def _deliver(self, deliveries: Deliveries) -> None:
         count = len(deliveries)
         self._book(count)
+        if self._settings.group and (found := _PIN.search(deliveries.frames.header(count - 1))):
+            self.pin = found[1].decode()
         if self._exclusive:
             first, last = int(deliveries.consumer_seq[0]), int(deliveries.consumer_seq[-1])
             expected = first if self._next is None else self._next
@@ -170,6 +174,8 @@ class LivePull:
         if status in (0, 100):
             return
         self._pulls.pop(reply, None)
+        if status == 423:
+            self.pin = None  # another client is pinned: pulls with our old pin would be refused for ever
         if status in _END_OF_PULL or "Batch Completed" in description:
             return
         self._on_trouble(status_error(status, description, request=f"pull from {self.consumer!r}"))
