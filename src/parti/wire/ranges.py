@@ -143,18 +143,28 @@ class RangeReader:
         columns: tuple[str, ...] = tuple(SCHEMA.names),
         path: Path = "auto",
         allow_gone: bool = False,
+        created: str | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The messages with `after` < sequence <= `to` whose subject matches, in order, each exactly once, all of them.
 
-        Raises DataLoss when the start of the range is no longer in the stream, unless `allow_gone`. Faults are
+        Raises DataLoss when the start of the range is no longer in the stream, unless `allow_gone`; and when `created`
+        is given and the stream is not the one of that creation time, but a later one of the same name. Faults are
         retried until `patience` seconds pass without progress; then the last one is raised.
         """
         if unknown := set(columns) - set(SCHEMA.names):
             raise UsageError(f"unknown columns {sorted(unknown)}: choose from {SCHEMA.names}")
-        return self._read(stream, after, to, SubjectFilter(subjects), columns, path, allow_gone)
+        return self._read(stream, after, to, SubjectFilter(subjects), columns, path, allow_gone, created)
 
     def _read(
-        self, stream: str, after: int, to: int, chosen: SubjectFilter, columns: tuple[str, ...], path: Path, gone: bool
+        self,
+        stream: str,
+        after: int,
+        to: int,
+        chosen: SubjectFilter,
+        columns: tuple[str, ...],
+        path: Path,
+        gone: bool,
+        created: str | None,
     ) -> Iterator[pa.RecordBatch]:
         position = max(after, 0)  # every message up to here was yielded, or does not match, or does not exist
         waits = iter(_WAITS.delays())
@@ -162,7 +172,7 @@ class RangeReader:
         while position < to:
             before = position
             try:
-                state = self._state_holding(stream, position, to, gone)
+                state = self._state_holding(stream, position, to, gone, created)
                 position = max(position, min(to, state.first_seq - 1))
                 if position < to:
                     with self._attempt(state, position, to, chosen, path) as attempt:
@@ -191,8 +201,16 @@ class RangeReader:
         following = self.next_sequence(stream, position + 1)
         return following is None or following > to
 
-    def _state_holding(self, stream: str, position: int, to: int, gone: bool) -> StreamState:
+    def _state_holding(self, stream: str, position: int, to: int, gone: bool, created: str | None) -> StreamState:
         state = self.state(stream)
+        if created is not None and state.created != created:
+            raise DataLoss(
+                f"stream {stream!r} was deleted and made anew at {state.created}: sequences {position + 1} to {to} of "
+                f"the one made at {created} are gone",
+                stream=stream,
+                first_missing=position + 1,
+                first_available=to + 1,
+            )
         if state.last_seq < to:
             text = f"the range up to {to} of stream {stream!r} ends beyond its last sequence {state.last_seq}"
             raise BehindLeader(text) if state.replicas > 1 else UsageError(text)
