@@ -23,7 +23,7 @@ $(INSTALLED): pyproject.toml requirements.lock scripts/setup-venv.sh
 	@touch $@
 
 run: $(INSTALLED) ## run the demo: an embedded NATS server, and Spark reading from it
-	@$(WITH_JAVA) $(BIN)/python -m parti.spark.demo
+	@$(WITH_JAVA) $(BIN)/python -m parti.demo
 
 test: lint ## lint, then every test
 	@$(WITH_JAVA) $(BIN)/pytest --durations=10
