@@ -8,4 +8,5 @@ from typing import Final
 BENCHMARKS: Final[dict[str, str]] = {
     "range": "parti.bench.range",
     "pull": "parti.bench.pull",
+    "assign": "parti.bench.assign",
 }
