@@ -1,1 +1,7 @@
-"""The import name under which Spark finds `format("jetstream")` by itself."""
+"""The module that Spark finds by its name: with it installed, `format("jetstream")` needs no registration."""
+
+from parti.spark.source import JetStreamDataSource
+
+
+class DefaultSource(JetStreamDataSource):
+    """Spark looks for this name in every importable module `pyspark_*`."""

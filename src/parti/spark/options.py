@@ -12,11 +12,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from parti.config.units import parse_duration, parse_size
-from parti.errors import ConfigError
+from parti.errors import ConfigError, FatalError
 from parti.wire.options import ConnectOptions
 
 Parse = Callable[[str], Any]
-"""Reads an option's text; says what is wrong with a ValueError or a ConfigError."""
+"""Reads an option's text; says what is wrong with a ValueError or a FatalError."""
 
 CONNECTION_PREFIX = "nats."
 
@@ -38,7 +38,7 @@ class Option:
             return None
         try:
             return self.parse(text)
-        except (ValueError, ConfigError) as error:
+        except (ValueError, FatalError) as error:
             raise ConfigError(f"option {self.name}: {error}") from None
 
 

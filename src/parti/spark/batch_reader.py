@@ -1,0 +1,68 @@
+"""The batch reader: one range of a stream, fixed when the query is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from parti.errors import ConfigError, DataLoss
+from parti.observe.logs import get_logger
+from parti.spark.columns import ColumnBuilder
+from parti.spark.outage import DriverLink
+from parti.spark.source_options import SourceOptions
+from parti.spark.tasks import RangePartition, RangeTask, split
+from parti.wire.ranges import RangeReader
+
+log = get_logger("spark.source")
+
+
+class JetStreamReader(DataSourceReader):
+    """Reads everything between two places of a stream, complete and each message once.
+
+    It has no `pushFilters`: with it Spark refuses the reader unless a setting that is off by default is on
+    (SPARK.md 1.1). The option `subjects` filters where it is cheap.
+    """
+
+    def __init__(self, schema: StructType, options: SourceOptions) -> None:
+        self._options = options
+        columns = ColumnBuilder.of(schema, options.stream, options.key, options.partitioning)
+        self._task = RangeTask.of(options, columns)
+
+    def partitions(self) -> list[InputPartition]:
+        """The range as of now, split into tasks."""
+        link = DriverLink(self._options.connect, self._options.retry_budget)
+        try:
+            whole = link.ask(self._range)
+        finally:
+            link.close()
+        return list(split(whole.created, whole.after, whole.to, self._options)) or [whole]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs on an executor."""
+        assert isinstance(partition, RangePartition)
+        return self._task.read(partition)
+
+    def _range(self, reader: RangeReader) -> RangePartition:
+        state = reader.state(self._options.stream)
+        first = self._options.starting.first_sequence(reader, state)
+        end = self._options.ending.first_sequence(reader, state)  # the first that is not read, as Kafka's
+        if max(first, end) > state.last_seq + 1:
+            raise ConfigError(
+                f"the sequences {first} to {end - 1} reach beyond the last one of stream {state.name!r}, "
+                f"{state.last_seq}: a batch reads what is there"
+            )
+        if first < state.first_seq and first < end and state.retention != "workqueue":
+            last = min(state.first_seq, end) - 1
+            if self._options.fail_on_data_loss:
+                raise DataLoss(
+                    f"sequences {first} to {last} of stream {state.name!r} are gone: start at earliest, or set "
+                    "failOnDataLoss to false",
+                    stream=state.name,
+                    first_missing=first,
+                    first_available=state.first_seq,
+                )
+            log.warning("source.data_lost", stream=state.name, first=first, last=last)
+        return RangePartition(state.created, max(first, state.first_seq) - 1, end - 1)

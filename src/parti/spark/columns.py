@@ -1,0 +1,113 @@
+"""The columns of a JetStream DataFrame, built from what the range reader yields, in exactly Spark's Arrow schema.
+
+Spark refuses a batch whose schema differs in any type or nullability, and it prunes no columns of a Python source
+(SPARK.md 1.1). So the schema is what counts: columns that it does not name are not parsed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import ArrayType, DataType, StructType
+
+from parti.errors import ConfigError
+from parti.spark.tokens import Partitioning, Tokens
+
+HEADERS = "headers"
+_HEADERS_TYPE = "array<struct<key:string,value:binary>>"
+# Name -> type as Spark writes it, and the columns of the range reader it is made of.
+_COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "key": ("string", ("subject",)),
+    "value": ("binary", ("data",)),
+    "subject": ("string", ("subject",)),
+    "partition": ("int", ("subject",)),
+    "sequence": ("bigint", ("sequence",)),
+    "timestamp": ("timestamp", ("timestamp",)),
+    "stream": ("string", ()),
+    HEADERS: (_HEADERS_TYPE, (HEADERS,)),
+}
+_ARROW: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+
+
+def default_schema(*, include_headers: bool) -> str:
+    """What a DataFrame has when the user gives no schema, as DDL."""
+    names = [name for name in _COLUMNS if name != HEADERS or include_headers]
+    return ", ".join(f"{name} {_COLUMNS[name][0]}" for name in names)
+
+
+def check_schema(schema: StructType) -> None:
+    """Raise ConfigError unless every column of `schema` is one of ours, with our type."""
+    for field in schema.fields:
+        if field.name not in _COLUMNS:
+            raise ConfigError(f"format jetstream has no column {field.name!r}: choose from {', '.join(_COLUMNS)}")
+        expected, given = _COLUMNS[field.name][0], field.dataType.simpleString()
+        if given != expected:
+            raise ConfigError(f"column {field.name} is of type {expected}, not {given}: cast it after reading")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnBuilder:
+    """Turns batches of the range reader into batches of the asked schema; immutable and picklable."""
+
+    schema: pa.Schema
+    stream: str
+    key: Tokens
+    partitioning: Partitioning
+
+    @classmethod
+    def of(cls, schema: StructType, stream: str, key: Tokens, partitioning: Partitioning) -> ColumnBuilder:
+        check_schema(schema)
+        fields = [pa.field(field.name, _arrow_type(field.dataType), field.nullable) for field in schema.fields]
+        return cls(pa.schema(fields), stream, key, partitioning)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns to ask of the range reader; always at least one, for a batch without columns has no rows."""
+        wanted = {source for name in self.schema.names for source in _COLUMNS[name][1]}
+        if not self.partitioning.needs_subject and {"key", "subject"}.isdisjoint(self.schema.names):
+            wanted.discard("subject")
+        return tuple(sorted(wanted)) or ("sequence",)
+
+    def build(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The same messages in the asked columns."""
+        return pa.RecordBatch.from_arrays(
+            [self._column(field, batch) for field in self.schema],
+            schema=self.schema,
+        )
+
+    def _column(self, field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
+        match field.name:
+            case "key":
+                return self.key.column(batch.column("subject"))
+            case "value":
+                return batch.column("data")
+            case "partition":
+                if not self.partitioning.needs_subject:
+                    return pa.repeat(pa.scalar(0, pa.int32()), batch.num_rows)
+                return self.partitioning.column(batch.column("subject"))
+            case "timestamp":
+                return batch.column("timestamp").cast(field.type, safe=False)  # Spark knows microseconds only
+            case "stream":
+                return pa.repeat(self.stream, batch.num_rows)
+            case "headers":
+                return batch.column(HEADERS).cast(field.type)
+            case _:
+                return batch.column(field.name)
+
+
+def _arrow_type(spark_type: DataType) -> Any:
+    name = spark_type.simpleString()
+    if not isinstance(spark_type, ArrayType):
+        return _ARROW[name]
+    entry = spark_type.elementType
+    assert isinstance(entry, StructType)
+    fields = [pa.field(part.name, _arrow_type(part.dataType), part.nullable) for part in entry.fields]
+    return pa.list_(pa.field("element", pa.struct(fields), spark_type.containsNull))
