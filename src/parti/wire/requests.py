@@ -29,6 +29,7 @@ class Reply:
 
     data: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
+    subject: str = ""
     reply: str = ""
     """Where the server wants an answer: the ack subject of a delivered message."""
 
@@ -40,6 +41,11 @@ class Reply:
     @property
     def description(self) -> str:
         return self.headers.get("Description", "")
+
+
+def reply_of(message: Any) -> Reply:
+    """A message of nats-py as ours."""
+    return Reply(message.data, message.headers or {}, message.subject, message.reply)
 
 
 Handler = Callable[["Reply | PartiError"], None]
@@ -87,7 +93,10 @@ class Requests:
         return reply
 
     async def expect(self, handle: Handler) -> tuple[str, str]:
-        """A fresh inbox: each message on it goes to `handle`, and so does a break of the connection.
+        """A fresh inbox: each message sent *to it* goes to `handle`, and so does a break of the connection.
+
+        It is not for pull consumers: their deliveries arrive under the subject of the stream, so that one inbox
+        cannot tell them apart.
 
         Returns the token for `forget`, which the caller must call in the end, and the inbox's subject.
         """
@@ -129,7 +138,7 @@ class Requests:
     async def _on_message(self, message: Any) -> None:
         handle = self._handlers.get(message.subject[len(self._prefix) :])
         if handle is not None:
-            handle(Reply(message.data, message.headers or {}, message.reply))
+            handle(reply_of(message))
 
     def _on_event(self, event: ConnectionEvent) -> None:
         if event.kind in (EventKind.DISCONNECTED, EventKind.CLOSED):

@@ -1,0 +1,113 @@
+"""The values of a key-value bucket: entries, changes, and what a message in the bucket's stream means."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar
+
+from parti.errors import Category, PartiError, UsageError
+
+_KEY = re.compile(r"[-/_=.a-zA-Z0-9]+")  # ADR-8
+_PATTERN = re.compile(r"[-/_=.*>a-zA-Z0-9]+")
+_BUCKET = re.compile(r"[-_a-zA-Z0-9]+")
+
+
+class Operation(StrEnum):
+    """What happened to a key; only PUT leaves a value."""
+
+    PUT = "put"
+    DELETE = "delete"
+    PURGE = "purge"
+    EXPIRED = "expired"
+    """Its TTL ran out: the server left a marker."""
+    VANISHED = "vanished"
+    """It is gone without a trace in the stream (bucket purged or recreated, or a marker that ran out unseen)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The live value of a key; `revision` is what a compare-and-set names."""
+
+    key: str
+    value: bytes = field(repr=False)
+    revision: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One new state of a key; `value` is None unless `operation` is PUT.
+
+    `revision` is the stream sequence of the change; for VANISHED it is the last one known of the key.
+    """
+
+    key: str
+    value: bytes | None = field(repr=False)
+    revision: int
+    operation: Operation
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotDone:
+    """Every key's state at the start of the watch was told; what follows is new. `revision` is the highest told."""
+
+    revision: int
+
+
+class KeyNotFound(PartiError):
+    """The key has no value: never written, deleted or expired. `revision` is that of its marker, or 0."""
+
+    category: ClassVar[Category] = Category.NOT_FOUND
+
+    def __init__(self, message: str, *, key: str, revision: int = 0) -> None:
+        super().__init__(message)
+        self.key = key
+        self.revision = revision
+
+
+class KeyExists(PartiError):
+    """The key has a value already: read it, then decide. `revision` is that of the value."""
+
+    category: ClassVar[Category] = Category.POLICY
+
+    def __init__(self, message: str, *, key: str, revision: int) -> None:
+        super().__init__(message)
+        self.key = key
+        self.revision = revision
+
+
+def operation_of(headers: Mapping[str, str]) -> Operation:
+    """What a message in a bucket's stream did; a marker that the server itself left counts as a removal."""
+    if reason := headers.get("Nats-Marker-Reason"):
+        return {"MaxAge": Operation.EXPIRED, "Purge": Operation.PURGE}.get(reason, Operation.DELETE)
+    return {"DEL": Operation.DELETE, "PURGE": Operation.PURGE}.get(headers.get("KV-Operation", ""), Operation.PUT)
+
+
+def check_bucket(bucket: str) -> str:
+    if not _BUCKET.fullmatch(bucket):
+        raise UsageError(f"{bucket!r} is no bucket name: use letters, digits, '-' and '_'")
+    return bucket
+
+
+def check_key(key: str) -> str:
+    if not _KEY.fullmatch(key) or key.startswith(".") or key.endswith(".") or ".." in key:
+        raise UsageError(f"{key!r} is no key: use letters, digits and -/_=. without a dot at an end or two in a row")
+    return key
+
+
+def check_pattern(pattern: str) -> str:
+    tokens = pattern.split(".")
+    fine = (
+        _PATTERN.fullmatch(pattern) is not None
+        and all(tokens)
+        and all(token == "*" or "*" not in token for token in tokens)
+        and all(">" not in token for token in tokens[:-1])
+        and (tokens[-1] == ">" or ">" not in tokens[-1])
+    )
+    if not fine:
+        raise UsageError(f"{pattern!r} is no key pattern: use a key whose tokens may be '*' and whose last may be '>'")
+    return pattern

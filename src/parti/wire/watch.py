@@ -1,0 +1,333 @@
+"""Watching a bucket: every state of every key once and in order, whatever happens to connection, server and consumer.
+
+The stream is read by an ephemeral pull consumer of our own. Each of these ends in a resync, which creates a new
+consumer right behind the last revision told: a gap in the consumer's own sequence, a deleted consumer, a change of
+leader, a missed heartbeat, a lost connection. nats-py's watch was blind for 15 to 20 s after a restart of the server
+or a deletion of its consumer (JETSTREAM.md 1.1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import structlog
+from nats import errors as nats_errors
+
+from parti.backoff import Backoff
+from parti.clock import Clock, SystemClock
+from parti.errors import ConnectionFailed, ConnectionLost, PartiError, TransientError
+from parti.wire.api import JetStreamApi
+from parti.wire.delivery import Delivery, parse_delivery
+from parti.wire.errors import BatchCompleted, MessageNotFound, NoMessages, PullExpired, status_error
+from parti.wire.events import ConnectionEvent, EventKind
+from parti.wire.kv_model import Change, Operation, SnapshotDone, operation_of
+from parti.wire.requests import Reply, reply_of
+
+log = structlog.get_logger(__name__)
+
+_NANOSECONDS = 1_000_000_000
+_BATCH = 256  # messages a pull may bring; no more than these wait in memory
+_PULL_BYTES = 4 * 1024 * 1024
+_PULL_EXPIRES = 30.0
+_HEARTBEAT_STATUS = 100
+_INACTIVE = 30.0  # the server removes a consumer that we could not delete
+_DELETE_TIMEOUT = 1.0
+
+
+class Resync(TransientError):
+    """The consumer cannot be trusted any more: create another one behind the last revision told."""
+
+
+class Watch:
+    """The changes of the keys that match one pattern, told once each and in the order of their revisions per key.
+
+    What is promised, over any number of resyncs: no state that stays is missed, no revision is told twice, a key that
+    was told alive and is gone is told gone. States that were overwritten while the connection was down may be skipped,
+    as the bucket's history keeps only the last ones. The memory used is the keys told alive, and one pull.
+    """
+
+    def __init__(
+        self,
+        api: JetStreamApi,
+        stream: str,
+        subjects: str,
+        pattern: str,
+        *,
+        values: bool = True,
+        heartbeat: float = 1.0,
+        relist_every: float = 30.0,
+        clock: Clock | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """`relist_every`: how often to look for keys that went without a marker, by comparing with the leader."""
+        self._api = api
+        self._stream = stream
+        self._prefix = subjects
+        self._filter = subjects + pattern
+        self._values = values
+        self._heartbeat = heartbeat
+        self._relist_every = relist_every
+        self._clock = clock or SystemClock()
+        self._backoff = backoff or Backoff(base=0.1, cap=2.0, max_tries=None)
+        self._reconnected = asyncio.Event()
+        self._queue: asyncio.Queue[Reply | PartiError] = asyncio.Queue()
+        self._subscription: Any = None
+        self._inbox = ""
+        self._consumer = ""
+        self._consumer_seq = 0
+        self._awaited = 0
+        """Messages that the running pull may still bring; 0 when there is none."""
+        self._created = ""
+        """When the stream was created: another time means another stream of the same name."""
+        self._last_seq = 0
+        self._alive: dict[str, int] = {}
+        self._orphans: dict[str, int] = {}
+        """Keys of an earlier stream of this name that the present one has not told yet."""
+        self._snapshot: int | None = None
+        """Messages of the snapshot still to come; None when it is complete."""
+        self._announced = False
+        self._relist_at = 0.0
+        self._heard = True
+        """Whether the present consumer has worked at all; if not, the next one waits for its turn."""
+        self._waits = self._backoff.delays()
+
+    async def changes(self) -> AsyncGenerator[Change | SnapshotDone, None]:
+        """Iterate for as long as wanted; closing the iterator removes the consumer from the server.
+
+        Raises `StreamNotFound` when the bucket does not exist at the start, and `ConnectionFailed` when the
+        connection was closed for good; anything else is waited out.
+        """
+        unlisten = self._api.connection.add_listener(self._on_event)
+        try:
+            told = await self._start()
+            while True:
+                for item in told:
+                    yield item
+                try:
+                    told = await self._step()
+                except PartiError as reason:
+                    told = await self._recover(reason)
+        finally:
+            unlisten()
+            await self._drop_consumer()
+
+    async def _start(self) -> list[Change | SnapshotDone]:
+        """Create the consumer behind what was told; returns what the comparison with the stream told at once."""
+        info = await self._api.stream_info(self._stream)
+        resumed = bool(self._created)
+        # Also a stream whose last sequence went back has lost its end (a crash before the disk was synced): revisions
+        # start over below ours, and would pass for old ones.
+        if resumed and (info["created"] != self._created or info["state"]["last_seq"] < self._last_seq):
+            log.warning("watch.stream_recreated", stream=self._stream, last_seq=self._last_seq)
+            self._orphans |= self._alive
+            self._alive.clear()
+            self._last_seq = 0
+            self._snapshot = None
+            resumed = False
+        fresh = self._last_seq == 0 or self._snapshot is not None
+        self._created = info["created"]
+        name = f"parti-watch-{secrets.token_hex(8)}"
+        config: dict[str, Any] = {
+            "name": name,
+            "filter_subject": self._filter,
+            "ack_policy": "none",
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": int(_INACTIVE * _NANOSECONDS),
+            "headers_only": not self._values,
+            # An interrupted snapshot is taken anew and what was told of it is dropped by revision; reading on from
+            # the last sequence instead would bring older values of a bucket with history.
+            **(
+                {"deliver_policy": "last_per_subject"}
+                if fresh
+                else {"deliver_policy": "by_start_sequence", "opt_start_seq": self._last_seq + 1}
+            ),
+        }
+        await self._listen()
+        self._consumer, self._consumer_seq, self._awaited = name, 0, 0
+        created = await self._api.consumer_create(self._stream, config, action="create")
+        told: list[Change | SnapshotDone] = []
+        if fresh:
+            self._snapshot = int(created["num_pending"])
+            if self._snapshot == 0:
+                told += self._finish_snapshot()
+        if resumed:
+            told += await self._relist()
+        self._relist_at = self._clock.now() + self._relist_every
+        return told
+
+    async def _listen(self) -> None:
+        """A new inbox and queue, so that late messages of an earlier consumer cannot mix in."""
+        queue: asyncio.Queue[Reply | PartiError] = asyncio.Queue()
+
+        async def receive(message: Any) -> None:
+            queue.put_nowait(reply_of(message))
+
+        self._queue, self._inbox = queue, self._api.connection.new_inbox()
+        try:
+            self._subscription = await self._api.connection.subscribe(self._inbox, cb=receive)
+        except nats_errors.Error as error:
+            raise ConnectionFailed(f"cannot subscribe: {error}") from error
+
+    async def _step(self) -> list[Change | SnapshotDone]:
+        """Wait for the next message, heartbeat or turn to compare, and return what is to be told because of it."""
+        if self._clock.now() >= self._relist_at and self._snapshot is None:
+            self._relist_at = self._clock.now() + self._relist_every
+            return await self._relist()
+        if self._awaited == 0:
+            await self._pull()
+        patience = 2.5 * self._heartbeat
+        try:
+            async with asyncio.timeout(patience):
+                message = await self._queue.get()
+        except TimeoutError:
+            raise Resync(f"nothing heard from {self._consumer} for {patience:g} s") from None
+        if isinstance(message, PartiError):
+            raise message
+        if not self._heard:
+            self._heard, self._waits = True, self._backoff.delays()
+        if message.status:
+            return await self._on_status(message)
+        delivery = parse_delivery(message.reply)
+        if delivery is None:
+            raise Resync(f"a message without an ack subject came from {self._consumer}")
+        return self._on_delivery(message, delivery)
+
+    async def _on_status(self, message: Reply) -> list[Change | SnapshotDone]:
+        if message.status == _HEARTBEAT_STATUS:
+            sent = int(message.headers.get("Nats-Last-Consumer", self._consumer_seq))
+            if sent != self._consumer_seq:
+                raise Resync(f"{self._consumer} has sent {sent} messages, and {self._consumer_seq} arrived")
+            # A key that expired before its turn in the snapshot never comes: an idle, empty consumer ends it.
+            if self._snapshot is not None:
+                info = await self._api.consumer_info(self._stream, self._consumer)
+                if info["num_pending"] == 0 and info["delivered"]["consumer_seq"] == self._consumer_seq:
+                    return self._finish_snapshot()
+            return []
+        error = status_error(message.status, message.description, request=self._consumer)
+        if isinstance(error, NoMessages | PullExpired | BatchCompleted):
+            self._awaited = 0
+            return []
+        raise Resync(str(error)) from error
+
+    def _on_delivery(self, message: Reply, delivery: Delivery) -> list[Change | SnapshotDone]:
+        self._consumer_seq += 1
+        if delivery.consumer_seq != self._consumer_seq:
+            raise Resync(f"{self._consumer} delivered {delivery.consumer_seq} where {self._consumer_seq} was next")
+        self._awaited -= 1
+        told: list[Change | SnapshotDone] = []
+        if delivery.stream_seq > self._last_seq:
+            self._last_seq = delivery.stream_seq
+            told.append(self._change(message, delivery))
+        if self._snapshot is not None:
+            self._snapshot -= 1
+            if self._snapshot <= 0 or delivery.pending == 0:
+                told += self._finish_snapshot()
+        return told
+
+    def _change(self, message: Reply, delivery: Delivery) -> Change:
+        key = message.subject.removeprefix(self._prefix)
+        operation = operation_of(message.headers)
+        self._orphans.pop(key, None)
+        if operation is Operation.PUT:
+            self._alive[key] = delivery.stream_seq
+        else:
+            self._alive.pop(key, None)
+        value = message.data if operation is Operation.PUT else None
+        return Change(key, value, delivery.stream_seq, operation, delivery.time_ns)
+
+    def _finish_snapshot(self) -> list[Change | SnapshotDone]:
+        self._snapshot = None
+        told: list[Change | SnapshotDone] = [self._vanished(key, seq) for key, seq in self._orphans.items()]
+        self._orphans.clear()
+        if not self._announced:
+            self._announced = True
+            told.append(SnapshotDone(self._last_seq))
+        return told
+
+    def _vanished(self, key: str, revision: int) -> Change:
+        return Change(key, None, revision, Operation.VANISHED, int(self._clock.wall() * _NANOSECONDS))
+
+    async def _relist(self) -> list[Change | SnapshotDone]:
+        """Keys told alive that the leader does not hold any more: gone with no marker, or with one that ran out."""
+        before = dict(self._alive)
+        present: set[str] = set()
+        async for page in self._api.stream_subjects(self._stream, self._filter):
+            present.update(subject.removeprefix(self._prefix) for subject in page)
+        told: list[Change | SnapshotDone] = []
+        for key, revision in before.items():
+            if key not in present and await self._is_gone(key):
+                del self._alive[key]
+                told.append(self._vanished(key, revision))
+        return told
+
+    async def _is_gone(self, key: str) -> bool:
+        # Pages of a changing listing may skip a subject, so that each one is asked for by itself.
+        try:
+            await self._api.msg_get(self._stream, last_by_subj=self._prefix + key)
+        except MessageNotFound:
+            return True
+        return False
+
+    async def _pull(self) -> None:
+        body = {
+            "batch": _BATCH,
+            "max_bytes": max(_PULL_BYTES, 2 * self._api.connection.max_payload),
+            "expires": int(_PULL_EXPIRES * _NANOSECONDS),
+            "idle_heartbeat": int(self._heartbeat * _NANOSECONDS),
+        }
+        call = f"{self._api.prefix}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
+        await self._api.connection.requests.send(call, json.dumps(body).encode(), reply=self._inbox)
+        self._awaited = _BATCH
+
+    async def _recover(self, reason: PartiError) -> list[Change | SnapshotDone]:
+        """Start again, for as long as it takes; only a connection closed for good ends the watch."""
+        log.info("watch.resync", stream=self._stream, consumer=self._consumer, last_seq=self._last_seq, why=str(reason))
+        worked, self._heard = self._heard, False
+        while True:
+            await self._drop_consumer()
+            if not worked:
+                await self._pause(next(self._waits))
+            worked = False
+            self._reconnected.clear()
+            try:
+                return await self._start()
+            except PartiError as error:
+                if self._api.connection.is_closed:
+                    raise ConnectionFailed(f"the connection is closed: the watch of {self._stream} ends") from error
+                log.info("watch.retry", stream=self._stream, why=str(error))
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not longer than until the connection is back."""
+        sleep = asyncio.ensure_future(self._clock.sleep(seconds))
+        wake = asyncio.ensure_future(self._reconnected.wait())
+        try:
+            await asyncio.wait({sleep, wake}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleep.cancel()
+            wake.cancel()
+            await asyncio.gather(sleep, wake, return_exceptions=True)
+
+    async def _drop_consumer(self) -> None:
+        """Stop listening and delete the consumer; one that cannot be reached removes itself after a while."""
+        subscription, self._subscription = self._subscription, None
+        consumer, self._consumer = self._consumer, ""
+        if subscription is not None and not self._api.connection.is_closed:
+            await subscription.unsubscribe()
+        if not consumer or not self._api.connection.is_connected:
+            return
+        try:
+            call = f"CONSUMER.DELETE.{self._stream}.{consumer}"
+            await self._api.request(call, timeout=_DELETE_TIMEOUT)
+        except PartiError as error:
+            log.debug("watch.consumer_left", stream=self._stream, consumer=consumer, why=str(error))
+
+    def _on_event(self, event: ConnectionEvent) -> None:
+        if event.kind in (EventKind.DISCONNECTED, EventKind.CLOSED):
+            self._queue.put_nowait(ConnectionLost(f"the connection to {event.server} broke"))
+        if event.kind in (EventKind.RECONNECTED, EventKind.CLOSED):
+            self._reconnected.set()
