@@ -29,11 +29,10 @@ from parti.spark.options import (
     text,
 )
 from parti.subjects import validate_subject, validate_token
-from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
 from parti.wire.outgoing import HEADERS, Rows, chunk_id, chunks
 from parti.wire.publisher import Publisher
-from parti.wire.target import Target, target_named, target_of
+from parti.wire.target import Target, find_target
 
 WRITER_OPTIONS = OptionTable(
     (
@@ -65,7 +64,7 @@ _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # local prope
 
 
 @dataclass(frozen=True, slots=True)
-class Written(WriterCommitMessage):  # type: ignore[misc]  # pyspark has no types here
+class Written(WriterCommitMessage):
     """What one task has had acknowledged."""
 
     partition: int
@@ -97,8 +96,8 @@ class _Writer:
                     "atomic=true needs the option stream (or subject), to know which stream must allow it"
                 )
             return  # each row names its subject: the tasks will see
-        with BlockingConnection.open(self.connect, name="parti-spark-sink") as connection:
-            target = target_named(connection, self.stream) if self.stream else target_of(connection, self.subject or "")
+        # Spark builds a writer for every micro-batch: an outage now must cost time, not the query.
+        target = find_target(self.connect, stream=self.stream, subject=self.subject or "", patience=self.patience)
         _check_target(target, demand_atomic=demand_atomic)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -136,11 +135,11 @@ class _Writer:
         )
 
 
-class JetStreamBatchWriter(_Writer, DataSourceArrowWriter):  # type: ignore[misc]
+class JetStreamBatchWriter(_Writer, DataSourceArrowWriter):
     """`df.write.format("jetstream").mode("append")`; a task that is tried again stores nothing twice."""
 
 
-class JetStreamStreamWriter(_Writer, DataSourceStreamArrowWriter):  # type: ignore[misc]
+class JetStreamStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """`df.writeStream.format("jetstream")`; a micro-batch that is replayed stores nothing twice."""
 
 

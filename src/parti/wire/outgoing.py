@@ -115,13 +115,15 @@ def chunks(batches: Iterable[Rows]) -> Iterator[Rows]:
         yield rest
 
 
-def chunk_id(scope: str, number: int, rows: Rows) -> str:
+def chunk_id(scope: str, number: int, rows: Rows, salt: str = "") -> str:
     """`scope-number-digest`: the same for the same rows at the same place, and never the same for other rows.
+
+    `salt` is what the scope abbreviates; it goes into the digest.
 
     The digest is what makes a replay with *other* rows safe. Ids by place alone would make the stream drop a row that
     came out of a shuffle in another order than at the first try; so it is stored, at worst twice.
     """
-    digest = hashlib.blake2b(scope.encode(), digest_size=8)
+    digest = hashlib.blake2b(f"{salt} {scope}".encode(), digest_size=8)
     for column in rows.columns:
         if column is not None:
             whole = pa.concat_arrays([column])  # a slice shares its parent's buffers; this copies only its own part

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
+from parti.backoff import Backoff
+from parti.errors import PartiError
 from parti.wire.blocking import BlockingConnection
 from parti.wire.errors import StreamNotFound
+from parti.wire.options import ConnectOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +21,8 @@ class Target:
     stream: str
     subjects: tuple[str, ...]
     allow_atomic: bool
-    max_msg_size: int
-    """Bytes of a message with its headers; -1 for no limit."""
+    no_ack: bool
+    """The stream confirms nothing: no publish to it can be proven."""
     duplicate_window: float
     """Seconds for which the stream remembers message ids; a replay after that is stored again."""
 
@@ -28,7 +33,7 @@ class Target:
             stream=config["name"],
             subjects=tuple(config.get("subjects") or ()),
             allow_atomic=bool(config.get("allow_atomic")),
-            max_msg_size=int(config.get("max_msg_size") or -1),
+            no_ack=bool(config.get("no_ack")),
             duplicate_window=int(config.get("duplicate_window") or 0) / 1e9,
         )
 
@@ -46,3 +51,18 @@ def target_of(connection: BlockingConnection, subject: str) -> Target:
             f"no stream takes subject {subject!r}: create one that does, or correct the subject", code=404
         )
     return target_named(connection, names[0])
+
+
+def find_target(options: ConnectOptions, *, stream: str | None, subject: str, patience: float) -> Target:
+    """The stream by its name, or else the one that takes `subject`; outages are waited out for `patience` seconds."""
+    deadline = time.monotonic() + patience
+    never = threading.Event()
+    for wait in Backoff(max_tries=None).delays():
+        try:
+            with BlockingConnection.open(options, name="parti-target") as connection:
+                return target_named(connection, stream) if stream else target_of(connection, subject)
+        except PartiError as error:
+            if not error.retriable or time.monotonic() + wait > deadline:
+                raise
+        never.wait(wait)
+    raise AssertionError("an endless backoff ended")

@@ -1,0 +1,121 @@
+"""A SparkSession with the settings that matter for `format("jetstream")`, on one machine and on a cluster.
+
+Each setting has its reason in `SETTINGS`; everything can be overridden by the caller. On a cluster parti itself travels
+to the executors: as a zip in `spark.submit.pyFiles`, which also has to be on the driver's PYTHONPATH before the JVM
+starts, because the driver-side planner processes see nothing else (PIPELINE.md 4).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from parti.errors import ConfigError, UsageError
+from parti.java import OLDEST, find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PACKAGES: Final = ("parti", "pyspark_jetstream")
+_MARK: Final = "spark.parti.session"
+_ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+SETTINGS: Final[dict[str, str]] = {
+    # 42 ms less for every wave of Python tasks than over TCP (SPARK.md 3.2).
+    "spark.python.unix.domain.socket.enabled": "true",
+    # transformWithState refuses the default store, and large state does not fit the heap.
+    "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+    # Progress bars and results on one terminal garble each other.
+    "spark.ui.showConsoleProgress": "false",
+    _MARK: "true",
+}
+LOOPBACK: Final[dict[str, str]] = {
+    # A laptop's host name often resolves to an address that is gone after a change of network.
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+FAST_CHECKPOINTS: Final[dict[str, str]] = {
+    # 15 ms instead of 68 ms a batch on a local disk (SPARK.md 3.2). No checksums, no atomic rename: development only.
+    "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+}
+
+
+def session(
+    app_name: str = "parti", master: str = "local[*]", *, fast_checkpoints: bool = False, **conf: Any
+) -> SparkSession:
+    """The running session, or a new one in which `format("jetstream")` works, also on the executors.
+
+    `conf` takes Spark's names: `session("job", **{"spark.sql.shuffle.partitions": 2})`. On `local[N]` a failed task is
+    tried four times as on a cluster; Spark's own default there is once, so that one killed worker ends a query.
+    `fast_checkpoints` trades the checkpoint's checksums for speed: for development on a local disk only.
+    """
+    for name in conf:
+        if not name.startswith("spark."):
+            raise ConfigError(f"{name!r} is no Spark setting: their names begin with 'spark.'")
+    _require_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession  # Spark is an extra: importing parti must not need it
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        if active.conf.get(_MARK, None) != "true":
+            raise UsageError("a Spark session without parti's settings runs already: stop it first, or use it as it is")
+        return active
+    settings = dict(SETTINGS)
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings |= LOOPBACK
+    if not re.fullmatch(r"local(\[[^,]*(,\s*\d+)?\])?", master):
+        settings |= _shipped()
+    if fast_checkpoints:
+        settings |= FAST_CHECKPOINTS
+    builder = SparkSession.builder.appName(app_name).master(retrying(master))
+    for name, value in (settings | conf).items():
+        builder = builder.config(name, value)
+    spark: SparkSession = builder.getOrCreate()
+    return spark
+
+
+def retrying(master: str) -> str:
+    """`local[N]` with four tries a task, as on a cluster; any other master unchanged."""
+    match = re.fullmatch(r"local(?:\[([^,\]]+)\])?", master)
+    return f"local[{match[1] or 1},4]" if match else master
+
+
+def build_zip(folder: Path) -> Path:
+    """The packages that executors need, as `parti.zip` in this folder; the same name wherever it is built."""
+    target = folder / "parti.zip"
+    root = Path(__file__).resolve().parents[2]
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in PACKAGES:
+            for source in sorted((root / package).rglob("*")):
+                if source.is_file() and "__pycache__" not in source.parts:
+                    archive.write(source, source.relative_to(root))
+    return target
+
+
+def _shipped() -> dict[str, str]:
+    folder = tempfile.mkdtemp(prefix="parti-ship-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    archive = str(build_zip(Path(folder)))
+    # Read by the JVM when it starts, and handed by it to the planner processes.
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = archive + (os.pathsep + before if before else "")
+    return {"spark.submit.pyFiles": archive}
+
+
+def _require_java() -> None:
+    java = find_java()
+    if java is None or java.major < OLDEST:
+        found = f"only {java.version} at {java.home}" if java else "none"
+        raise ConfigError(f"Spark needs Java {OLDEST} or newer, found {found}: install one, or set JAVA_HOME to it")
+    os.environ["JAVA_HOME"] = str(java.home)  # of those found, the first that is new enough
