@@ -1,12 +1,13 @@
-"""One attempt at a range: deliver what one consumer, or Direct Get, has of it, and say how far it got.
+"""One attempt at a range: deliver what one consumer, or Direct Get, has of it, and move the cursor along.
 
-An attempt may end early, never wrongly: whatever lies at or below its `position` was delivered in order, or does not
-match, or was not in the stream. Whether anything is left behind `position` is for the range reader to find out.
+An attempt may end early, never wrongly. Whether anything is left behind the cursor is for the range reader to find out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -17,16 +18,23 @@ import numpy as np
 from parti.errors import ConnectionFailed, RequestTimeout, TransientError
 from parti.wire.blocking import BlockingConnection, status_of
 from parti.wire.columns import Deliveries, consumer_deliveries, direct_deliveries, is_delivery
-from parti.wire.errors import status_error
-from parti.wire.filters import SubjectFilter
+from parti.wire.cursor import Cursor
+from parti.wire.errors import BatchCompleted, MessageExceedsMaxBytes, status_error
+from parti.wire.frames import Frames
+from parti.wire.state import StreamState
 
-_PULLS = 2  # the server fills one while we parse the other
-_PULL_BATCH = 20_000
-_IN_FLIGHT = 16 << 20  # bytes; beyond it the server may cut us off as a slow consumer (SPARK.md 2.3)
+_PULL_BATCH = 32_000
+_WAITING = 8  # pulls that a consumer may hold; we never have more than two open
+_IN_FLIGHT = 16 << 20  # bytes of two pulls; far beyond it the server cuts us off as a slow consumer (SPARK.md 2.3)
+_ENVELOPE = 64 << 10  # subject, reply and header lines around the largest payload
 _DIRECT_BATCH = 512  # publishers wait while a batch is read: p99 4 ms at 256, 15 ms at 2,000 (SPARK.md 2.3)
 _DIRECT_BYTES = 1 << 20
-_STALL = 5.0  # seconds without a byte although an answer is due; then the connection is taken for dead
+_STALL = 2.0  # seconds without a byte although an answer is due; then the server is asked whether it lives
+_STALLS = 5  # ... and after so many of them in a row a new consumer is tried
+_AFTERMATH = 0.05  # seconds to wait for deliveries that a "nothing more" has overtaken on its way
 _IDLE = 30.0  # seconds after which the server removes a consumer that a crashed reader left behind
+_LAST_SEQUENCE = re.compile(rb"\r\nNats-Last-Sequence: (\d+)\r\n")
+_PENDING_MESSAGES = re.compile(rb"\r\nNats-Pending-Messages: (\d+)\r\n")
 
 
 class ReadInterrupted(TransientError):
@@ -34,96 +42,136 @@ class ReadInterrupted(TransientError):
 
 
 class Attempt:
-    """Base of both paths: keeps the position, trims to the range, filters, and notices holes."""
+    """Base of both paths: its own inbox, a server that is asked for a sign of life, and a clean connection after it."""
 
-    def __init__(
-        self, connection: BlockingConnection, stream: str, position: int, to: int, chosen: SubjectFilter
-    ) -> None:
+    def __init__(self, connection: BlockingConnection, stream: str, cursor: Cursor) -> None:
         self.connection = connection
         self.stream = stream
-        self.position = position
-        self.first_hole: int | None = None
-        """The first sequence of the range that did not come: deleted, or aged out; None when there is no hole."""
-        self._to = to
-        self._chosen = chosen
+        self.cursor = cursor
+        self.served = ">"
+        """The subjects that the server was asked for; the others are unseen."""
         self._inbox = f"{connection.options.inbox_prefix}.{uuid4().hex}"
-        self._sid = connection.subscribe(f"{self._inbox}.*")
+        self._sid: int | None = None
+        self._stalls = 0
 
     def run(self) -> Iterator[Deliveries]:
         """The messages of the range in order, batch by batch; each batch is valid until the next is asked for."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
+        self._sid = self.connection.subscribe(f"{self._inbox}.*")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the connection clean: leftovers of a pull would break the next read on it (SPARK.md 2.4)."""
-        if not self.connection.closed:
-            self.connection.unsubscribe(self._sid)
+        """Leave the connection clean, or closed: leftovers of a pull would break the next read (SPARK.md 2.4)."""
+        with contextlib.suppress(ConnectionFailed):  # it is closed then; what it read before is good
+            if self._sid is not None and not self.connection.closed:
+                self._leave(self._sid)
+
+    def _leave(self, sid: int) -> None:
+        self.connection.unsubscribe(sid)
 
     def _call(self, subject: str, body: dict[str, Any], token: str) -> None:
         self.connection.publish(
             f"{self.connection.options.js_prefix}.{subject}", json.dumps(body).encode(), f"{self._inbox}.{token}"
         )
 
-    def _accept(self, deliveries: Deliveries) -> Deliveries:
-        """The part of a batch that belongs to the range and matches; moves the position past all of it."""
-        sequence = deliveries.stream_seq
-        if len(sequence) == 0:
-            return deliveries
-        if self.first_hole is None:
-            steps = np.diff(sequence, prepend=self.position)
-            if (steps != 1).any():
-                index = int(np.argmax(steps != 1))
-                self.first_hole = int(sequence[index - 1] if index else self.position) + 1
-        self.position = min(int(sequence[-1]), self._to)
-        if sequence[-1] > self._to:
-            deliveries = deliveries.select(sequence <= self._to)
-        if self._chosen.matches_all or not len(deliveries):
-            return deliveries
-        return deliveries.select(self._chosen.mask(deliveries.subjects()))
+    def _frames(self) -> Frames:
+        """The next frames of this attempt, maybe none; raises when the server gives no sign of life."""
+        try:
+            frames = self.connection.frames(_STALL)
+        except RequestTimeout:
+            frames = self._sign_of_life()
+        frames = frames.select(frames.sid == self._sid)
+        if len(frames):
+            self._stalls = 0
+        return frames
 
-    def _stalled(self, error: RequestTimeout) -> ConnectionFailed:
-        self.connection.close()
-        return ConnectionFailed(f"reading {self.stream!r} from {self.connection.address} stalled: {error}")
+    def _sign_of_life(self) -> Frames:
+        self._stalls += 1
+        if self._stalls > _STALLS:
+            raise ReadInterrupted(f"nothing of stream {self.stream!r} came for {self._stalls * _STALL:g} s")
+        self.connection.probe()
+        try:
+            return self.connection.frames(self.connection.options.request_timeout)
+        except RequestTimeout as error:
+            self.connection.close()
+            raise ConnectionFailed(
+                f"reading {self.stream!r} from {self.connection.address} stalled: {error}"
+            ) from error
+
+    def _interrupted(self, status: int, description: str) -> ReadInterrupted:
+        return ReadInterrupted(f"reading stream {self.stream!r} was interrupted: {description or status}")
 
 
 class ConsumerAttempt(Attempt):
     """Through an ephemeral pull consumer without acks, kept in memory: the fast path, for limits and interest."""
 
-    def __init__(
-        self,
-        connection: BlockingConnection,
-        stream: str,
-        position: int,
-        to: int,
-        chosen: SubjectFilter,
-        *,
-        selective: float,
-    ) -> None:
-        super().__init__(connection, stream, position, to, chosen)
+    def __init__(self, connection: BlockingConnection, state: StreamState, cursor: Cursor, *, selective: float) -> None:
+        """`selective`: where a filter matches a smaller share of the stream than this, the server applies it."""
+        super().__init__(connection, state.name, cursor)
+        self._last_seq = state.last_seq
+        self._selective = selective
         self._consumer = ""
         self._next = 1  # the consumer sequence that must come next
-        self._pulls: dict[str, int] = {}  # inbox token -> messages still to come
+        self._pulls: dict[str, int] = {}  # inbox token -> batch of the latest pulls
         self._asked = 0
-        one = chosen.patterns[0] if len(chosen.patterns) == 1 and not chosen.matches_all else None
-        if one is None or not self._create(one) < selective:
-            if one is not None:
-                self._delete()
-            self._create(None)
+        self._due = 0  # messages that the pulls are still to bring
+        self._sated = False  # the server said that it has no more than is on its way
+        half = _IN_FLIGHT // 2
+        self._limit = max(half, connection.max_payload + _ENVELOPE)  # a single message must always fit
+        average = state.bytes // max(state.messages, 1) + 1
+        self._batch = max(1, min(_PULL_BATCH, half // average))
+        self._ask_at = self._batch // 2 if self._limit <= half + _ENVELOPE else 0
 
-    def _create(self, subject: str | None) -> float:
-        """Create the consumer; returns the share of the stream's remaining messages that it will deliver."""
+    def run(self) -> Iterator[Deliveries]:
+        self._choose()
+        while not self.cursor.done:
+            self._pull()
+            try:
+                frames = self._overtaken() if self._sated else self._frames()
+            except RequestTimeout:
+                return
+            data = is_delivery(frames)
+            deliveries = consumer_deliveries(frames.select(data))
+            good = self._consecutive(deliveries)
+            intact = good == len(deliveries)
+            if not intact:
+                deliveries = deliveries.select(np.arange(len(deliveries)) < good)
+            self._due -= len(deliveries)
+            dry = len(deliveries) > 0 and deliveries.pending[-1] == 0
+            yield self.cursor.accept(deliveries)
+            if not intact:
+                raise ReadInterrupted(f"a delivery of {self.stream!r} was lost behind sequence {self.cursor.position}")
+            statuses = frames.select(~data)
+            for index in range(len(statuses)):
+                self._status(statuses.subject(index), statuses.header(index))
+            if dry or (self._sated and self._due <= 0):
+                return
+
+    def _choose(self) -> None:
+        """Create the consumer, with a filter on the server only where that is the cheaper way (SPARK.md 5)."""
+        chosen = self.cursor.chosen
+        if len(chosen.patterns) == 1 and not chosen.matches_all:
+            matching = self._create(chosen.patterns[0])
+            if matching < self._selective * (self._last_seq - self.cursor.position):
+                self.served = chosen.patterns[0]
+                return
+            self._delete()
+        self._create(None)
+
+    def _create(self, subject: str | None) -> int:
+        """Create the consumer; returns how many messages it has to deliver up to the stream's end."""
         self._consumer = f"parti-range-{uuid4().hex}"
         config: dict[str, Any] = {
             "name": self._consumer,
             "deliver_policy": "by_start_sequence",
-            "opt_start_seq": self.position + 1,
+            "opt_start_seq": self.cursor.position + 1,
             "ack_policy": "none",
             "replay_policy": "instant",
-            "max_waiting": 4 * _PULLS,
+            "max_waiting": _WAITING,
             "mem_storage": True,
             "inactive_threshold": int(_IDLE * 1e9),
         }
@@ -133,120 +181,104 @@ class ConsumerAttempt(Attempt):
             f"CONSUMER.CREATE.{self.stream}.{self._consumer}" + (f".{subject}" if subject else ""),
             {"stream_name": self.stream, "config": config, "action": "create"},
         )
-        return int(answer["num_pending"]) / max(self._to - self.position, 1)
+        return int(answer["num_pending"])
 
     def _delete(self) -> None:
         # No answer is awaited: if this gets lost the server removes the consumer after `inactive_threshold`.
         self.connection.publish(f"{self.connection.options.js_prefix}.CONSUMER.DELETE.{self.stream}.{self._consumer}")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self.connection.closed:
+    def _leave(self, sid: int) -> None:
+        if self._consumer:
             self._delete()
-        super().__exit__(kind, error, trace)
-
-    def run(self) -> Iterator[Deliveries]:
-        while self.position < self._to:
-            self._pull()
-            try:
-                frames = self.connection.frames(_STALL)
-            except RequestTimeout as error:
-                raise self._stalled(error) from error
-            frames = frames.select(frames.sid == self._sid)
-            data = is_delivery(frames)
-            deliveries = consumer_deliveries(frames.select(data))
-            good = self._consecutive(deliveries)
-            intact = good == len(deliveries)
-            if not intact:
-                deliveries = deliveries.select(np.arange(len(deliveries)) < good)
-            self._count(len(deliveries))
-            dry = len(deliveries) > 0 and deliveries.pending[-1] == 0
-            yield self._accept(deliveries)
-            if not intact:
-                raise ReadInterrupted(f"a delivery of stream {self.stream!r} was lost behind sequence {self.position}")
-            statuses = frames.select(~data)
-            for index in range(len(statuses)):
-                dry |= self._status(statuses.subject(index), statuses.header(index))
-            if dry:
-                return
+        super()._leave(sid)
 
     def _pull(self) -> None:
-        while len(self._pulls) < _PULLS:
-            wanted = self._to - self.position - sum(self._pulls.values())
-            if wanted <= 0:
+        """Ask for more when half of a pull is left. The server serves pulls by turns; so it never has three of ours."""
+        while self._due <= self._ask_at and not self._sated:
+            batch = min(self.cursor.to - self.cursor.position - self._due, self._batch)
+            if batch <= 0:
                 return
             self._asked += 1
-            batch = min(wanted, _PULL_BATCH)
             self._pulls[str(self._asked)] = batch
-            limit = max(_IN_FLIGHT // _PULLS, 2 * self.connection.max_payload)  # a single message must always fit
-            body = {"batch": batch, "max_bytes": limit, "no_wait": True}
+            self._pulls.pop(str(self._asked - _WAITING), None)
+            self._due += batch
+            body = {"batch": batch, "max_bytes": self._limit, "no_wait": True}
             self._call(f"CONSUMER.MSG.NEXT.{self.stream}.{self._consumer}", body, str(self._asked))
+
+    def _overtaken(self) -> Frames:
+        frames = self.connection.frames(_AFTERMATH)
+        return frames.select(frames.sid == self._sid)
 
     def _consecutive(self, deliveries: Deliveries) -> int:
         """How many messages from the first on have the consumer sequence that must come next."""
         sequence = deliveries.consumer_seq
-        expected = np.arange(self._next, self._next + len(sequence))
-        wrong = sequence != expected
+        wrong = sequence != np.arange(self._next, self._next + len(sequence))
         good = int(np.argmax(wrong)) if wrong.any() else len(sequence)
         self._next += good
         return good
 
-    def _count(self, received: int) -> None:
-        """Book the messages on the oldest pulls; the server fills them in order."""
-        for token in list(self._pulls):
-            taken = min(received, self._pulls[token])
-            self._pulls[token] -= taken
-            received -= taken
-            if not self._pulls[token]:
-                del self._pulls[token]
-
-    def _status(self, subject: bytes, header: bytes) -> bool:
-        """Note that a pull ended; True when the server has nothing more to deliver."""
+    def _status(self, subject: bytes, header: bytes) -> None:
+        """Note that a pull ended before it was filled."""
         status, description = status_of(header)
         if status in (100, 0):
-            return False
-        self._pulls.pop(subject.decode().rpartition(".")[2], None)
-        if status in (404, 408):
-            return not self._pulls
-        if status == 409 and ("Batch Completed" in description or "MaxBytes" in description):
-            return False
-        error = status_error(status, description, request=f"pull from {self._consumer}")
-        if status in (409, 503):
-            raise ReadInterrupted(f"reading stream {self.stream!r} was interrupted: {description or status}") from error
-        raise error
+            return
+        batch = self._pulls.pop(subject.decode().rpartition(".")[2], 0)
+        error = status_error(status, description, request=f"pull from a consumer of {self.stream!r}")
+        match status:
+            case 404:
+                self._sated = True
+            case 408:  # refused at once: earlier pulls take all there is
+                self._sated = True
+                self._due -= batch
+            case 409 if isinstance(error, BatchCompleted | MessageExceedsMaxBytes):
+                unfilled = _pending_messages(header)
+                if unfilled == batch and isinstance(error, MessageExceedsMaxBytes):
+                    raise error  # the next message alone is too large: asking again would not end
+                self._due -= unfilled
+            case 409 | 503:
+                raise self._interrupted(status, description) from error
+            case _:
+                raise error
+
+
+def _pending_messages(header: bytes) -> int:
+    found = _PENDING_MESSAGES.search(header)
+    return int(found[1]) if found else 0
 
 
 class DirectAttempt(Attempt):
     """Through batch Direct Get: for work queues, which allow no second consumer, and for small ranges."""
 
     def run(self) -> Iterator[Deliveries]:
-        asked = 0
-        while self.position < self._to:
-            asked += 1
-            batch = min(self._to - self.position, _DIRECT_BATCH)
-            body = {"seq": self.position + 1, "batch": batch, "max_bytes": _DIRECT_BYTES}
-            self._call(f"DIRECT.GET.{self.stream}", body, str(asked))
-            before = self.position
-            ended = False
-            while not ended and self.position < self._to:
-                try:
-                    frames = self.connection.frames(_STALL)
-                except RequestTimeout as error:
-                    raise self._stalled(error) from error
-                frames = frames.select(frames.sid == self._sid)
-                deliveries, statuses = direct_deliveries(frames)
-                yield self._accept(deliveries)
-                for index in statuses:
-                    ended |= self._status(frames.header(index))
-            if self.position == before:
+        cursor = self.cursor
+        self._ask(cursor.position + 1)
+        while not cursor.done:
+            frames = self._frames()
+            following = self._following(frames)
+            if following is not None and following <= cursor.to:
+                self._ask(following)  # before we parse, so that the server reads the next batch meanwhile
+            deliveries, statuses = direct_deliveries(frames)
+            yield cursor.accept(deliveries)
+            if any([self._ends(frames.header(index)) for index in statuses]) and following is None:
                 return
+            if following is not None and following != cursor.position + 1 and not cursor.done:
+                raise ReadInterrupted(f"stream {self.stream!r} answered up to {following - 1}, not {cursor.position}")
 
-    def _status(self, header: bytes) -> bool:
+    def _ask(self, start: int) -> None:
+        batch = min(self.cursor.to - start + 1, _DIRECT_BATCH)
+        self._call(f"DIRECT.GET.{self.stream}", {"seq": start, "batch": batch, "max_bytes": _DIRECT_BYTES}, "1")
+
+    def _following(self, frames: Frames) -> int | None:
+        """Where to go on, when these frames end with the end of a batch."""
+        header = frames.header(len(frames) - 1) if len(frames) else b""
+        found = _LAST_SEQUENCE.search(header) if status_of(header)[0] == 204 else None
+        return int(found[1]) + 1 if found and int(found[1]) else None
+
+    def _ends(self, header: bytes) -> bool:
         status, description = status_of(header)
         if status in (204, 404):
             return True
         error = status_error(status, description, request=f"Direct Get on {self.stream!r}")
         if status in (408, 409, 412, 429, 503):
-            raise ReadInterrupted(f"reading stream {self.stream!r} was interrupted: {description or status}") from error
+            raise self._interrupted(status, description) from error
         raise error

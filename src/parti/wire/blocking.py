@@ -11,6 +11,7 @@ import json
 import random
 import socket
 import ssl
+import threading
 import time
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,7 +23,7 @@ import numpy as np
 from parti.errors import ConnectionFailed, NoResponders, PartiError, RequestTimeout
 from parti.wire.address import ServerAddress
 from parti.wire.errors import api_error
-from parti.wire.frames import Bytes, Frames, scan
+from parti.wire.frames import Bytes, Frames, bytes_of_first, scan
 from parti.wire.handshake import OPEN_FAILURES, all_failed, server_error, tls_failed, upgrade_wanted
 from parti.wire.options import ConnectOptions
 
@@ -30,7 +31,9 @@ _BUFFER = (
     4 << 20
 )  # one scan covers ~20,000 small messages; half of it costs 1.3 x the CPU at 1 KiB, twice it gains nothing
 _STREAMING = 64 << 10  # a receive this large means that more is on its way
+_TLS_RECORD = 16 << 10  # ... over TLS one receive gives no more than a record
 _QUIET = 0.002  # ... and is worth this wait: a scan costs 0.2 ms however little it covers
+_STATUS_END = b"\r\n\r\n\r\n"  # a status frame is the end of an answer: there is nothing to wait for behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,8 @@ class Reply:
 class BlockingConnection:
     """One connection, used by one thread at a time; every call either returns in its timeout or raises.
 
-    After any ConnectionFailed the connection is closed and stays so: open a new one.
+    After any ConnectionFailed the connection is closed and stays so: open a new one. Only `close` may be called from
+    another thread; it ends whatever call is under way.
     """
 
     def __init__(
@@ -58,12 +62,15 @@ class BlockingConnection:
         self.closed = False
         self.inbox = f"{options.inbox_prefix}.{uuid4().hex}"
         self._sock = sock
+        self._in_use = threading.Lock()  # a socket closed under a call could give its number to a stranger's
+        self._streaming = _TLS_RECORD if isinstance(sock, ssl.SSLSocket) else _STREAMING
         self._buffer: Bytes = np.empty(_BUFFER, dtype=np.uint8)
         self._buffer[: len(rest)] = np.frombuffer(rest, dtype=np.uint8)
         self._have = len(rest)  # bytes in the buffer
         self._used = 0  # bytes of them that the last scan consumed
         self._sid = 1
         self._requests = 0
+        self._pongs_due = 0
         self._sock.sendall(f"SUB {self.inbox}.* 1\r\n".encode())
 
     def __repr__(self) -> str:
@@ -116,8 +123,9 @@ class BlockingConnection:
     def send(self, data: bytes) -> None:
         """Hand bytes to the kernel; a broken connection raises ConnectionFailed."""
         try:
-            self._sock.settimeout(self.options.request_timeout)
-            self._sock.sendall(data)
+            with self._in_use:
+                self._sock.settimeout(self.options.request_timeout)
+                self._sock.sendall(data)
         except OSError as error:
             raise self._broken(error) from error
 
@@ -138,10 +146,19 @@ class BlockingConnection:
 
     def ping(self, timeout: float | None = None) -> None:
         """A round trip to the server; every message sent before it has been received and dropped when it returns."""
+        timeout = timeout or self.options.request_timeout
+        deadline = time.monotonic() + timeout
+        self.probe()
+        while self._pongs_due:
+            try:
+                self.frames(deadline - time.monotonic())
+            except RequestTimeout:
+                raise self._broken(f"no PONG within {timeout:g} s") from None
+
+    def probe(self) -> None:
+        """Ask the server for a sign of life: `frames` returns when it comes, if nothing comes before it."""
+        self._pongs_due += 1
         self.send(b"PING\r\n")
-        deadline = time.monotonic() + (timeout or self.options.request_timeout)
-        while b"PONG" not in self.frames(deadline - time.monotonic()).controls:
-            pass
 
     def request(self, subject: str, data: bytes = b"", timeout: float | None = None) -> Reply:
         """The first answer. Messages of subscriptions that arrive meanwhile are dropped: unsubscribe before."""
@@ -158,8 +175,9 @@ class BlockingConnection:
                 frames = self.frames(remaining)
             except RequestTimeout:
                 continue
+            frames = frames.select(frames.sid == 1)  # answers to us; leftovers of a subscription may be many
             for index in range(len(frames)):
-                if frames.subject(index).decode() == reply:
+                if frames.subject(index) == reply.encode():
                     answer = _reply(frames, index)
                     if answer.status == 503:
                         raise NoResponders(f"nobody answers on {subject}: JetStream is off, or has no leader now")
@@ -179,10 +197,12 @@ class BlockingConnection:
 
         PINGs are answered here. An error line of the server raises: nothing after it can be trusted.
         """
-        deadline = time.monotonic() + timeout
         self._compact()
+        needed = 0
         while True:
-            self._receive(max(deadline - time.monotonic(), 0.001))
+            self._receive(max(timeout, 0.001))  # each time anew: a large frame on a slow line may take its time
+            if self._have < needed:
+                continue
             try:
                 frames = scan(self._buffer, self._have)
             except PartiError:
@@ -193,18 +213,16 @@ class BlockingConnection:
                 for line in frames.controls:
                     self._control(line)
                 return frames
-
-    @property
-    def socket(self) -> socket.socket:
-        """The socket itself, for benchmarks that measure what it can carry; reading from it bypasses the parser."""
-        return self._sock
+            needed = bytes_of_first(self._buffer, self._have)  # scanning an unfinished frame again is wasted
 
     def close(self) -> None:
         """Drop the connection. Safe to call at any time, from any thread, more than once."""
         self.closed = True
+        # Not the shutdown of SSLSocket: that one lets a receive under way go on with undeciphered bytes.
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+        with self._in_use:
+            self._sock.close()
 
     def __enter__(self) -> Self:
         return self
@@ -222,26 +240,32 @@ class BlockingConnection:
         self._have, self._used = rest, 0
 
     def _receive(self, timeout: float) -> None:
+        """Take in what is there, at least a byte, or raise."""
         if self._have == len(self._buffer):
             self._grow()
         view = memoryview(self._buffer)  # type: ignore[arg-type]  # ndarray is a buffer; its stubs do not say so
+        before = self._have
         try:
-            self._sock.settimeout(timeout)
-            got = received = self._sock.recv_into(view[self._have :])
-            self._have += got
-            if got >= _STREAMING or self._have >= _STREAMING:
-                self._sock.settimeout(_QUIET)
-                while got and self._have < len(self._buffer):
-                    got = self._sock.recv_into(view[self._have :])
-                    self._have += got
+            with self._in_use:
+                self._sock.settimeout(timeout)
+                got = self._sock.recv_into(view[self._have :])
+                self._have += got
+                if got >= self._streaming or before >= self._streaming:
+                    self._sock.settimeout(_QUIET)
+                    while got and self._have < len(self._buffer) and not self._ends_in_status():
+                        got = self._sock.recv_into(view[self._have :])
+                        self._have += got
         except TimeoutError:
-            if not self._have:
+            if self._have == before:
                 raise RequestTimeout(f"nothing came from {self.address} within {timeout:g} s") from None
-            return
         except OSError as error:
-            raise self._broken(error) from error
-        if not received:
+            if self._have == before:  # else what came is good, and the next call meets the error again
+                raise self._broken(error) from error
+        if self._have == before:
             raise self._broken("the server closed the connection")
+
+    def _ends_in_status(self) -> bool:
+        return self._buffer[max(self._have - len(_STATUS_END), 0) : self._have].tobytes() == _STATUS_END
 
     def _grow(self) -> None:
         limit = max(_BUFFER, 2 * self.max_payload + (1 << 20))
@@ -255,6 +279,8 @@ class BlockingConnection:
     def _control(self, line: bytes) -> None:
         if line == b"PING":
             self.send(b"PONG\r\n")
+        elif line == b"PONG":
+            self._pongs_due = max(self._pongs_due - 1, 0)
         elif line.startswith(b"-ERR"):
             self.close()
             raise server_error(line, self.address)

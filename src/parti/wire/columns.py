@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from parti.errors import ProtocolError
 from parti.wire.frames import Bytes, Frames, Ints, binary_array, compact, uints
@@ -30,6 +29,7 @@ _DIRECT_LINES = (
     b"Nats-Num-Pending: ",
     b"Nats-Last-Sequence: ",
 )
+_SUBJECT, _SEQUENCE, _TIME, _PENDING = 1, 2, 3, 4
 HEADER_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 SCHEMA = pa.schema(
@@ -108,8 +108,16 @@ class Deliveries:
         return binary_array(self.frames.data, self.frames.reply_start, self.frames.reply_end)
 
     def subjects(self) -> pa.Array:
-        """The subjects as strings. The server only routes subjects that are valid UTF-8 to JetStream."""
-        return binary_array(self.frames.data, self.spans[0], self.spans[1]).cast(pa.string())
+        """The subjects as strings."""
+        return strings(binary_array(self.frames.data, self.spans[0], self.spans[1]))
+
+
+def strings(array: pa.Array) -> pa.Array:
+    """Binary as text. The server checks neither subjects nor header names for UTF-8: U+FFFD stands for what is none."""
+    try:
+        return array.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([value.decode(errors="replace") for value in array.to_pylist()], pa.string())
 
 
 def is_delivery(frames: Frames) -> npt.NDArray[np.bool_]:
@@ -170,39 +178,40 @@ def _ack_numbers_plain(frames: Frames) -> Ints:
 
 def direct_deliveries(frames: Frames) -> tuple[Deliveries, list[int]]:
     """The messages of a Direct Get answer, and the indexes of the frames that are statuses instead."""
-    if len(frames) == 0:
-        return consumer_deliveries(frames), []
+    extra = len(_DIRECT_LINES)
     text, offsets = compact(frames.data, frames.header_start, frames.payload_start)
     newline = np.flatnonzero(text == _LF)
     lines = np.searchsorted(newline, offsets)  # newline[lines[i]:lines[i + 1]] are those of message i
-    count = np.diff(lines)
-    extra = len(_DIRECT_LINES)
-    stored = count >= extra + 2  # a status line or `NATS/1.0`, the extra lines, the closing empty line
-    at = np.where(stored, lines[1:] - 1 - extra, 0)  # the newline that ends the first extra line
-    shift = frames.header_start - offsets[:-1]
-    cut: list[tuple[Ints, Ints]] = []
-    for position, name in enumerate(_DIRECT_LINES):
-        line_start = newline[np.maximum(at + position - 1, 0)] + 1
-        stored &= _starts_with(text, line_start, name)
-        cut.append((line_start + len(name), newline[at + position] - 1))
-    statuses = [int(index) for index in np.flatnonzero(~stored)]
-    picked = frames.select(stored)
-    cut = [(start[stored], end[stored]) for start, end in cut]
-    sequence, pending = uints(text, *cut[2]), uints(text, *cut[4])
+    # A message has `NATS/1.0`, its own headers, the extra lines and an empty one; what has fewer is a status.
+    stored = np.diff(lines) >= extra + 2
+    at = lines[1:][stored] - 1 - extra  # the newline that ends the first extra line
+    ends = newline[at + np.arange(extra)[:, np.newaxis]] - 1
+    starts = newline[at - 1 + np.arange(extra)[:, np.newaxis]] + 1
+    named = np.ones(len(at), dtype=bool)
+    for row, name in enumerate(_DIRECT_LINES):
+        named &= _starts_with(text, starts[row], name)
+        starts[row] += len(name)
+    stored[stored] = named
+    starts, ends = starts[:, named], ends[:, named]
+    sequence, pending = uints(text, starts[_SEQUENCE], ends[_SEQUENCE]), uints(text, starts[_PENDING], ends[_PENDING])
     if sequence is None or pending is None:
         raise ProtocolError("a Direct Get answer carries a sequence that is no number")
-    shift = shift[stored]
     ones = np.ones_like(sequence)
-    numbers = np.stack([ones, sequence, ones, _rfc3339_nanoseconds(text, *cut[3]), pending])
-    header_end = cut[0][0] - len(_DIRECT_LINES[0])
-    return Deliveries(picked, numbers, np.stack([cut[1][0], cut[1][1], header_end]) + shift), statuses
+    timestamp = _rfc3339_nanoseconds(text, starts[_TIME], ends[_TIME])
+    header_end = starts[0] - len(_DIRECT_LINES[0])
+    shift = (frames.header_start - offsets[:-1])[stored]
+    deliveries = Deliveries(
+        frames.select(stored),
+        np.stack([ones, sequence, ones, timestamp, pending]),
+        np.stack([starts[_SUBJECT], ends[_SUBJECT], header_end]) + shift,
+    )
+    return deliveries, np.flatnonzero(~stored).tolist()
 
 
 def _starts_with(text: Bytes, at: Ints, name: bytes) -> npt.NDArray[np.bool_]:
-    found: npt.NDArray[np.bool_] = at + len(name) <= len(text)
-    top = max(len(text) - 1, 0)
-    for offset, byte in enumerate(name):
-        found &= text[np.minimum(at + offset, top)] == byte
+    index = at[:, np.newaxis] + np.arange(len(name))
+    np.minimum(index, len(text) - 1, out=index)
+    found: npt.NDArray[np.bool_] = (text[index] == np.frombuffer(name, dtype=np.uint8)).all(axis=1)
     return found
 
 
@@ -233,7 +242,7 @@ def header_column(data: Bytes, starts: Ints, ends: Ints) -> pa.Array:
     value_end = np.maximum(line_end - 1, value_start)  # before CRLF
     entries = pa.StructArray.from_arrays(
         [
-            pc.cast(binary_array(text, line_start, colon), pa.string()),
+            strings(binary_array(text, line_start, colon)),
             binary_array(text, value_start, value_end),
         ],
         fields=list(HEADER_TYPE.value_type),

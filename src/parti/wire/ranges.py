@@ -15,20 +15,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import pyarrow as pa
 
 from parti.backoff import Backoff
-from parti.errors import ConnectionFailed, DataLoss, PartiError, TransientError, UsageError
-from parti.wire.attempt import Attempt, ConsumerAttempt, DirectAttempt
+from parti.errors import ConnectionFailed, DataLoss, FatalError, PartiError, TransientError, UsageError
+from parti.subjects import validate_token
+from parti.wire.attempt import Attempt, ConsumerAttempt, DirectAttempt, ReadInterrupted
 from parti.wire.blocking import BlockingConnection
 from parti.wire.columns import SCHEMA
+from parti.wire.cursor import Cursor
 from parti.wire.errors import MessageNotFound
 from parti.wire.filters import SubjectFilter
 from parti.wire.options import ConnectOptions
+from parti.wire.state import StreamState
 
 Path = Literal["auto", "consumer", "direct"]
 
@@ -36,53 +37,23 @@ DIRECT_BELOW = 500  # a Direct Get of few messages is quicker than creating and 
 SELECTIVE = 0.15  # below this share of matches a filter on the server is cheaper than reading everything (SPARK.md 5)
 _WAITS = Backoff(base=0.01, cap=1.0, max_tries=None)  # a lagging replica catches up within milliseconds
 PATIENCE = 30.0  # seconds without any progress before a read gives up; a leader election takes up to 6
+BEHIND = 10.0  # ... or that a leader may take to learn of the range's end, before the end is taken for a mistake
 
-
-@dataclass(frozen=True, slots=True)
-class StreamState:
-    """What a range read must know of its stream, as the stream's leader said it."""
-
-    name: str
-    first_seq: int
-    last_seq: int
-    messages: int
-    bytes: int
-    created: str
-    retention: str
-    storage: str
-    replicas: int
-    allow_direct: bool
-    subjects: tuple[str, ...]
-    last_time: datetime | None
-
-    @classmethod
-    def from_info(cls, info: dict[str, Any]) -> StreamState:
-        config, state = info["config"], info["state"]
-        last_time = state.get("last_ts", "")
-        return cls(
-            name=config["name"],
-            first_seq=state["first_seq"],
-            last_seq=state["last_seq"],
-            messages=state["messages"],
-            bytes=state["bytes"],
-            created=info["created"],
-            retention=config["retention"],
-            storage=config["storage"],
-            replicas=config["num_replicas"],
-            allow_direct=bool(config.get("allow_direct")),
-            subjects=tuple(config.get("subjects") or ()),
-            last_time=None if last_time.startswith("0001") or not last_time else datetime.fromisoformat(last_time),
-        )
+__all__ = ["BehindLeader", "Path", "RangeReader", "ReadEnded", "StreamState"]
 
 
 class BehindLeader(TransientError):
     """The leader that answered does not know the range's end yet, as after an election: ask again."""
 
 
+class ReadEnded(FatalError):
+    """The read was ended by `cancel()` or `close()` before it was complete."""
+
+
 class RangeReader:
     """Reads ranges of streams over one connection, which it opens when needed and replaces when it breaks.
 
-    For one thread at a time. `close()` may be called from any thread and ends a read that is under way.
+    For one thread at a time; only `cancel` and `close` may be called from another one.
     """
 
     def __init__(self, options: ConnectOptions, *, patience: float = PATIENCE, name: str = "parti-range") -> None:
@@ -90,7 +61,8 @@ class RangeReader:
         self.patience = patience
         self._name = name
         self._connection: BlockingConnection | None = None
-        self._closing = threading.Event()
+        self._closed = False
+        self._cancelled = threading.Event()
 
     def __repr__(self) -> str:
         return f"<RangeReader {self._connection or 'not connected'}>"
@@ -98,17 +70,23 @@ class RangeReader:
     @property
     def connection(self) -> BlockingConnection:
         """The live connection, opened anew when there is none."""
-        if self._closing.is_set():
-            raise UsageError("this reader is closed: make a new one")
         if self._connection is None or self._connection.closed:
             self._connection = BlockingConnection.open(self.options, name=self._name)
+        if self._closed:  # looked at after opening, so that a `close` meanwhile leaves no connection behind
+            self._connection.close()
+            raise UsageError("this reader is closed: make a new one")
         return self._connection
+
+    def cancel(self) -> None:
+        """End the read under way with ReadEnded, also if it waits for the network; the reader can be used again."""
+        self._cancelled.set()
+        if self._connection is not None:
+            self._connection.close()
 
     def close(self) -> None:
         """End the connection and any read under way; the reader cannot be used again."""
-        self._closing.set()
-        if self._connection is not None:
-            self._connection.close()
+        self._closed = True
+        self.cancel()
 
     def check(self) -> None:
         """After this returns the cached connection is alive: a dead one was replaced.
@@ -117,13 +95,12 @@ class RangeReader:
         """
         try:
             self.connection.ping()
-        except TransientError:
-            self._drop()
+        except ConnectionFailed:
             self.connection.ping()
 
     def state(self, stream: str) -> StreamState:
         """The stream's state from its leader."""
-        return StreamState.from_info(self.connection.api(f"STREAM.INFO.{stream}"))
+        return StreamState.from_info(self.connection.api(f"STREAM.INFO.{validate_token(stream, what='stream')}"))
 
     def next_sequence(self, stream: str, at_least: int, subject: str = ">") -> int | None:
         """The first sequence >= `at_least` that holds a message of `subject`, asked of the leader; None for none."""
@@ -143,111 +120,103 @@ class RangeReader:
         columns: tuple[str, ...] = tuple(SCHEMA.names),
         path: Path = "auto",
         allow_gone: bool = False,
-        created: str | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The messages with `after` < sequence <= `to` whose subject matches, in order, each exactly once, all of them.
 
-        Raises DataLoss when the start of the range is no longer in the stream, unless `allow_gone`; and when `created`
-        is given and the stream is not the one of that creation time, but a later one of the same name. Faults are
-        retried until `patience` seconds pass without progress; then the last one is raised.
+        Raises DataLoss when messages of the range are no longer in the stream, unless `allow_gone` or the stream is a
+        work queue, and also when that cannot be ruled out: a sequence was missing, and the stream's first sequence
+        has passed it. Messages deleted one by one are no loss. Faults are retried until `patience` seconds pass
+        without progress; then the last one is raised.
         """
+        validate_token(stream, what="stream")
         if unknown := set(columns) - set(SCHEMA.names):
             raise UsageError(f"unknown columns {sorted(unknown)}: choose from {SCHEMA.names}")
-        return self._read(stream, after, to, SubjectFilter(subjects), columns, path, allow_gone, created)
+        if path not in get_args(Path):
+            raise UsageError(f"unknown path {path!r}: choose from {get_args(Path)}")
+        return self._read(stream, Cursor(after, to, SubjectFilter(subjects)), columns, path, allow_gone)
 
     def _read(
-        self,
-        stream: str,
-        after: int,
-        to: int,
-        chosen: SubjectFilter,
-        columns: tuple[str, ...],
-        path: Path,
-        gone: bool,
-        created: str | None,
+        self, stream: str, cursor: Cursor, columns: tuple[str, ...], path: Path, gone: bool
     ) -> Iterator[pa.RecordBatch]:
-        position = max(after, 0)  # every message up to here was yielded, or does not match, or does not exist
-        waits = iter(_WAITS.delays())
+        self._cancelled.clear()
+        waits = _WAITS.delays()
         last_progress = time.monotonic()
-        while position < to:
-            before = position
-            try:
-                state = self._state_holding(stream, position, to, gone, created)
-                position = max(position, min(to, state.first_seq - 1))
-                if position < to:
-                    with self._attempt(state, position, to, chosen, path) as attempt:
-                        for deliveries in attempt.run():
-                            position = attempt.position
-                            if len(deliveries):
-                                yield deliveries.to_arrow(columns)
-                                last_progress = time.monotonic()
-                    self._check_not_overtaken(state, attempt, gone)
-                if position < to and self._nothing_left(stream, position, to):
-                    position = to
-            except PartiError as error:
-                if isinstance(error, ConnectionFailed):
-                    self._drop()
-                impatient = time.monotonic() - last_progress > self.patience
-                if not error.retriable or self._closing.is_set() or impatient:
-                    raise
-            if position > before:
-                last_progress = time.monotonic()
-                waits = iter(_WAITS.delays())
-            elif position < to:
-                self._closing.wait(next(waits))
-
-    def _nothing_left(self, stream: str, position: int, to: int) -> bool:
-        """Whether the leader holds no message between position and end; any message counts, matching or not."""
-        following = self.next_sequence(stream, position + 1)
-        return following is None or following > to
-
-    def _state_holding(self, stream: str, position: int, to: int, gone: bool, created: str | None) -> StreamState:
-        state = self.state(stream)
-        if created is not None and state.created != created:
-            raise DataLoss(
-                f"stream {stream!r} was deleted and made anew at {state.created}: sequences {position + 1} to {to} of "
-                f"the one made at {created} are gone",
-                stream=stream,
-                first_missing=position + 1,
-                first_available=to + 1,
+        while not cursor.done:
+            before = cursor.position
+            failure: PartiError = ReadInterrupted(
+                f"stream {stream!r} holds messages behind {before}, but none came for {self.patience:g} s"
             )
-        if state.last_seq < to:
-            text = f"the range up to {to} of stream {stream!r} ends beyond its last sequence {state.last_seq}"
+            try:
+                state = self._state_holding(stream, cursor, gone)
+                cursor.skip_to(state.first_seq - 1)
+                with self._attempt(state, cursor, path) as attempt:
+                    for deliveries in attempt.run():
+                        self._raise_if_ended(stream, cursor)
+                        if len(deliveries):
+                            yield deliveries.to_arrow(columns)
+                            last_progress = time.monotonic()
+                self._check_not_overtaken(state, cursor, gone)
+                if not cursor.done and self._nothing_left(stream, cursor, attempt.served):
+                    cursor.skip_to(cursor.to)
+                    self._check_not_overtaken(state, cursor, gone)
+            except PartiError as error:
+                self._raise_if_ended(stream, cursor)
+                if not error.retriable:
+                    raise
+                failure = error
+            if cursor.position > before:
+                last_progress = time.monotonic()
+                waits = _WAITS.delays()
+            elif not cursor.done:
+                patience = min(self.patience, BEHIND) if isinstance(failure, BehindLeader) else self.patience
+                if time.monotonic() - last_progress > patience:
+                    raise failure
+                self._cancelled.wait(next(waits))
+                self._raise_if_ended(stream, cursor)
+
+    def _raise_if_ended(self, stream: str, cursor: Cursor) -> None:
+        if self._cancelled.is_set():
+            raise ReadEnded(f"the read of {stream!r} was ended at sequence {cursor.position} of {cursor.to}")
+
+    def _nothing_left(self, stream: str, cursor: Cursor, served: str) -> bool:
+        """Whether the leader holds nothing of what the server was asked for between position and end."""
+        following = self.next_sequence(stream, cursor.position + 1, served)
+        return following is None or following > cursor.to
+
+    def _state_holding(self, stream: str, cursor: Cursor, gone: bool) -> StreamState:
+        state = self.state(stream)
+        if state.last_seq < cursor.to:
+            text = f"the range up to {cursor.to} of stream {stream!r} ends beyond its last sequence {state.last_seq}"
             raise BehindLeader(text) if state.replicas > 1 else UsageError(text)
-        if state.first_seq > position + 1 and not gone and state.retention != "workqueue":
-            raise _data_loss(stream, position + 1, state.first_seq)
+        if state.first_seq > cursor.position + 1 and not gone and state.retention != "workqueue":
+            raise _data_loss(stream, cursor.position + 1, state.first_seq)
         return state
 
-    def _attempt(self, state: StreamState, position: int, to: int, chosen: SubjectFilter, path: Path) -> Attempt:
-        connection = self.connection
+    def _attempt(self, state: StreamState, cursor: Cursor, path: Path) -> Attempt:
         if path == "auto":
-            direct = state.retention == "workqueue" or (to - position < DIRECT_BELOW and state.allow_direct)
-            path = "direct" if direct else "consumer"
-        if path == "direct":
-            if not state.allow_direct:
-                raise UsageError(
-                    f"stream {state.name!r} has no allow_direct, so that ranges of it cannot be read here: "
-                    f"enable it with `nats stream edit {state.name} --allow-direct`"
-                )
-            return DirectAttempt(connection, state.name, position, to, chosen)
-        return ConsumerAttempt(connection, state.name, position, to, chosen, selective=SELECTIVE)
+            small = cursor.to - cursor.position < DIRECT_BELOW and state.allow_direct
+            path = "direct" if state.retention == "workqueue" or small else "consumer"
+        if path == "consumer":
+            return ConsumerAttempt(self.connection, state, cursor, selective=SELECTIVE)
+        if not state.allow_direct:
+            raise UsageError(
+                f"stream {state.name!r} has no allow_direct, so that ranges of it cannot be read here: "
+                f"enable it with `nats stream edit {state.name} --allow-direct`"
+            )
+        return DirectAttempt(self.connection, state.name, cursor)
 
-    def _check_not_overtaken(self, state: StreamState, attempt: Attempt, gone: bool) -> None:
-        """Raise DataLoss when the stream removed messages of the range before we came to them.
+    def _check_not_overtaken(self, state: StreamState, cursor: Cursor, gone: bool) -> None:
+        """Raise DataLoss when the stream may have removed messages of the range before we came to them.
 
         A hole in the sequences may be an old deletion or a message that aged out under our hands. It was the
         latter only if the stream's first sequence has passed the hole by now. On a work queue a hole is work done.
         """
-        if gone or attempt.first_hole is None or state.retention == "workqueue":
+        if gone or cursor.first_hole is None or state.retention == "workqueue":
             return
         first = self.state(state.name).first_seq
-        if first > attempt.first_hole:
-            raise _data_loss(state.name, attempt.first_hole, first)
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
+        if first > cursor.first_hole:
+            raise _data_loss(state.name, cursor.first_hole, first)
+        cursor.first_hole = None  # proven to be a deletion; what is removed from now on we have read
 
 
 def _data_loss(stream: str, missing: int, first: int) -> DataLoss:
