@@ -126,11 +126,7 @@ def chunk_id(scope: str, number: int, rows: Rows, salt: str = "") -> str:
     digest = hashlib.blake2b(f"{salt} {scope}".encode(), digest_size=8)
     for column in rows.columns:
         if column is not None:
-            whole = pa.concat_arrays([column])  # a slice shares its parent's buffers; this copies only its own part
-            for part in whole.flatten() if pa.types.is_list(whole.type) else [whole]:
-                _update(digest, part)
-            if pa.types.is_list(whole.type):
-                digest.update(np.asarray(pc.fill_null(pc.list_value_length(whole), 0)).tobytes())
+            _update(digest, column)
     return f"{scope}-{number}-{digest.hexdigest()}"
 
 
@@ -207,12 +203,12 @@ def header_blocks(headers: pa.Array) -> pa.Array:
 
 
 def joined_bytes(frames: pa.Array) -> pa.Buffer:
-    """The frames back to back, as they go to the socket, without a copy where possible."""
-    if frames.offset:
-        frames = pa.concat_arrays([frames])
+    """The frames back to back, as they go to the socket, without a copy."""
+    if not len(frames):
+        return pa.py_buffer(b"")
     _, offsets, data = frames.buffers()
-    cut = np.frombuffer(offsets, dtype=np.int32)
-    return data.slice(int(cut[0]), int(cut[len(frames)]) - int(cut[0]))
+    cut = np.frombuffer(offsets, dtype=np.int32)[frames.offset : frames.offset + len(frames) + 1]
+    return data.slice(int(cut[0]), int(cut[-1]) - int(cut[0]))
 
 
 def _check_headers(headers: pa.Array, first: int) -> None:
@@ -267,13 +263,17 @@ def _sizes(rows: Rows) -> npt.NDArray[np.int64]:
 
 
 def _update(digest: hashlib.blake2b, column: pa.Array) -> None:
-    if pa.types.is_struct(column.type):
-        for part in column.flatten():
-            _update(digest, part)
-        return
-    digest.update(np.asarray(pc.fill_null(pc.binary_length(column), -1)).tobytes())
-    if len(column):
-        digest.update(joined_bytes(column if column.type == pa.binary() else column.cast(pa.binary())))
+    """Lengths before bytes, and null apart from empty, so that no two columns look alike."""
+    if pa.types.is_list(column.type):
+        digest.update(np.asarray(pc.fill_null(pc.list_value_length(column), -1)).tobytes())
+        _update(digest, pc.list_flatten(column))
+    elif pa.types.is_struct(column.type):
+        for field in range(column.type.num_fields):
+            _update(digest, pc.struct_field(column, field))
+    else:
+        digest.update(np.asarray(pc.fill_null(pc.binary_length(column), -1)).tobytes())
+        texts = column if column.type == pa.binary() else column.cast(pa.binary())
+        digest.update(joined_bytes(texts.fill_null(b"") if texts.null_count else texts))
 
 
 def _decimal(numbers: npt.NDArray[np.int64] | pa.Array) -> pa.Array:
