@@ -3,6 +3,7 @@
 from parti.config.load import LoadedConfig, env_name, known_keys, load_config
 from parti.config.origin import Origin, Source
 from parti.config.sections import Config, LogFormat, LogLevel, NatsSection, ObserveSection, RetrySection
+from parti.config.worker import WorkerConfig
 
 __all__ = [
     "Config",
@@ -14,6 +15,7 @@ __all__ = [
     "Origin",
     "RetrySection",
     "Source",
+    "WorkerConfig",
     "env_name",
     "known_keys",
     "load_config",

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from parti.config.setting import Section, Setting, Unit
+from parti.config.worker import WorkerConfig
 from parti.errors import ConfigError
 
 
@@ -130,3 +131,4 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     nats: NatsSection = NatsSection()
     retry: RetrySection = RetrySection()
     observe: ObserveSection = ObserveSection()
+    worker: WorkerConfig = WorkerConfig()
