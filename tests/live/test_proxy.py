@@ -235,10 +235,11 @@ def test_a_throttled_proxy_hands_on_little_by_little_and_all_of_it_when_healed(
     assert len(receive(client, 49_999)) == 49_999
 
 
-def test_a_dead_target_resets_the_client(echo: Echo) -> None:
+def test_a_dead_target_resets_the_client() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
-    with FaultProxy(port) as proxy, dial(proxy) as client, pytest.raises(ConnectionResetError):
+    # The reset may come while connecting or while reading, whichever the kernel is at.
+    with FaultProxy(port) as proxy, pytest.raises(ConnectionResetError), dial(proxy) as client:
         client.recv(1)
 
 

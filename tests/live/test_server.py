@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -10,8 +11,10 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import nats
@@ -201,6 +204,7 @@ async def test_cancelling_a_start_leaves_no_server() -> None:
 def test_wait_returns_when_the_server_ends_by_itself(own_server: NatsServer) -> None:
     os.kill(own_server.pid, signal.SIGKILL)
     eventually_blocking(lambda: not own_server.running, what="the killed server is seen as dead")
+    assert own_server.wait() == -signal.SIGKILL
     own_server.start()
     pid = own_server.pid
     codes: list[int] = []
@@ -212,37 +216,70 @@ def test_wait_returns_when_the_server_ends_by_itself(own_server: NatsServer) -> 
 
 
 PARENT = """
-import sys
+import os, sys
 from parti.testing import NatsServer
 server = NatsServer()
 server.start()
 print(server.pid, flush=True)
 if "exit" in sys.argv:
     sys.exit(0)
+if "fork" in sys.argv:
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    os.waitpid(child, 0)
+    print(server.running, flush=True)
 sys.stdin.read()
 """
 
 
-def parent(*arguments: str) -> tuple[subprocess.Popen[str], int]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", PARENT, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+@contextlib.contextmanager
+def running(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python process of ours, dead at the end whatever the test does; its temporary files go with it."""
+    with (
+        tempfile.TemporaryDirectory() as tmp,
+        subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "TMPDIR": tmp},
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
-    return process, int(process.stdout.readline())
+    return process.stdout.readline()
 
 
 def test_a_server_dies_with_a_parent_that_was_sigkilled() -> None:
-    process, pid = parent()
-    with process:
+    with running("-c", PARENT) as process:
+        pid = int(first_line(process))
         assert alive(pid)
         process.kill()
     eventually_blocking(lambda: not alive(pid), what="the orphaned server died")
 
 
 def test_a_server_that_nobody_stopped_ends_with_the_interpreter() -> None:
-    process, pid = parent("exit")
-    with process:
+    with running("-c", PARENT, "exit") as process:
+        pid = int(first_line(process))
         assert process.wait(30) == 0
+    assert not alive(pid)
+
+
+def test_a_forked_child_that_exits_leaves_the_server_of_its_parent_alone() -> None:
+    with running("-c", PARENT, "fork") as process:
+        pid = int(first_line(process))
+        assert first_line(process) == "True\n"
+        assert alive(pid)
+        process.communicate(timeout=30)
     assert not alive(pid)
 
 
@@ -361,21 +398,13 @@ async def test_nodes_that_do_not_advertise_keep_clients_where_they_connected() -
         await connection.close()
 
 
-def cli(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "parti.cli", "server", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+CLI = ("-m", "parti.cli", "server")
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_parti_server_runs_until_it_is_told_to_stop(how: signal.Signals, tmp_path: Path) -> None:
-    with cli("--port", "0", "--store-dir", str(tmp_path), "--max-storage", "64MB", "--json") as process:
-        assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
+    with running(*CLI, "--port", "0", "--store-dir", str(tmp_path), "--max-storage", "64MB", "--json") as process:
+        told = json.loads(first_line(process))
         with urllib.request.urlopen(told["monitor_url"] + "/jsz") as answer:
             jetstream = json.load(answer)
         assert jetstream["config"]["max_storage"] == 64 * 2**20
@@ -388,7 +417,7 @@ def test_parti_server_runs_until_it_is_told_to_stop(how: signal.Signals, tmp_pat
 
 
 def test_parti_server_says_where_it_is_on_stderr() -> None:
-    with cli("--port", "0") as process:
+    with running(*CLI, "--port", "0") as process:
         assert process.stderr is not None
         first = process.stderr.readline()
         process.terminate()
@@ -399,7 +428,7 @@ def test_parti_server_says_where_it_is_on_stderr() -> None:
 
 
 def test_parti_server_on_a_taken_port_says_so_and_fails(server: NatsServer) -> None:
-    with cli("--port", str(server.port)) as process:
+    with running(*CLI, "--port", str(server.port)) as process:
         _, error = process.communicate(timeout=30)
     assert process.returncode == 1
     assert f"port {server.port} on 127.0.0.1 is taken" in error
@@ -407,24 +436,22 @@ def test_parti_server_on_a_taken_port_says_so_and_fails(server: NatsServer) -> N
 
 
 def test_parti_server_fails_when_its_server_dies() -> None:
-    with cli("--port", "0", "--json") as process:
-        assert process.stdout is not None
-        os.kill(json.loads(process.stdout.readline())["pid"], signal.SIGKILL)
+    with running(*CLI, "--port", "0", "--json") as process:
+        os.kill(json.loads(first_line(process))["pid"], signal.SIGKILL)
         _, error = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "ended by itself (exit code -9)" in error
 
 
 def test_parti_server_refuses_a_size_it_does_not_understand() -> None:
-    with cli("--max-memory", "lots") as process:
+    with running(*CLI, "--max-memory", "lots") as process:
         _, error = process.communicate(timeout=30)
     assert process.returncode == 2
     assert "'lots' is no size" in error
 
 
 def test_parti_server_that_is_sigkilled_takes_its_server_along() -> None:
-    with cli("--port", "0", "--json") as process:
-        assert process.stdout is not None
-        pid = json.loads(process.stdout.readline())["pid"]
+    with running(*CLI, "--port", "0", "--json") as process:
+        pid = json.loads(first_line(process))["pid"]
         process.kill()
     eventually_blocking(lambda: not alive(pid), what="the orphaned server died")

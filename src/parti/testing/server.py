@@ -175,7 +175,9 @@ class NatsServer:
 
     def wait(self) -> int:
         """Return the exit code as soon as the server has ended, by itself or by one of the other methods."""
-        return self._running_or_raise().wait()
+        if self._run is None:
+            raise ServerNotRunning(f"{self.name} was never started: start it first")
+        return self._run.wait()
 
     def restart(self) -> None:
         """End the server in an orderly way if it still runs, and start it on the same store and port."""
