@@ -259,7 +259,10 @@ class DirectAttempt(Attempt):
                 self._ask(following)  # before we parse, so that the server reads the next batch meanwhile
             deliveries, statuses = direct_deliveries(frames)
             yield cursor.accept(deliveries)
-            if any([self._ends(frames.header(index)) for index in statuses]) and following is None:
+            ended = False
+            for index in statuses:
+                ended |= self._ends(frames.header(index))
+            if ended and following is None:
                 return
             if following is not None and following != cursor.position + 1 and not cursor.done:
                 raise ReadInterrupted(f"stream {self.stream!r} answered up to {following - 1}, not {cursor.position}")

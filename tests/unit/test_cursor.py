@@ -1,0 +1,83 @@
+"""The cursor of a range read: what is handed on, once, and which hole it remembers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parti.wire.columns import Deliveries, consumer_deliveries
+from parti.wire.cursor import Cursor
+from parti.wire.filters import SubjectFilter
+from parti.wire.frames import scan_plain
+
+
+def deliveries(sequences: list[int]) -> Deliveries:
+    raw = b"".join(b"MSG s.%d 2 $JS.ACK.S.c.1.%d.1.1.0 0\r\n\r\n" % (s % 3, s) for s in sequences)
+    return consumer_deliveries(scan_plain(np.frombuffer(raw, dtype=np.uint8), len(raw)))
+
+
+def accepted(cursor: Cursor, *batches: list[int]) -> list[int]:
+    return [sequence for batch in batches for sequence in cursor.accept(deliveries(batch)).stream_seq.tolist()]
+
+
+def test_what_was_handed_on_is_never_handed_on_again() -> None:
+    """A consumer made on a lagging replica starts at that replica's end, before our position."""
+    cursor = Cursor(0, 100, SubjectFilter())
+    assert accepted(cursor, [1, 2, 3], [2, 3], [3, 4, 5], [1]) == [1, 2, 3, 4, 5]
+    assert cursor.position == 5
+    assert cursor.first_hole is None
+
+
+def test_messages_behind_the_end_are_dropped_and_finish_the_read() -> None:
+    cursor = Cursor(4, 7, SubjectFilter())
+    assert accepted(cursor, [5, 6, 9, 10]) == [5, 6]
+    assert cursor.done
+    assert cursor.first_hole == 7
+
+
+def test_the_first_hole_is_remembered_also_at_the_start_and_between_batches() -> None:
+    for batches, hole in (([[1, 2], [3, 4]], None), ([[2, 3]], 1), ([[1, 2], [4]], 3), ([[1, 3, 5]], 2)):
+        cursor = Cursor(0, 10, SubjectFilter())
+        accepted(cursor, *batches)
+        assert cursor.first_hole == hole
+
+
+def test_skipping_the_rest_is_a_hole() -> None:
+    cursor = Cursor(0, 10, SubjectFilter())
+    accepted(cursor, [1, 2])
+    cursor.skip_to(99)
+    assert cursor.position == 10
+    assert cursor.first_hole == 3
+    cursor.skip_to(5)
+    assert cursor.position == 10
+
+
+def test_a_message_that_does_not_match_moves_the_position_and_is_no_hole() -> None:
+    cursor = Cursor(0, 10, SubjectFilter(["s.0"]))
+    assert accepted(cursor, [1, 2, 3, 4, 5]) == [3]
+    assert cursor.position == 5
+    assert cursor.first_hole is None
+
+
+@given(
+    st.sets(st.integers(1, 60)),
+    st.integers(-3, 60),
+    st.integers(0, 60),
+    st.lists(st.integers(1, 15), max_size=10),
+    st.data(),
+)
+@settings(deadline=None)
+def test_whatever_the_restarts_each_message_of_the_range_comes_once_in_order(
+    stored: set[int], after: int, to: int, sizes: list[int], data: st.DataObject
+) -> None:
+    stream = sorted(stored)
+    cursor = Cursor(after, to, SubjectFilter())
+    seen: list[int] = []
+    for size in [*sizes, 100]:
+        start = data.draw(st.integers(0, max(cursor.position, 0)))  # a restart at or before the position
+        seen += accepted(cursor, [s for s in stream if s > start][: size + (cursor.position - start)])
+    assert seen == [s for s in stream if max(after, 0) < s <= to]
+    assert all(a < b for a, b in pairwise(seen))
