@@ -120,23 +120,25 @@ class RangeReader:
         columns: tuple[str, ...] = tuple(SCHEMA.names),
         path: Path = "auto",
         allow_gone: bool = False,
+        created: str | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The messages with `after` < sequence <= `to` whose subject matches, in order, each exactly once, all of them.
 
         Raises DataLoss when messages of the range are no longer in the stream, unless `allow_gone` or the stream is a
         work queue, and also when that cannot be ruled out: a sequence was missing, and the stream's first sequence
-        has passed it. Messages deleted one by one are no loss. Faults are retried until `patience` seconds pass
-        without progress; then the last one is raised.
+        has passed it. Messages deleted one by one are no loss. With `created`, also when the stream of that creation
+        time was deleted and made anew. Faults are retried until `patience` seconds pass without progress; then the
+        last one is raised.
         """
         validate_token(stream, what="stream")
         if unknown := set(columns) - set(SCHEMA.names):
             raise UsageError(f"unknown columns {sorted(unknown)}: choose from {SCHEMA.names}")
         if path not in get_args(Path):
             raise UsageError(f"unknown path {path!r}: choose from {get_args(Path)}")
-        return self._read(stream, Cursor(after, to, SubjectFilter(subjects)), columns, path, allow_gone)
+        return self._read(stream, Cursor(after, to, SubjectFilter(subjects)), columns, path, allow_gone, created)
 
     def _read(
-        self, stream: str, cursor: Cursor, columns: tuple[str, ...], path: Path, gone: bool
+        self, stream: str, cursor: Cursor, columns: tuple[str, ...], path: Path, gone: bool, created: str | None
     ) -> Iterator[pa.RecordBatch]:
         self._cancelled.clear()
         waits = _WAITS.delays()
@@ -147,7 +149,7 @@ class RangeReader:
                 f"stream {stream!r} holds messages behind {before}, but none came for {self.patience:g} s"
             )
             try:
-                state = self._state_holding(stream, cursor, gone)
+                state = self._state_holding(stream, cursor, gone, created)
                 cursor.skip_to(state.first_seq - 1)
                 with self._attempt(state, cursor, path) as attempt:
                     for deliveries in attempt.run():
@@ -183,8 +185,16 @@ class RangeReader:
         following = self.next_sequence(stream, cursor.position + 1, served)
         return following is None or following > cursor.to
 
-    def _state_holding(self, stream: str, cursor: Cursor, gone: bool) -> StreamState:
+    def _state_holding(self, stream: str, cursor: Cursor, gone: bool, created: str | None) -> StreamState:
         state = self.state(stream)
+        if created is not None and state.created != created:
+            raise DataLoss(
+                f"stream {stream!r} was deleted and made anew at {state.created}: sequences {cursor.position + 1} to "
+                f"{cursor.to} of the one made at {created} are gone",
+                stream=stream,
+                first_missing=cursor.position + 1,
+                first_available=cursor.to + 1,
+            )
         if state.last_seq < cursor.to:
             text = f"the range up to {cursor.to} of stream {stream!r} ends beyond its last sequence {state.last_seq}"
             raise BehindLeader(text) if state.replicas > 1 else UsageError(text)
