@@ -6,7 +6,7 @@ fails (JETSTREAM.md 1.2), which would block the takeover of a lease.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -198,7 +198,7 @@ class KeyValue:
         ack = await self.api.publish(self._writes + check_key(key), value, headers=headers)
         return ack.seq
 
-    def watch(self, pattern: str = ">", **settings: Any) -> AsyncIterator[Change | SnapshotDone]:
+    def watch(self, pattern: str = ">", **settings: Any) -> AsyncGenerator[Change | SnapshotDone, None]:
         """The state of every key that matches, then `SnapshotDone`, then each change as it comes; see `Watch`."""
         return Watch(self.api, self.stream, self._subjects, check_pattern(pattern), **settings).changes()
 

@@ -103,7 +103,10 @@ class Watch:
         """
         unlisten = self._api.connection.add_listener(self._on_event)
         try:
-            told = await self._start()
+            try:
+                told = await self._start()
+            except TransientError as reason:
+                told = await self._recover(reason)
             while True:
                 for item in told:
                     yield item
