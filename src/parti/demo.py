@@ -85,7 +85,7 @@ def _summarise(url: str, partitions: int, console: Console) -> tuple[list[dict[s
 
 def _table(rows: list[dict[str, int]]) -> Table:
     names = ("partition", "messages", "subjects", "first_sequence", "last_sequence", "bytes")
-    table = Table(title=f"stream {STREAM!r} by partition", *(name.replace("_", " ") for name in names))
+    table = Table(*(name.replace("_", " ") for name in names), title=f"stream {STREAM!r} by partition")
     for row in rows:
         table.add_row(*(f"{row[name]:,}" for name in names))
     return table

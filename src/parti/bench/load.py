@@ -89,19 +89,34 @@ def raw_read(options: ConnectOptions, stream: str, size: int) -> None:
         )
         inbox = f"_INBOX.{uuid4().hex}"
         connection.subscribe(inbox)
-        body = b'{"batch":%d,"expires":60000000000}' % answer["num_pending"]
-        connection.publish(f"{options.js_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}", body, inbox)
-        _drain(connection, b".0 %d\r\n" % size, keep=size + 64)
+        next_pull = f"{options.js_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        _drain(connection, next_pull, inbox, int(answer["num_pending"]), size)
 
 
-def _drain(connection: BlockingConnection, mark: bytes, *, keep: int) -> None:
-    """Receive and throw away until `mark`, which only the last message has, is among the last `keep` bytes."""
-    view = memoryview(bytearray(4 << 20))
+def _drain(connection: BlockingConnection, next_pull: str, inbox: str, total: int, size: int) -> None:
+    """Two pulls of 8 MB in flight, as the range reader has: more at once, and the server cuts off a slow consumer.
+
+    The last message of a pull is known by its reply subject, which ends in the number of messages left.
+    """
+    batch = (8 << 20) // (size + 128)
+    ends = [*range(total - batch, 0, -batch), 0]
+    buffer = bytearray(4 << 20)
+    view, kept = memoryview(buffer), 64
     connection.socket.settimeout(connection.options.request_timeout)
-    tail = b""
-    while mark not in tail:
-        got = connection.socket.recv_into(view)
-        tail = (tail + view[max(0, got - keep) : got].tobytes())[-keep:]
+    body = b'{"batch":%d,"expires":60000000000}' % batch
+    for _ in ends[:2]:
+        connection.publish(next_pull, body, inbox)
+    asked, done = 2, 0
+    while done < len(ends):
+        got = connection.socket.recv_into(view[kept:])
+        if not got:
+            raise ConnectionFailed("the server closed the connection during the raw read")
+        while done < len(ends) and buffer.find(b".%d %d\r\n" % (ends[done], size), 0, kept + got) >= 0:
+            done += 1
+            if asked < len(ends):
+                connection.publish(next_pull, body, inbox)
+                asked += 1
+        buffer[:kept] = buffer[got : kept + got]  # a line may lie across two reads
 
 
 def fetch_read(options: ConnectOptions, stream: str, count: int, batch: int = 500) -> None:

@@ -215,6 +215,11 @@ class BlockingConnection:
                 return frames
             needed = bytes_of_first(self._buffer, self._have)  # scanning an unfinished frame again is wasted
 
+    @property
+    def socket(self) -> socket.socket:
+        """The socket itself, for benchmarks of what it can carry (`parti.bench.load`); reading it bypasses the parser."""
+        return self._sock
+
     def close(self) -> None:
         """Drop the connection. Safe to call at any time, from any thread, more than once."""
         self.closed = True
