@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Literal, get_args
 
 import pyarrow as pa
@@ -121,7 +121,7 @@ class RangeReader:
         path: Path = "auto",
         allow_gone: bool = False,
         created: str | None = None,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Generator[pa.RecordBatch, None, None]:
         """The messages with `after` < sequence <= `to` whose subject matches, in order, each exactly once, all of them.
 
         Raises DataLoss when messages of the range are no longer in the stream, unless `allow_gone` or the stream is a
@@ -139,7 +139,7 @@ class RangeReader:
 
     def _read(
         self, stream: str, cursor: Cursor, columns: tuple[str, ...], path: Path, gone: bool, created: str | None
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Generator[pa.RecordBatch, None, None]:
         self._cancelled.clear()
         waits = _WAITS.delays()
         last_progress = time.monotonic()
