@@ -217,7 +217,7 @@ class BlockingConnection:
 
     @property
     def socket(self) -> socket.socket:
-        """The socket itself, for benchmarks of what it can carry (`parti.bench.load`); reading it bypasses the parser."""
+        """The socket itself, for benchmarks of what it can carry (`parti.bench.load`); the parser does not see it."""
         return self._sock
 
     def close(self) -> None:
