@@ -54,16 +54,20 @@ class DurableCommit:
             raise ConfigError(
                 f"stream {state.name!r} is a work queue, where moving a consumer deletes nothing: use commit=purge"
             )
+        self._create_if_missing(reader, started)
+
+    def commit(self, reader: RangeReader, sequence: int) -> None:
+        # Nobody answers a reset of a consumer that somebody deleted: the request would time out, again and again.
+        if not self._create_if_missing(reader, sequence):
+            reader.connection.api(f"CONSUMER.RESET.{self._stream}.{self._durable}", {"seq": sequence + 1})
+
+    def _create_if_missing(self, reader: RangeReader, done: int) -> bool:
         try:
             reader.connection.api(f"CONSUMER.INFO.{self._stream}.{self._durable}")
         except ConsumerNotFound:
-            self._create(reader, started)
-
-    def commit(self, reader: RangeReader, sequence: int) -> None:
-        try:
-            reader.connection.api(f"CONSUMER.RESET.{self._stream}.{self._durable}", {"seq": sequence + 1})
-        except ConsumerNotFound:  # somebody deleted it; the position is ours, so nothing is lost
-            self._create(reader, sequence)
+            self._create(reader, done)
+            return True
+        return False
 
     def _create(self, reader: RangeReader, done: int) -> None:
         config: dict[str, Any] = {

@@ -106,6 +106,8 @@ def connect_options(given: Mapping[str, str]) -> ConnectOptions:
     for option, field in _CONNECTION_FIELDS.items():
         if folded.get(option.lower()):
             explicit[field] = folded[option.lower()]
+    if "domain" in explicit and "api_prefix" in explicit:
+        raise ConfigError("jsDomain and apiPrefix exclude each other: give one of them")
     return ConnectOptions.resolve(explicit).self_contained()
 
 

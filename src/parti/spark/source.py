@@ -1,4 +1,8 @@
-"""The data source that Spark knows as `format("jetstream")`."""
+"""The data source that Spark knows as `format("jetstream")`.
+
+Spark imports this module for every session that uses any Python source, and hides an error in it behind "failed to
+find the data source". So it imports next to nothing; readers and writers come in when they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,6 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
-
-from parti.spark.columns import default_schema
-from parti.spark.source_options import SOURCE_OPTIONS, SourceOptions
 
 
 class JetStreamDataSource(DataSource):
@@ -23,15 +24,20 @@ class JetStreamDataSource(DataSource):
 
     def schema(self) -> str:
         """The columns of a read without a schema of the user's. A wrong option is refused here, at `load()`."""
+        from parti.spark.columns import default_schema
+        from parti.spark.source_options import SOURCE_OPTIONS
+
         values = SOURCE_OPTIONS.parse(self.options)
         return default_schema(include_headers=values["includeHeaders"])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from parti.spark.batch_reader import JetStreamReader
+        from parti.spark.source_options import SourceOptions
 
         return JetStreamReader(schema, SourceOptions.parse(self.options, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from parti.spark.source_options import SourceOptions
         from parti.spark.stream_reader import JetStreamStreamReader
 
         return JetStreamStreamReader(schema, SourceOptions.parse(self.options, streaming=True))

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from parti.clock import SystemClock
+from parti.clock import Clock, SystemClock
 from parti.errors import ConfigError, DataLoss
 from parti.observe.logs import get_logger
 from parti.spark.admission import Admission
@@ -37,8 +37,9 @@ _UNLIMITED = 1 << 60  # rows; see getDefaultReadLimit
 class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a stream batch by batch; a batch that Spark replays has the same messages in the same order."""
 
-    def __init__(self, schema: StructType, options: SourceOptions) -> None:
+    def __init__(self, schema: StructType, options: SourceOptions, clock: Clock | None = None) -> None:
         self._options = options
+        self._clock = clock or SystemClock()
         columns = ColumnBuilder.of(schema, options.stream, options.key, options.partitioning)
         self._task = RangeTask.of(options, columns)
         self._admission = Admission.of(options)
@@ -127,7 +128,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _driver_link(self) -> DriverLink:
         if self._link is None:
-            self._link = DriverLink(self._options.connect, self._options.retry_budget)
+            self._link = DriverLink(self._options.connect, self._options.retry_budget, self._clock)
         return self._link
 
     def _offset(self, found: dict[str, Any]) -> Offset:
@@ -162,7 +163,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             target = min(target, self._target[1])
         if target <= begin.sequence:
             return begin
-        now = SystemClock().now()
+        now = self._clock.now()
         waited = now - self._last_batch if self._last_batch is not None else self._admission.max_delay
         if not finite and self._admission.too_few(state, begin.sequence, target, waited):
             return begin

@@ -1,0 +1,304 @@
+"""Writing to JetStream from a real Spark: every row stored, replays stored once, and errors that say what to do."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from parti.testing import NatsServer, eventually_blocking
+from parti.wire.blocking import BlockingConnection
+from parti.wire.options import ConnectOptions
+from parti.wire.ranges import RangeReader
+
+pytestmark = pytest.mark.spark
+
+
+def read_all(stream) -> list[dict]:
+    """Every message of the stream, in its order, read without Spark."""
+    reader = RangeReader(ConnectOptions(servers=(stream.url,)))
+    try:
+        last = reader.state(stream.name).last_seq
+        return [row for batch in reader.read(stream.name, 0, last, allow_gone=True) for row in batch.to_pylist()]
+    finally:
+        reader.close()
+
+
+def numbers(stream) -> list[int]:
+    return sorted(int(row["data"]) for row in read_all(stream))
+
+
+def rows(spark, stream, count: int, partitions: int = 2) -> DataFrame:
+    return spark.range(count, numPartitions=partitions).select(
+        F.col("id").cast("string").alias("value"), F.concat(F.lit(f"{stream.name}.k"), F.col("id") % 7).alias("subject")
+    )
+
+
+def save(frame: DataFrame, to, /, **options: object) -> None:
+    given = {"servers": to.url} | {name: str(value) for name, value in options.items()}
+    frame.write.format("jetstream").mode("append").options(**given).save()
+
+
+@pytest.mark.parametrize("allow_atomic", [False, True])
+def test_every_row_of_a_batch_is_stored_once_under_its_subject(spark, make_stream, allow_atomic):
+    stream = make_stream(allow_atomic=allow_atomic)
+    save(rows(spark, stream, 5000), stream)
+    found = read_all(stream)
+    assert sorted(int(row["data"]) for row in found) == list(range(5000))
+    assert all(row["subject"] == f"{stream.name}.k{int(row['data']) % 7}" for row in found)
+
+
+def test_the_order_inside_a_partition_is_kept(spark, stream):
+    save(rows(spark, stream, 3000, partitions=1), stream)
+    assert [int(row["data"]) for row in read_all(stream)] == list(range(3000))
+
+
+def test_headers_and_message_ids_are_written_and_the_ids_decide_what_is_new(spark, stream):
+    frame = spark.sql(f"""
+        SELECT '{stream.name}.a' AS subject, CAST('v' || id AS BINARY) AS value, 'id-' || (id % 3) AS msg_id,
+               array(struct('h' AS key, CAST(id AS STRING) AS value), struct('h' AS key, 'two' AS value)) AS headers
+        FROM range(0, 5, 1, 1)
+    """)
+    save(frame, stream, stream=stream.name)
+    found = read_all(stream)
+    assert [row["data"] for row in found] == [b"v0", b"v1", b"v2"]
+    assert [[(h["key"], h["value"]) for h in row["headers"]] for row in found][1] == [
+        ("Nats-Expected-Stream", stream.name.encode()),
+        ("Nats-Msg-Id", b"id-1"),
+        ("h", b"1"),
+        ("h", b"two"),
+    ]
+
+
+def test_what_the_reader_yields_can_be_written_with_its_headers_to_another_subject(spark, make_stream):
+    stream = make_stream()
+    stream.publish(20, subject="in", headers={"trace": "abc", "Nats-Msg-Id": ""})
+    frame = spark.read.format("jetstream").options(**stream.options(includeHeaders="true")).load()
+    save(frame, stream, subject=f"{stream.name}.out")
+    copies = [row for row in read_all(stream) if row["subject"].endswith(".out")]
+    assert [row["data"] for row in copies] == [f"m{n}".encode() for n in range(1, 21)]
+    assert all(("trace", b"abc") in [(h["key"], h["value"]) for h in row["headers"]] for row in copies)
+
+
+def test_a_task_that_is_tried_again_stores_nothing_twice(spark, stream):
+    def fail_once(batches):
+        for number, batch in enumerate(batches):
+            if number == 3 and TaskContext.get().attemptNumber() == 0:
+                raise RuntimeError("the first attempt fails after it has published")
+            yield batch
+
+    frame = rows(spark, stream, 40_000, partitions=1)
+    broken = frame.mapInArrow(fail_once, frame.schema)
+    save(broken, stream, maxInFlight=1000)
+    assert numbers(stream) == list(range(40_000))
+    assert stream.state()["last_seq"] == 40_000
+
+
+def test_rows_that_come_in_another_order_at_the_second_try_are_never_lost(spark, stream):
+    def shuffled(batches):
+        table = pa.Table.from_batches(batches)
+        first = TaskContext.get().attemptNumber() == 0
+        yield from (table if first else table.take(list(reversed(range(len(table)))))).to_batches()
+        if first:
+            raise RuntimeError("the first attempt fails after it has published")
+
+    frame = rows(spark, stream, 2500, partitions=1)
+    save(frame.mapInArrow(shuffled, frame.schema), stream)
+    assert set(numbers(stream)) == set(range(2500))
+
+
+def start(frame: DataFrame, stream, folder: Path, **options: object):
+    given = {"servers": stream.url} | {name: str(value) for name, value in options.items()}
+    return (
+        frame.writeStream.format("jetstream")
+        .options(**given)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def forget_last_commit(folder: Path) -> None:
+    """As if the driver had died between the last batch's tasks and its commit: Spark replays that batch."""
+    commits = sorted(int(path.name) for path in (folder / "checkpoint" / "commits").iterdir() if path.name.isdigit())
+    for name in (f"{commits[-1]}", f".{commits[-1]}.crc"):
+        (folder / "checkpoint" / "commits" / name).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("allow_atomic", [False, True])
+def test_a_batch_that_spark_replays_is_stored_once(spark, make_stream, tmp_path, allow_atomic):
+    stream = make_stream(allow_atomic=allow_atomic)
+    stream.publish(3000, subject="in")
+    source = stream.options(subjects=f"{stream.name}.in", startingOffsets="earliest", maxOffsetsPerTrigger=2000)
+    for _ in range(3):
+        frame = spark.readStream.format("jetstream").options(**source).load()
+        query = start(frame, stream, tmp_path, subject=f"{stream.name}.out")
+        assert query.awaitTermination(60)
+        forget_last_commit(tmp_path)
+    copies = [row["data"] for row in read_all(stream) if row["subject"].endswith(".out")]
+    assert sorted(copies) == sorted(f"m{n}".encode() for n in range(1, 3001))
+
+
+def test_a_write_inside_foreach_batch_is_replayed_once_too(spark, make_stream, tmp_path):
+    stream = make_stream()
+    stream.publish(1500, subject="in")
+    source = stream.options(subjects=f"{stream.name}.in", startingOffsets="earliest")
+
+    def write(batch: DataFrame, number: int) -> None:
+        save(batch.select("value"), stream, subject=f"{stream.name}.out")
+
+    for _ in range(2):
+        query = (
+            spark.readStream.format("jetstream")
+            .options(**source)
+            .load()
+            .writeStream.foreachBatch(write)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(60)
+        forget_last_commit(tmp_path)
+    copies = [row["data"] for row in read_all(stream) if row["subject"].endswith(".out")]
+    assert sorted(copies) == sorted(f"m{n}".encode() for n in range(1, 1501))
+
+
+def test_two_batches_with_the_same_rows_are_both_stored(spark, stream, tmp_path):
+    folder = tmp_path / "in"
+    for number in range(2):
+        spark.createDataFrame([("same",)] * 3, "value string").coalesce(1).write.json(str(tmp_path / f"part{number}"))
+        folder.mkdir(exist_ok=True)
+        (file,) = (tmp_path / f"part{number}").glob("*.json")
+        shutil.copy(file, folder / f"{number}.json")
+        frame = spark.readStream.schema("value string").json(str(folder))
+        query = start(frame, stream, tmp_path, subject=f"{stream.name}.a")
+        assert query.awaitTermination(60)
+    assert stream.state()["messages"] == 6
+
+
+@pytest.mark.slow
+def test_a_server_that_restarts_under_a_streaming_write_costs_no_row(spark, own_server, name, tmp_path):
+    with BlockingConnection.open(ConnectOptions(servers=(own_server.url,))) as admin:
+        admin.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": "file"})
+    frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 500).load()
+    query = (
+        frame.select(F.col("value").cast("string").alias("value"))
+        .writeStream.format("jetstream")
+        .options(servers=own_server.url, subject=f"{name}.a", stream=name)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    try:
+        eventually_blocking(lambda: len(query.recentProgress) >= 2, 60, "two batches")
+        own_server.kill()
+        own_server.start()
+        seen = len(query.recentProgress)
+        eventually_blocking(lambda: len(query.recentProgress) >= seen + 2 or not query.isActive, 60, "two more batches")
+        assert query.exception() is None
+    finally:
+        query.stop()
+    reader = RangeReader(ConnectOptions(servers=(own_server.url,)))
+    last = reader.state(name).last_seq
+    found = sorted(int(v) for b in reader.read(name, 0, last, columns=("data",)) for v in b.column("data").to_pylist())
+    reader.close()
+    assert found == list(range(len(found)))
+
+
+# Errors
+
+
+def refused(frame: DataFrame, to, /, **options: object) -> str:
+    with pytest.raises(PySparkException) as caught:
+        save(frame, to, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"subjct": "a"}, "did you mean 'subject'"),
+        ({"subject": "a.*"}, "wildcard"),
+        ({"subject": "nobody.listens"}, "no stream takes subject 'nobody.listens'"),
+        ({"stream": "no_such_stream"}, "no_such_stream"),
+        ({"maxInFlight": "0"}, "option maxInFlight"),
+        ({"retryTimeout": "soon"}, "option retryTimeout"),
+        ({"atomic": "maybe"}, "option atomic"),
+        ({"atomic": "true"}, "needs the option stream"),
+        ({"nats.tokn": "x"}, "token"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_any_task_runs(spark, stream, options, words):
+    assert words in refused(rows(spark, stream, 3), stream, **options)
+    assert stream.state()["messages"] == 0
+
+
+def test_atomic_batches_that_are_demanded_and_not_allowed_are_refused(spark, stream):
+    assert "set allow_atomic" in refused(rows(spark, stream, 3), stream, stream=stream.name, atomic="true")
+
+
+def test_a_stream_that_never_acknowledges_is_refused(spark, make_stream):
+    stream = make_stream(no_ack=True)
+    assert "no_ack" in refused(rows(spark, stream, 3), stream, stream=stream.name)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ("'a' AS subject", "needs a column 'value'"),
+        ("'a' AS value", "needs a column 'subject'"),
+        ("1 AS value, 'a' AS subject", "column 'value' is int"),
+        ("'a' AS value, 'a' AS subject, 1 AS msg_id", "column 'msg_id' is int"),
+        ("'a' AS value, 'a' AS subject, map('a', 'b') AS headers", "column 'headers' is map"),
+        ("'a' AS value, 'a' AS subject, 1 AS customer", "does not write the columns customer"),
+    ],
+)
+def test_columns_that_cannot_be_written_are_refused(spark, stream, columns, words):
+    assert words in refused(spark.sql(f"SELECT {columns}"), stream)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ("CAST(NULL AS STRING) AS value, '{name}.a' AS subject", "row 0: value is null"),
+        ("'a' AS value, CAST(NULL AS STRING) AS subject", "row 0: subject is null"),
+        ("'a' AS value, '{name}.a b' AS subject", "blank"),
+        ("'a' AS value, '{name}.>' AS subject", "wildcard"),
+        ("'a' AS value, 'nobody.listens' AS subject", "no stream takes subject 'nobody.listens'"),
+        ("repeat('x', 1100000) AS value, '{name}.a' AS subject", "max_payload"),
+    ],
+)
+def test_a_row_that_cannot_be_stored_fails_the_task_and_is_named(spark, stream, columns, words):
+    assert words in refused(spark.sql(f"SELECT {columns.format(name=stream.name)}"), stream)
+
+
+def test_a_full_stream_fails_the_task_after_the_retry_timeout(spark, make_stream):
+    stream = make_stream(max_bytes=5000, discard="new")
+    assert "maximum bytes exceeded" in refused(rows(spark, stream, 500), stream, retryTimeout="300ms")
+
+
+def test_a_user_who_may_not_publish_is_told_so(spark, name):
+    config = """
+    authorization { users = [
+      { user: admin, password: pw }
+      { user: app, password: pw, permissions: { publish: ["mine.>"], subscribe: ["_INBOX.>"] } }
+    ] }
+    """
+    with NatsServer(config=config) as server:
+        admin = ConnectOptions(servers=(server.client_url(user="admin", password="pw"),))
+        with BlockingConnection.open(admin) as connection:
+            connection.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": ["mine.>", "theirs.>"]})
+        frame = spark.sql("SELECT 'a' AS value, 'theirs.x' AS subject").write.format("jetstream").mode("append")
+        with pytest.raises(PySparkException, match=r"(?i)permissions violation for publish to .theirs.x"):
+            frame.options(**{"servers": server.url, "nats.user": "app", "nats.password": "pw"}).save()
+
+
+def test_a_stream_cannot_be_overwritten(spark, stream):
+    frame = rows(spark, stream, 3).write.format("jetstream").option("servers", stream.url)
+    with pytest.raises(PySparkException, match="cannot be overwritten"):
+        frame.mode("overwrite").save()
