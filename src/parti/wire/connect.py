@@ -21,6 +21,7 @@ log = structlog.get_logger(__name__)
 # Each server is tried twice before the first connect gives up: a refused CONNECT and a reset can race, so that the
 # server's reason is lost on the first try.
 _FIRST_ROUNDS = 2
+_NAME_MISMATCH = (62, 64)  # OpenSSL: host name, IP address
 _AUTH_WORDS = ("authorization violation", "authentication expired", "authentication revoked", "authorization timeout")
 
 
@@ -34,6 +35,8 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
     Two promises beyond nats-py: a listener's exception cannot stop the read loop, and when TLS was asked for, no
     credential is sent to a server that does not offer it.
     """
+
+    _transport: Any
 
     def __init__(self, options: ConnectOptions) -> None:
         super().__init__()
@@ -97,6 +100,11 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
     async def abandon(self) -> None:
         """Free the socket and the tasks of a connection that never came about; nobody is told."""
         self._opening, self._abandoned = False, True
+        # nats-py waits for its transport to close, and after a failed TLS upgrade that never happens: the upgrade has
+        # taken the socket away from the stream that is waited for.
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
         await self.close()
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
@@ -218,7 +226,12 @@ def _kind_of_auth(options: ConnectOptions) -> str:
 
 def _tls_reason(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"{error.verify_message}; set tls_ca to the authority, or tls_hostname to the name in the certificate"
+        hint = (
+            "tls_hostname to the name in the certificate"
+            if error.verify_code in _NAME_MISMATCH
+            else "tls_ca to the authority"
+        )
+        return f"{error.verify_message.rstrip('.')}; set {hint}"
     reason = (error.reason or str(error)).replace("_", " ").lower()
     if "certificate required" in reason or "bad certificate" in reason or "unknown ca" in reason:
         return f"{reason}; the server wants a client certificate that it trusts (tls_cert, tls_key)"
