@@ -20,6 +20,7 @@ from pathlib import Path
 import nats
 import pytest
 from nats.js import JetStreamContext
+from nats.js.errors import NoStreamResponseError
 
 from parti.testing import (
     NatsCluster,
@@ -367,7 +368,14 @@ async def test_a_cluster_survives_the_kill_of_its_stream_leader(cluster: NatsClu
     assert "running=2/3" in repr(cluster)
     successor = await asyncio.to_thread(cluster.wait_for_leader, name)
     assert successor != leader
-    acked.append((await jetstream.publish(name, b"y")).seq)
+
+    async def publish_once_answered() -> int | None:
+        try:
+            return (await jetstream.publish(name, b"y")).seq
+        except NoStreamResponseError:  # nobody got it: safe to repeat
+            return None
+
+    acked.append(await eventually(publish_once_answered, what="the new leader answers"))
     await asyncio.to_thread(cluster.restart, leader)
     assert cluster.urls[leader] == url
     assert acked == list(range(1, 22))

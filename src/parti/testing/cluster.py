@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import secrets
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from parti.testing.errors import NeverHappened, PortTaken
+from parti.testing.errors import NeverHappened, PortTaken, ServerNotRunning
 from parti.testing.eventually import eventually_blocking
+from parti.testing.monitor import NodeReport, leader_of, stream_label, what_lags
 from parti.testing.ports import pick_port
 from parti.testing.server import NatsServer
 from parti.testing.threads import to_its_end
 
 _CURRENT_WITHIN = 60.0  # electing the first meta leader takes 1 to 5 s; a loaded machine takes longer
 _PORT_TRIES = 5
-_ASK_WITHIN = 5.0
 
 
 class NatsCluster:
@@ -78,11 +76,11 @@ class NatsCluster:
             self.wait_current()
 
     def wait_current(self, timeout: float = _CURRENT_WITHIN) -> None:
-        """Return when the running nodes agree on a meta leader and none has anything left to catch up with."""
+        """Return when every stream and consumer of the running nodes has a leader to which all of them are current."""
         seen: list[str] = []
 
         def current() -> bool:
-            seen[:] = self._lagging()
+            seen[:] = what_lags(self._reports(), self.size)
             return not seen
 
         try:
@@ -93,22 +91,14 @@ class NatsCluster:
 
     def meta_leader(self) -> int | None:
         """The node that leads the cluster's metadata, or None while there is none."""
-        for server in self._running():
-            leader = self._ask(server, "/jsz").get("meta_cluster", {}).get("leader")
-            if leader:
-                return self._index_of(leader)
-        return None
+        return self._leader("meta")
 
     def leader_of(self, stream: str, account: str = "$G") -> int | None:
         """The node that leads `stream`, or None while it has no leader."""
-        # Each node knows for sure only about itself, so the leader is the one that says so of itself.
-        for server in self._running():
-            if self._leader_seen_by(server, stream, account) == server.name:
-                return self._index_of(server.name)
-        return None
+        return self._leader(stream_label(account, stream))
 
     def wait_for_leader(self, stream: str, *, account: str = "$G", timeout: float = _CURRENT_WITHIN) -> int:
-        """The node that leads `stream`, as soon as there is one."""
+        """The node that leads `stream`, as soon as there is one; it may take a moment more until it answers."""
         found = eventually_blocking(
             lambda: [leader] if (leader := self.leader_of(stream, account)) is not None else [],
             timeout,
@@ -169,53 +159,13 @@ class NatsCluster:
     def _running(self) -> list[NatsServer]:
         return [server for server in self.servers if server.running]
 
-    def _lagging(self) -> list[str]:
-        """What keeps the running nodes from being current, in words; empty when nothing does."""
-        running = self._running()
-        names = {server.name for server in running}
-        reasons: list[str] = []
-        leaders = set()
-        for server in running:
-            meta = self._ask(server, "/jsz").get("meta_cluster", {})
-            leaders.add(meta.get("leader"))
-            if meta.get("cluster_size") != self.size:
-                reasons.append(f"{server.name} sees {meta.get('cluster_size', 0)} of {self.size} nodes")
-            if meta.get("leader") == server.name:  # a follower reports its fellow followers as never current
-                peers = {peer.get("name"): peer for peer in meta.get("replicas") or []}
-                reasons += [
-                    f"{other} lags behind the meta leader {server.name}"
-                    for other in sorted(names - {server.name})
-                    if not peers.get(other, {}).get("current") or peers[other].get("offline")
-                ]
-            # Also covers the streams and consumers that the node holds.
-            health = self._ask(server, "/healthz")
-            if health.get("status") != "ok":
-                reasons.append(f"{server.name}: {health.get('error', 'unhealthy')}")
-        if len(leaders) != 1 or not leaders <= names:
-            reasons.append(f"no agreed meta leader: {sorted(str(leader) for leader in leaders)}")
-        return reasons
+    def _reports(self) -> dict[str, NodeReport]:
+        reports = {}
+        for server in self.servers:
+            with contextlib.suppress(ServerNotRunning):  # it may die at any moment
+                reports[server.name] = NodeReport.of(server.monitor_url)
+        return reports
 
-    def _leader_seen_by(self, server: NatsServer, stream: str, account: str) -> str | None:
-        answer = self._ask(server, f"/jsz?acc={account}&streams=true")
-        for detail in answer.get("account_details") or []:
-            for found in detail.get("stream_detail") or []:
-                if found.get("name") == stream:
-                    leader = found.get("cluster", {}).get("leader")
-                    return leader if isinstance(leader, str) else None
-        return None
-
-    @staticmethod
-    def _ask(server: NatsServer, path: str) -> dict[str, Any]:
-        """The monitoring answer, or nothing while the node cannot give one."""
-        try:
-            with urllib.request.urlopen(server.monitor_url + path, timeout=_ASK_WITHIN) as answer:  # noqa: S310 - http, loopback
-                body = json.load(answer)
-        except urllib.error.HTTPError as error:
-            body = json.load(error)  # /healthz says with a 503 what is wrong
-        except (OSError, ValueError):
-            return {}
-        return body if isinstance(body, dict) else {}
-
-    @staticmethod
-    def _index_of(name: str) -> int:
-        return int(name.removeprefix("n"))
+    def _leader(self, label: str) -> int | None:
+        node = leader_of(self._reports(), label)
+        return int(node.removeprefix("n")) if node is not None else None
