@@ -1,0 +1,135 @@
+"""What the administration of both kinds shares: reading records, looking at members, stepping down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from parti.groups.distribution import assignment
+from parti.groups.errors import NoActiveInstance
+from parti.groups.names import PRIORITY_GROUP, GroupKind, check_group, check_member, check_stream
+from parti.groups.store import R, RecordStore, Stored
+from parti.wire.api import JetStreamApi
+from parti.wire.connect import Connection
+from parti.wire.errors import ConsumerNotFound, StreamNotFound
+
+
+@dataclass(frozen=True, slots=True)
+class MemberInfo:
+    """One member, as the record and the server see it now."""
+
+    member: str
+    listed: bool
+    partitions: tuple[int, ...]
+    active: bool
+    """An instance is joined: a static member has a waiting pull, an elastic one a consumer (it goes when nobody pulls)."""
+    pinned: str | None
+    """The server's id of the instance that gets the messages; None while there is none."""
+    waiting: int
+    """Pulls that wait at the server; about the number of instances that are joined."""
+    pending: int
+    """Messages not delivered yet."""
+    in_flight: int
+    """Messages delivered and not acknowledged."""
+    redelivered: int
+    ack_floor: int
+    """Stream sequence up to which everything of this member is acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePlan:
+    """What deleting the group would remove, for a person to look at first."""
+
+    kind: GroupKind
+    stream: str
+    group: str
+    revision: int
+    consumers: tuple[str, ...]
+    streams: tuple[str, ...]
+    messages: int
+    """Messages in those streams that no member has processed."""
+
+
+class GroupCalls(Generic[R]):
+    """The administration of one kind of groups over one connection."""
+
+    kind: GroupKind
+
+    def __init__(self, connection: Connection, store: RecordStore[R]) -> None:
+        self.connection = connection
+        self.api: JetStreamApi = store.kv.api
+        self.store: RecordStore[R] = store
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.connection!r}>"
+
+    def consumer_place(self, stream: str, group: str, member: str) -> tuple[str, str]:
+        """Stream and name of the member's consumer."""
+        raise NotImplementedError
+
+    async def get(self, stream: str, group: str) -> Stored[R]:
+        """The group's record; raises `GroupNotFound`."""
+        return await self.store.get(check_stream(stream), group)
+
+    async def names(self, stream: str) -> list[str]:
+        """The groups of this kind on the stream, sorted."""
+        return [group for _, group in await self.store.names(check_stream(stream))]
+
+    async def members(self, stream: str, group: str) -> list[MemberInfo]:
+        """Every listed member with its partitions and the state of its consumer."""
+        stored = await self.get(stream, group)
+        return [await self._info(stored, stream, group, member) for member in stored.record.member_names]
+
+    async def active_members(self, stream: str, group: str) -> list[str]:
+        """The listed members of which an instance is joined."""
+        return [info.member for info in await self.members(stream, group) if info.active]
+
+    async def member_info(self, stream: str, group: str, member: str) -> MemberInfo:
+        """One member, also one that is not listed."""
+        stored = await self.get(stream, group)
+        return await self._info(stored, stream, group, check_member(member))
+
+    async def step_down(self, stream: str, group: str, member: str) -> None:
+        """The pinned instance of the member loses its pin; another waiting one is pinned at once, if there is one."""
+        await self.get(stream, group)
+        place = self.consumer_place(stream, check_group(group), check_member(member))
+        try:
+            await self.api.consumer_unpin(*place, PRIORITY_GROUP)
+        except (ConsumerNotFound, StreamNotFound):
+            raise NoActiveInstance(f"no instance of member {member!r} of group {group!r} is joined") from None
+
+    async def _info(self, stored: Stored[R], stream: str, group: str, member: str) -> MemberInfo:
+        listed = member in stored.record.member_names
+        partitions = assignment(stored.record).get(member, ())
+        try:
+            info = await self.api.consumer_info(*self.consumer_place(stream, group, member))
+        except (ConsumerNotFound, StreamNotFound):
+            return MemberInfo(member, listed, partitions, False, None, 0, 0, 0, 0, 0)
+        if not is_group_consumer(info["config"]):
+            return MemberInfo(member, listed, partitions, False, None, 0, 0, 0, 0, 0)
+        waiting = int(info.get("num_waiting") or 0)
+        return MemberInfo(
+            member,
+            listed,
+            partitions,
+            active=waiting > 0 or self.kind is GroupKind.ELASTIC,
+            pinned=pinned_id(info),
+            waiting=waiting,
+            pending=int(info["num_pending"]),
+            in_flight=int(info["num_ack_pending"]),
+            redelivered=int(info.get("num_redelivered") or 0),
+            ack_floor=int(info["ack_floor"]["stream_seq"]),
+        )
+
+
+def is_group_consumer(config: dict[str, Any]) -> bool:
+    """Whether a consumer was made by a member of some group: nobody else names this priority group."""
+    return list(config.get("priority_groups") or []) == [PRIORITY_GROUP]
+
+
+def pinned_id(info: dict[str, Any]) -> str | None:
+    """Who is pinned, from a consumer's info."""
+    for group in info.get("priority_groups") or []:
+        if group.get("group") == PRIORITY_GROUP:
+            return group.get("pinned_client_id") or None
+    return None

@@ -1,0 +1,77 @@
+"""Names: which ones a group may use, and what is derived from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+from parti.groups.errors import BadName
+
+PRIORITY_GROUP: Final = "PCG"
+"""The priority group of every member's consumer."""
+
+# The record's key is `<stream>.<group>`, so that both must be fit for a key (ADR-8) and for a stream name: no '/'.
+_KEY_TOKEN = re.compile(r"[-_=a-zA-Z0-9]+")
+_MEMBER = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
+_LONGEST = 255  # the server's limit for names
+
+
+class GroupKind(StrEnum):
+    """The two kinds of groups."""
+
+    STATIC = "static"
+    ELASTIC = "elastic"
+
+    @property
+    def bucket(self) -> str:
+        """The key-value bucket that holds the records of this kind."""
+        return f"{self.value}-consumer-groups"
+
+
+def check_stream(name: str) -> str:
+    return _check(name, _KEY_TOKEN, "stream", "letters, digits, '-', '_' and '='")
+
+
+def check_group(name: str) -> str:
+    return _check(name, _KEY_TOKEN, "group", "letters, digits, '-', '_' and '='")
+
+
+def check_member(name: str) -> str:
+    return _check(name, _MEMBER, "member", "no blanks, and none of . * > / \\")
+
+
+def check_members(names: Iterable[str]) -> tuple[str, ...]:
+    """The names sorted and without repeats, as they are written."""
+    return tuple(sorted({check_member(name) for name in names}))
+
+
+def _check(name: str, pattern: re.Pattern[str], what: str, allowed: str) -> str:
+    if not name:
+        raise BadName(f"the {what} name is empty: give one")
+    if not pattern.fullmatch(name):
+        raise BadName(f"{name!r} cannot be a {what} name: use {allowed}")
+    if len(name) > _LONGEST:
+        raise BadName(f"the {what} name {name[:20]!r}... has {len(name)} characters: the server takes {_LONGEST}")
+    return name
+
+
+def record_key(stream: str, group: str) -> str:
+    return f"{stream}.{group}"
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """Stream and group of a key. A stream name holds no dot, so that everything behind the first one is the group."""
+    stream, _, group = key.partition(".")
+    return stream, group
+
+
+def work_queue(stream: str, group: str) -> str:
+    """The stream that an elastic group reads."""
+    return f"{stream}-{group}"
+
+
+def static_consumer(group: str, member: str) -> str:
+    """The durable of a static member, on the source stream. An elastic member's consumer is named like the member."""
+    return f"{group}-{member}"

@@ -1,0 +1,105 @@
+"""The consumer of a member: what the caller may choose, and the exact configuration that goes to the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from parti.groups.errors import BadTemplate
+from parti.groups.names import PRIORITY_GROUP, GroupKind
+
+_NANOSECONDS = 1_000_000_000
+_SHORTEST_TTL = 1.0  # the reference's floor of the pin's time to live
+_MOST_PENDING = 65_536  # what a member may hold in memory; the server's own default is 1,000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerTemplate:
+    """What a member's consumer is made from. Instances of one member, in whatever language, should use the same.
+
+    Name, filters and everything about pinning are the group's and cannot be chosen.
+    """
+
+    ack_wait: float = 5.0  # the reference's default; a crashed instance is replaced after this
+    max_ack_pending: int = 1  # strictly one after the other; more only together with lanes
+    ack_policy: Literal["explicit", "none"] = "explicit"
+    """`none` is for static groups whose handler may lose messages."""
+    max_deliver: int | None = None  # unlimited: a message that the server gives up on would block nobody, and be lost
+    backoff: tuple[float, ...] = ()
+    headers_only: bool = False
+    num_replicas: int = 0  # as the stream
+    mem_storage: bool = False
+    inactive_threshold: float | None = None
+    """Static groups only; an elastic member's consumer always goes after `ack_wait` without a pull."""
+    start_sequence: int | None = None
+    """Static groups only, and only when the member's durable is first made; an elastic group's start is set when it
+    is created."""
+    start_time: datetime | None = None
+    new_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ack_wait <= 0:
+            raise BadTemplate(f"ack_wait is {self.ack_wait}: use a positive number of seconds")
+        if not 1 <= self.max_ack_pending <= _MOST_PENDING:
+            raise BadTemplate(
+                f"max_ack_pending is {self.max_ack_pending}: use 1 to {_MOST_PENDING}, as all is in memory"
+            )
+        starts = [self.start_sequence is not None, self.start_time is not None, self.new_only]
+        if sum(starts) > 1:
+            raise BadTemplate("start_sequence, start_time and new_only exclude each other: give one")
+        if self.start_sequence is not None and self.start_sequence < 1:
+            raise BadTemplate(f"start_sequence is {self.start_sequence}: sequences begin at 1")
+
+    @property
+    def pin_ttl(self) -> float:
+        """Seconds after which a silent instance loses the pin."""
+        return max(self.ack_wait, _SHORTEST_TTL)
+
+    def check_kind(self, kind: GroupKind) -> None:
+        """Refuse what this kind of group cannot do, before anything is sent."""
+        if kind is GroupKind.STATIC:
+            return
+        if self.ack_policy != "explicit":
+            raise BadTemplate("an elastic group needs explicit acks: a message is removed when it is acknowledged")
+        if self.start_sequence is not None or self.start_time is not None or self.new_only:
+            raise BadTemplate("an elastic member starts where its group is: choose the start when the group is created")
+        if self.inactive_threshold is not None:
+            raise BadTemplate("an elastic member's inactive_threshold is its ack_wait: leave it out")
+
+    def config(self, kind: GroupKind, name: str, filters: tuple[str, ...]) -> dict[str, Any]:
+        """The configuration as the reference sends it; any difference makes the server refuse it (10148)."""
+        elastic = kind is GroupKind.ELASTIC
+        optional: dict[str, Any] = {
+            "max_deliver": self.max_deliver,
+            "backoff": [int(wait * _NANOSECONDS) for wait in self.backoff] or None,
+            "headers_only": self.headers_only or None,
+            "inactive_threshold": self._inactive(elastic),
+            "mem_storage": self.mem_storage or None,
+        }
+        return {
+            "name" if elastic else "durable_name": name,
+            **self._start(),
+            "ack_policy": self.ack_policy,
+            "ack_wait": int(self.ack_wait * _NANOSECONDS),
+            "replay_policy": "instant",
+            "max_ack_pending": self.max_ack_pending,
+            "num_replicas": self.num_replicas,
+            "filter_subjects": list(filters),
+            "priority_policy": "pinned_client",
+            "priority_timeout": int(self.pin_ttl * _NANOSECONDS),
+            "priority_groups": [PRIORITY_GROUP],
+            **{field: value for field, value in optional.items() if value is not None},
+        }
+
+    def _inactive(self, elastic: bool) -> int | None:
+        seconds = self.ack_wait if elastic else self.inactive_threshold
+        return int(seconds * _NANOSECONDS) if seconds is not None else None
+
+    def _start(self) -> dict[str, Any]:
+        if self.start_sequence is not None:
+            return {"deliver_policy": "by_start_sequence", "opt_start_seq": self.start_sequence}
+        if self.start_time is not None:
+            moment = self.start_time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+            return {"deliver_policy": "by_start_time", "opt_start_time": moment}
+        return {"deliver_policy": "new" if self.new_only else "all"}
