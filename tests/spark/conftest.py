@@ -1,0 +1,174 @@
+"""One Spark session for all tests, and streams filled with real messages."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from parti.java import find_java
+from parti.testing import NatsServer
+from parti.wire.blocking import BlockingConnection
+from parti.wire.options import ConnectOptions
+
+SETTINGS = {
+    # Four tries a task, so that a killed worker is replaced and not the end of the query.
+    "spark.master": "local[2,4]",
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.metricsEnabled": "false",
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session of the whole test run."""
+    java = find_java()
+    assert java is not None, "Spark needs Java 17"
+    os.environ.update(JAVA_HOME=str(java.home), SPARK_LOCAL_IP="127.0.0.1", PYSPARK_PYTHON=sys.executable)
+    builder = SparkSession.builder.appName("parti-tests")
+    for key, value in SETTINGS.items():
+        builder = builder.config(key, value)
+    folder = tmp_path_factory.mktemp("spark")
+    session = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+class Stream:
+    """A stream on a test's server, and what a test does to it."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.url = url
+        self.name = name
+        self.connection = BlockingConnection.open(ConnectOptions(servers=(url,)))
+
+    def create(self, **config: Any) -> None:
+        """Make the stream; it listens on `<name>.>`."""
+        defaults = {"name": self.name, "subjects": [f"{self.name}.>"], "allow_direct": True, "storage": "file"}
+        self.connection.api(f"STREAM.CREATE.{self.name}", defaults | config)
+
+    def publish(
+        self, count: int, subject: str = "k{0}", payload: str = "m{0}", headers: dict[str, str] | None = None
+    ) -> int:
+        """Store `count` more messages, each acknowledged by the last; returns the stream's last sequence."""
+        first = self.state()["last_seq"] + 1
+        block = b""
+        if headers:
+            block = b"NATS/1.0\r\n" + "".join(f"{k}: {v}\r\n" for k, v in headers.items()).encode() + b"\r\n"
+        frames = bytearray()
+        for sequence in range(first, first + count):
+            name = f"{self.name}.{subject.format(sequence)}"
+            data = payload.format(sequence).encode()
+            if block:
+                frames += f"HPUB {name} {len(block)} {len(block) + len(data)}\r\n".encode() + block + data + b"\r\n"
+            else:
+                frames += f"PUB {name} {len(data)}\r\n".encode() + data + b"\r\n"
+        self.connection.send(bytes(frames))
+        last = first + count - 1
+        while self.state()["last_seq"] < last:  # the server answers behind the messages it read before
+            pass
+        return last
+
+    def state(self) -> dict[str, Any]:
+        """The stream's state as the server says it."""
+        return dict(self.connection.api(f"STREAM.INFO.{self.name}")["state"])
+
+    def options(self, **more: Any) -> dict[str, str]:
+        """Options of format jetstream that read this stream."""
+        return {"servers": self.url, "stream": self.name} | {key: str(value) for key, value in more.items()}
+
+
+@pytest.fixture
+def stream(server: NatsServer, name: str) -> Iterator[Stream]:
+    """An empty stream on the shared server."""
+    made = Stream(server.url, name)
+    made.create()
+    yield made
+    made.connection.close()
+
+
+@pytest.fixture
+def make_stream(server: NatsServer, name: str) -> Iterator[Callable[..., Stream]]:
+    """Makes the test's stream with a configuration of its own."""
+    made: list[Stream] = []
+
+    def make(**config: Any) -> Stream:
+        made.append(Stream(server.url, name))
+        made[-1].create(**config)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.connection.close()
+
+
+@pytest.fixture
+def stream_on(name: str) -> Iterator[Callable[..., Stream]]:
+    """Makes the test's stream on a server of the test's own, or reaches it again after a restart of the server."""
+    made: list[Stream] = []
+
+    def make(server: NatsServer, *, exists: bool = False, **credentials: str) -> Stream:
+        made.append(Stream(server.client_url(**credentials), name))
+        if not exists:
+            made[-1].create()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.connection.close()
+
+
+class Query:
+    """A streaming read into Parquet, so that what came out survives the query; one `run` is one AvailableNow query."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark = spark
+        self.folder = folder
+
+    def start(self, options: dict[str, str], *, schema: str | None = None, **trigger: Any) -> Any:
+        """Start a query with this trigger on the folder's checkpoint."""
+        reader = self.spark.readStream.format("jetstream").options(**options)
+        frame = (reader.schema(schema) if schema else reader).load()
+        return (
+            frame.writeStream.format("parquet")
+            .option("checkpointLocation", str(self.folder / "checkpoint"))
+            .option("path", str(self.folder / "out"))
+            .trigger(**trigger)
+            .start()
+        )
+
+    def run(self, options: dict[str, str], *, schema: str | None = None, **trigger: Any) -> Any:
+        """Run a query to its end and return it; its failure is raised."""
+        query = self.start(options, schema=schema, **(trigger or {"availableNow": True}))
+        try:
+            assert query.awaitTermination(90)
+        finally:
+            query.stop()
+        return query
+
+    def rows(self) -> list[Any]:
+        """What came out so far, by sequence."""
+        if not (self.folder / "out" / "_spark_metadata").exists():
+            return []
+        return list(self.spark.read.parquet(str(self.folder / "out")).orderBy("sequence").collect())
+
+    def sequences(self) -> list[int]:
+        return [row.sequence for row in self.rows()]
+
+
+@pytest.fixture
+def query(spark: SparkSession, tmp_path: Path) -> Query:
+    """A streaming query with a checkpoint and an output of the test's own."""
+    return Query(spark, tmp_path)

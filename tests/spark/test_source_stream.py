@@ -1,0 +1,183 @@
+"""`spark.readStream.format("jetstream")` in a real Spark: triggers, restarts, faults, commits, replays."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from parti.testing import eventually_blocking
+
+pytestmark = pytest.mark.spark
+
+EARLIEST = {"startingOffsets": "earliest"}
+
+
+def failure_of(query, options) -> str:
+    with pytest.raises(StreamingQueryException) as error:
+        query.run(options)
+    return str(error.value)
+
+
+def test_available_now_reads_all_in_batches_and_goes_on_from_its_checkpoint(query, stream):
+    stream.publish(10)
+    options = stream.options(**EARLIEST, maxOffsetsPerTrigger=4)
+    ran = query.run(options)
+    assert query.sequences() == list(range(1, 11))
+    progress = [batch for batch in ran.recentProgress if batch.numInputRows]
+    assert [batch.numInputRows for batch in progress] == [4, 4, 2]
+    first = progress[0].sources[0]
+    assert json.loads(first.endOffset)["sequence"] == 4
+    assert json.loads(first.latestOffset)["sequence"] == 10
+    stream.publish(5)
+    query.run(options)
+    assert query.sequences() == list(range(1, 16))
+
+
+def test_trigger_once_reads_everything_in_one_batch(query, stream):
+    stream.publish(10)
+    ran = query.run(stream.options(**EARLIEST, maxOffsetsPerTrigger=4), once=True)
+    assert query.sequences() == list(range(1, 11))
+    assert [batch.numInputRows for batch in ran.recentProgress if batch.numInputRows] == [10]
+
+
+def test_a_processing_time_query_reads_what_comes_and_survives_a_restart_of_the_server(query, own_server, stream_on):
+    stream = stream_on(own_server)
+    running = query.start(stream.options(), processingTime="100 milliseconds")
+    try:
+        eventually_blocking(lambda: running.lastProgress is not None, 60, "the query has found its start")
+        stream.publish(100)
+        eventually_blocking(lambda: query.sequences() == list(range(1, 101)), 60, "the first batch")
+        own_server.kill()
+        before = running.lastProgress.batchId
+        own_server.restart()
+        again = stream_on(own_server, exists=True)
+        again.publish(100)
+        eventually_blocking(lambda: query.sequences() == list(range(1, 201)), 60, "the batch after the restart")
+        assert running.isActive
+        assert running.lastProgress.batchId > before
+    finally:
+        running.stop()
+
+
+def test_killed_workers_are_replaced_and_nothing_is_lost_or_doubled(query, stream):
+    stream.publish(1200)
+    running = query.start(stream.options(**EARLIEST, maxOffsetsPerTrigger=300), availableNow=True)
+    killed_in: set[int] = set()
+    while not running.awaitTermination(0.2):  # once a batch: a task that is killed four times ends the query
+        batch = running.lastProgress.batchId if running.lastProgress else -1
+        if batch not in killed_in and kill_a_worker():
+            killed_in.add(batch)
+    assert killed_in
+    assert query.sequences() == list(range(1, 1201))
+
+
+def kill_a_worker() -> int:
+    """SIGKILL one of Spark's Python workers below this process; 1 if there was one."""
+    daemons, parents = set(), {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            stat = (entry / "stat").read_text()
+            command = (entry / "cmdline").read_text()
+        except OSError:  # it ended while we looked
+            continue
+        parents[int(entry.name)] = int(stat[stat.rindex(")") + 2 :].split()[1])
+        if "pyspark.daemon" in command and "pyspark.worker" in command:  # the one that forks, and its workers
+            daemons.add(int(entry.name))
+    workers = [pid for pid in daemons if parents[pid] in daemons and os.getpid() in lineage(pid, parents)]
+    for pid in workers[:1]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return len(workers[:1])
+
+
+def lineage(pid: int, parents: dict[int, int]) -> list[int]:
+    line = []
+    while pid in parents:
+        pid = parents[pid]
+        line.append(pid)
+    return line
+
+
+def test_a_query_that_dies_in_its_first_batch_replays_it_wherever_it_would_start_now(spark, tmp_path, stream):
+    stream.publish(5)
+    seen: list[list[int]] = []
+
+    def run(handle, starting: str) -> None:
+        frame = spark.readStream.format("jetstream").options(**stream.options(startingOffsets=starting)).load()
+        writer = frame.writeStream.foreachBatch(handle).option("checkpointLocation", str(tmp_path))
+        assert writer.trigger(availableNow=True).start().awaitTermination(60)
+
+    def keep(batch, _) -> None:
+        seen.append(sorted(row.sequence for row in batch.select("sequence").collect()))
+
+    def fail(batch, number) -> None:
+        keep(batch, number)
+        raise RuntimeError("the sink is down")
+
+    with pytest.raises(StreamingQueryException, match="the sink is down"):
+        run(fail, "earliest")
+    stream.publish(4)
+    run(keep, "latest")
+    assert seen == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [6, 7, 8, 9]]
+
+
+def test_lost_messages_fail_the_query_or_are_passed_over(query, stream):
+    stream.publish(10)
+    options = stream.options(**EARLIEST, maxOffsetsPerTrigger=5)
+    query.run(options)
+    stream.publish(10)
+    stream.connection.api(f"STREAM.PURGE.{stream.name}", {"seq": 14})
+    assert "begins at sequence 14 by now; set failOnDataLoss to false" in failure_of(query, options)
+    query.run(options | {"failOnDataLoss": "false"})
+    assert query.sequences() == [*range(1, 11), *range(14, 21)]
+
+
+def test_a_stream_made_anew_fails_the_query(query, stream):
+    stream.publish(5)
+    query.run(stream.options(**EARLIEST))
+    stream.connection.api(f"STREAM.DELETE.{stream.name}")
+    stream.create()
+    stream.publish(10)
+    assert "deleted and made anew" in failure_of(query, stream.options())
+
+
+def test_purge_leaves_an_empty_work_queue_behind_also_after_the_last_batch(query, make_stream):
+    stream = make_stream(retention="workqueue")
+    stream.publish(10)
+    query.run(stream.options(commit="purge", maxOffsetsPerTrigger=6))
+    assert query.sequences() == list(range(1, 11))
+    assert stream.state()["messages"] == 0
+
+
+def test_a_durable_shows_the_end_of_the_last_batch(query, make_stream):
+    stream = make_stream(retention="interest")
+    query.run(stream.options(**EARLIEST, commit="durable", durable="spark"))
+    stream.publish(10)
+    query.run(stream.options(**EARLIEST, commit="durable", durable="spark", maxOffsetsPerTrigger=6))
+    assert query.sequences() == list(range(1, 11))
+    info = stream.connection.api(f"CONSUMER.INFO.{stream.name}.spark")
+    assert (info["ack_floor"]["stream_seq"], info["num_pending"]) == (10, 0)
+    assert stream.state()["messages"] == 0
+
+
+def test_an_outage_beyond_the_budget_fails_the_query_with_its_cause(query, own_server, stream_on):
+    stream = stream_on(own_server)
+    running = query.start(stream.options(retryBudget="500ms"), processingTime="50 milliseconds")
+    try:
+        eventually_blocking(lambda: running.lastProgress is not None, 60, "the query has found its start")
+        own_server.kill()
+        with pytest.raises(StreamingQueryException, match=r"NATS did not answer for .*retryBudget.*cannot connect"):
+            running.awaitTermination(60)
+    finally:
+        running.stop()
+
+
+def test_wrong_options_fail_before_the_query_runs(query, stream):
+    assert "startingOffsets 7 lies beyond" in failure_of(query, stream.options(startingOffsets=7))
+    assert "has no meaning for a streaming query" in failure_of(query, stream.options(endingOffsets=7))
