@@ -18,9 +18,11 @@ from parti.wire.requests import Requests
 
 log = structlog.get_logger(__name__)
 
-# Each server is tried twice before the first connect gives up: a refused CONNECT and a reset can race, so that the
-# server's reason is lost on the first try.
+# How often each server is tried before the first connect gives up. A server that refuses us says why and hangs up;
+# the reset can overtake the reason, so that a hang-up is tried more often, to hear it.
 _FIRST_ROUNDS = 2
+_HANG_UP_ROUNDS = 4
+_HANG_UPS = (nats_errors.UnexpectedEOF, ConnectionResetError, BrokenPipeError)
 _NAME_MISMATCH = (62, 64)  # OpenSSL: host name, IP address
 _AUTH_WORDS = ("authorization violation", "authentication expired", "authentication revoked", "authorization timeout")
 
@@ -124,7 +126,9 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
         # During the first connect an exception raised here ends `Client.connect`, which otherwise tries for ever.
         typed = self._typed(error)
         self._failures += 1
-        if not typed.retriable or self._failures >= _FIRST_ROUNDS * len(self.connect_options.servers):
+        hung_up = isinstance(error, _HANG_UPS)
+        rounds = _HANG_UP_ROUNDS if hung_up else _FIRST_ROUNDS
+        if not (typed.retriable or hung_up) or self._failures >= rounds * len(self.connect_options.servers):
             raise typed from error
 
     async def _on_disconnected(self) -> None:
@@ -171,10 +175,12 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
             )
         if isinstance(error, ConnectionRefusedError):
             return ConnectionFailed(f"nothing listens on {where}: start nats-server there, or correct the address")
-        if "empty response" in text or isinstance(error, nats_errors.UnexpectedEOF | ConnectionResetError):
+        if isinstance(error, _HANG_UPS) and self._server_info.get("tls_verify"):
+            return TlsFailed(f"{where} hung up: it wants a client certificate that it trusts (tls_cert, tls_key)")
+        if "empty response" in text or isinstance(error, _HANG_UPS):
             return ConnectionFailed(
-                f"{where} hung up during the handshake: it may want a client certificate (tls_cert, tls_key), the TLS "
-                "handshake first (tls_first), or be out of connections"
+                f"{where} hung up during the handshake: it may want the TLS handshake first (tls_first), or be out of "
+                "connections"
             )
         return ConnectionFailed(f"cannot connect to {where}: {text or type(error).__name__}")
 
