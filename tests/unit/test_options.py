@@ -8,7 +8,7 @@ import nkeys
 import pytest
 
 from parti.errors import ConfigError
-from parti.wire.options import ConnectOptions, parse_duration
+from parti.wire.options import ConnectOptions
 
 
 def frame(options: ConnectOptions, **info: object) -> dict[str, object]:
@@ -150,7 +150,7 @@ def test_contradicting_or_malformed_values_are_refused(mapping: dict[str, object
     ("text", "seconds"), [("5s", 5.0), ("250ms", 0.25), ("1m30s", 90.0), ("1h", 3600.0), ("0.5", 0.5), (2, 2.0)]
 )
 def test_durations_are_read_with_their_units(text: str | float, seconds: float) -> None:
-    assert parse_duration(text, what="x") == pytest.approx(seconds)
+    assert ConnectOptions.from_mapping({"request_timeout": text}).request_timeout == pytest.approx(seconds)
 
 
 def test_the_api_prefix_follows_domain_and_prefix() -> None:

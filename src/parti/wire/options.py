@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from parti import __version__
+from parti.config.units import parse_duration
 from parti.errors import ConfigError
 from parti.wire.address import ServerAddress, UrlSecrets, parse_servers
 from parti.wire.auth import Identity, read_secret_file
@@ -24,8 +25,6 @@ _FLAGS = frozenset({"tls_first"})
 # Each way to prove who we are; exactly one may be used, and one given by the caller replaces any found elsewhere.
 AUTH_FIELDS = ("user", "password", "token", "nkey_seed", "nkey_file", "creds_file", "creds")
 _ALIASES = {"url": "servers", "server": "servers"}
-_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(h|ms|m|us|ns|s)")
-_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -243,25 +242,23 @@ def parse_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def parse_duration(text: str | float, *, what: str) -> float:
-    """Seconds from a number or from a text such as `5s`, `250ms`, `1m30s`."""
-    if isinstance(text, int | float):
-        return float(text)
-    compact = text.strip()
-    parts = _DURATION_PART.findall(compact)
-    if parts and "".join(number + unit for number, unit in parts) == compact:
-        return sum(float(number) * _UNITS[unit] for number, unit in parts)
+def _seconds(raw: str | float, *, what: str) -> float:
+    """Seconds from a number, a bare number as text (Spark passes texts only), or a duration such as `5s`."""
     try:
-        return float(compact)
+        return float(raw)
     except ValueError:
-        raise ConfigError(f"{what} is {text!r}: write seconds or a duration such as 5s or 250ms") from None
+        pass
+    try:
+        return parse_duration(str(raw))
+    except ConfigError:
+        raise ConfigError(f"{what} is {raw!r}: write seconds or a duration such as 5s or 250ms") from None
 
 
 def _convert(field: str, raw: Any) -> Any:
     if field == "servers":
         return (raw,) if isinstance(raw, str) else tuple(raw)
     if field in _DURATIONS:
-        return parse_duration(raw, what=field)
+        return _seconds(raw, what=field)
     if field in _INTEGERS:
         try:
             return int(raw)
