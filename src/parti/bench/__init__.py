@@ -9,4 +9,6 @@ BENCHMARKS: Final[dict[str, str]] = {
     "range": "parti.bench.range",
     "pull": "parti.bench.pull",
     "assign": "parti.bench.assign",
+    "spark-read": "parti.bench.spark_read",
+    "spark-write": "parti.bench.spark_write",
 }
