@@ -21,8 +21,8 @@ COUNT = 20_000
 SIZE = 200
 
 
-def published(name: str) -> Iterator[Message]:
-    return (Message(f"{name}.k{index % 7}", b"%d " % index + bytes(SIZE)) for index in range(COUNT))
+def published(name: str, count: int) -> Iterator[Message]:
+    return (Message(f"{name}.k{index % 7}", b"%d " % index + bytes(SIZE)) for index in range(count))
 
 
 def assert_complete(batches: list[pa.RecordBatch], first: int = 1, last: int = COUNT) -> None:
@@ -31,11 +31,11 @@ def assert_complete(batches: list[pa.RecordBatch], first: int = 1, last: int = C
     assert table.column("data").to_pylist() == [b"%d " % index + bytes(SIZE) for index in range(first - 1, last)]
 
 
-def filled(server: NatsServer, name: str) -> ConnectOptions:
+def filled(server: NatsServer, name: str, count: int = COUNT) -> ConnectOptions:
     options = ConnectOptions(servers=(server.url,), request_timeout=2.0)
     with BlockingConnection.open(options) as connection:
         create(connection, name)
-        publish(connection, name, published(name))
+        publish(connection, name, published(name, count))
     return options
 
 
@@ -138,13 +138,14 @@ def test_a_slow_line_is_waited_for(proxied: tuple[FaultProxy, RangeReader], name
 def test_a_server_that_dies_mid_read_and_comes_back_loses_nothing(
     own_server: NatsServer, name: str, path: Path, how: str
 ) -> None:
-    reader = RangeReader(filled(own_server, name), patience=30)
-    batches = reader.read(name, 0, COUNT, path=path)
+    many = 80_000  # 20 MB: more than the sockets' buffers and two pulls hold
+    reader = RangeReader(filled(own_server, name, many), patience=30)
+    batches = reader.read(name, 0, many, path=path)
     read = [next(batches)]
     getattr(own_server, how)()
     own_server.start()
     read += batches
-    assert_complete(read)
+    assert_complete(read, last=many)
     reader.close()
 
 
