@@ -1,1 +1,11 @@
-"""JetStream in Spark: `format("jetstream")` for batch and streaming, reading and writing."""
+"""JetStream in Spark: `format("jetstream")` for batch and streaming, reading and writing.
+
+from parti.spark import session
+
+spark = session("orders")
+orders = spark.readStream.format("jetstream").option("stream", "ORDERS").load()
+"""
+
+from parti.spark.session import session
+
+__all__ = ["session"]
