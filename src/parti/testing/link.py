@@ -189,8 +189,8 @@ class Link:
             while rest:
                 wanted = await flow.allowance(len(rest))
                 granted = flow.until_cut(wanted)
+                flow.forwarded += granted  # before sending, so that what a receiver has seen is always counted
                 await loop.sock_sendall(sink, rest[:granted])
-                flow.forwarded += granted
                 if granted < wanted:
                     raise _Cut
                 rest = rest[granted:]
