@@ -5,4 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 # Name on the command line -> module that defines PROOF. Only names, so that `parti --help` imports none of them.
-PROOFS: Final[dict[str, str]] = {}
+PROOFS: Final[dict[str, str]] = {
+    "spark": "parti.prove.spark",
+}
