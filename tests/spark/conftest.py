@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,39 +9,27 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from parti.java import find_java
+from parti.spark import session
 from parti.testing import NatsServer
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
 
 SETTINGS = {
-    # Four tries a task, so that a killed worker is replaced and not the end of the query.
-    "spark.master": "local[2,4]",
     "spark.ui.enabled": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
-    "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.streaming.metricsEnabled": "false",
 }
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session of the whole test run."""
-    java = find_java()
-    assert java is not None, "Spark needs Java 17"
-    os.environ.update(JAVA_HOME=str(java.home), SPARK_LOCAL_IP="127.0.0.1", PYSPARK_PYTHON=sys.executable)
-    builder = SparkSession.builder.appName("parti-tests")
-    for key, value in SETTINGS.items():
-        builder = builder.config(key, value)
-    folder = tmp_path_factory.mktemp("spark")
-    session = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    session.stop()
+    """The session of the whole test run: two cores on loopback, four tries a task."""
+    warehouse = str(tmp_path_factory.mktemp("spark") / "warehouse")
+    running = session("parti-tests", master="local[2]", **SETTINGS, **{"spark.sql.warehouse.dir": warehouse})
+    running.sparkContext.setLogLevel("ERROR")
+    yield running
+    running.stop()
 
 
 class Stream:

@@ -132,7 +132,7 @@ def test_tasks_have_a_minimum_and_a_maximum_size_and_cover_the_range(count, give
 
 
 def test_the_table_in_the_docs_says_what_the_code_says():
-    section = DOCS.read_text().split("<!-- source options -->")[1]
+    section = DOCS.read_text().split("<!-- source options -->")[1].split("<!-- end of source options -->")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", section, re.MULTILINE)
     assert rows == [
         (option.name, f"`{option.default}`" if option.default else "", option.doc) for option in SOURCE_OPTIONS
