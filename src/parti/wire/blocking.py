@@ -30,8 +30,7 @@ from parti.wire.options import ConnectOptions
 _BUFFER = (
     4 << 20
 )  # one scan covers ~20,000 small messages; half of it costs 1.3 x the CPU at 1 KiB, twice it gains nothing
-_STREAMING = 64 << 10  # a receive this large means that more is on its way
-_TLS_RECORD = 16 << 10  # ... over TLS one receive gives no more than a record
+_STREAMING = 64 << 10  # so much at once means that more is on its way
 _QUIET = 0.002  # ... and is worth this wait: a scan costs 0.2 ms however little it covers
 _STATUS_END = b"\r\n\r\n\r\n"  # a status frame is the end of an answer: there is nothing to wait for behind it
 
@@ -63,11 +62,12 @@ class BlockingConnection:
         self.inbox = f"{options.inbox_prefix}.{uuid4().hex}"
         self._sock = sock
         self._in_use = threading.Lock()  # a socket closed under a call could give its number to a stranger's
-        self._streaming = _TLS_RECORD if isinstance(sock, ssl.SSLSocket) else _STREAMING
+        self._tls = isinstance(sock, ssl.SSLSocket)  # then a receive gives one record, often of a single message
         self._buffer: Bytes = np.empty(_BUFFER, dtype=np.uint8)
         self._buffer[: len(rest)] = np.frombuffer(rest, dtype=np.uint8)
         self._have = len(rest)  # bytes in the buffer
         self._used = 0  # bytes of them that the last scan consumed
+        self._unscanned = bool(rest)  # the server may send more right behind its answer to our CONNECT
         self._sid = 1
         self._requests = 0
         self._pongs_due = 0
@@ -200,7 +200,9 @@ class BlockingConnection:
         self._compact()
         needed = 0
         while True:
-            self._receive(max(timeout, 0.001))  # each time anew: a large frame on a slow line may take its time
+            if not self._unscanned:
+                self._receive(max(timeout, 0.001))  # each time anew: a large frame on a slow line may take its time
+            self._unscanned = False
             if self._have < needed:
                 continue
             try:
@@ -253,13 +255,16 @@ class BlockingConnection:
         try:
             with self._in_use:
                 self._sock.settimeout(timeout)
-                got = self._sock.recv_into(view[self._have :])
-                self._have += got
-                if got >= self._streaming or before >= self._streaming:
+                more = self._take(view)
+                if self._tls:
+                    self._sock.settimeout(0)
+                    with contextlib.suppress(ssl.SSLWantReadError):
+                        while more and self._have < len(self._buffer):
+                            more = self._take(view)
+                if self._have >= _STREAMING:
                     self._sock.settimeout(_QUIET)
-                    while got and self._have < len(self._buffer) and not self._ends_in_status():
-                        got = self._sock.recv_into(view[self._have :])
-                        self._have += got
+                    while more and self._have < len(self._buffer) and not self._ends_in_status():
+                        more = self._take(view)
         except TimeoutError:
             if self._have == before:
                 raise RequestTimeout(f"nothing came from {self.address} within {timeout:g} s") from None
@@ -268,6 +273,11 @@ class BlockingConnection:
                 raise self._broken(error) from error
         if self._have == before:
             raise self._broken("the server closed the connection")
+
+    def _take(self, view: memoryview) -> bool:
+        got = self._sock.recv_into(view[self._have :])
+        self._have += got
+        return got > 0
 
     def _ends_in_status(self) -> bool:
         return self._buffer[max(self._have - len(_STATUS_END), 0) : self._have].tobytes() == _STATUS_END
