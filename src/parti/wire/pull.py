@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow.compute as pc
@@ -77,6 +77,7 @@ class LivePull:
         self._exclusive = exclusive  # the only puller: then consumer sequences must be consecutive
         self._inbox = connection.new_inbox()
         self._sid: int | None = None
+        self._withdrawn = False
         self._pulls: dict[bytes, int] = {}
         self._asked = 0
         self._loop = asyncio.get_running_loop()
@@ -107,10 +108,29 @@ class LivePull:
         if self._watchdog is not None:
             self._watchdog.cancel()
 
+    async def withdraw(self) -> None:
+        """Stop without leaving anything on its way: what the server had sent before is still handed to `on_batch`.
+
+        Raises the connection's error when it is lost meanwhile; the pull is stopped then too.
+        """
+        if self._sid is None:
+            return
+        self._withdrawn = True
+        # Not `unsubscribe`: frames that are on their way must still find their handler.
+        self.connection.write(f"UNSUB {self._sid}\r\n".encode())
+        try:
+            await self.connection.ping()
+        finally:
+            self.stop()
+
+    def tune(self, batch: int, prefetch: int) -> None:
+        """Ask with these sizes from the next pull on."""
+        self._settings = replace(self._settings, batch=batch, prefetch=prefetch)
+
     def kick(self) -> None:
         """Ask for more, if there is room."""
         settings = self._settings
-        while self._sid is not None:
+        while self._sid is not None and not self._withdrawn:
             outstanding = self.outstanding
             room = min(settings.prefetch, self._capacity()) - outstanding
             # Small requests cost as much as large ones: refill by whole batches, and at once only when nothing is due.

@@ -1,0 +1,40 @@
+"""The worker plane: one durable consumer per worker; a handler gets ordered, fenced, acknowledged messages."""
+
+from parti.config.worker import WorkerConfig
+from parti.model import Lease, Partition
+from parti.worker.consumer import WorkerConsumer
+from parti.worker.errors import (
+    HandlerCancelled,
+    HandlerTimeout,
+    MaxSubjectsExceeded,
+    WorkerClosed,
+    WorkerIdMutation,
+)
+from parti.worker.handler import Handler
+from parti.worker.health import WorkerHealth
+from parti.worker.info import Fence, PartitionInfo, WorkerInfo
+from parti.worker.message import Message, make_message
+from parti.worker.outcomes import Ack, Outcome, Reject, Retry
+
+__all__ = [
+    "Ack",
+    "Fence",
+    "Handler",
+    "HandlerCancelled",
+    "HandlerTimeout",
+    "Lease",
+    "MaxSubjectsExceeded",
+    "Message",
+    "Outcome",
+    "Partition",
+    "PartitionInfo",
+    "Reject",
+    "Retry",
+    "WorkerClosed",
+    "WorkerConfig",
+    "WorkerConsumer",
+    "WorkerHealth",
+    "WorkerIdMutation",
+    "WorkerInfo",
+    "make_message",
+]

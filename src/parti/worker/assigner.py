@@ -1,0 +1,349 @@
+"""Bringing an assignment into force: the consumer's filters and the ledger, without a gap between the two.
+
+An update either takes effect as a whole or leaves the last known good state at work. The pull loop goes on throughout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+from parti.backoff import Backoff, retry
+from parti.clock import Clock
+from parti.config.worker import WorkerConfig
+from parti.errors import PartiError
+from parti.model import Lease, PartitionId, Retention
+from parti.observe import worker_metrics as m
+from parti.wire.errors import ConsumerDoesNotExist
+from parti.worker.desk import Desk
+from parti.worker.durable import Durable, Memory
+from parti.worker.health import Part
+from parti.worker.ledger import PartitionState
+from parti.worker.recorder import Recorder
+from parti.worker.routing import Routes, SubjectTemplate, consumer_name
+from parti.worker.session import Interrupted, Session
+from parti.worker.updates import Diff, Wanted
+
+_REMEMBERED = 10_000  # positions of partitions that were ours once
+
+
+class Assigner:
+    """Applies wanted states one after the other; `lock` keeps it and the session from changing the consumer at once."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        durable: Durable,
+        desk: Desk,
+        session: Callable[[], Session],
+        recorder: Recorder,
+        *,
+        clock: Clock,
+        backoff: Backoff,
+        lock: asyncio.Lock,
+        catch_up: Callable[[list[PartitionState]], None],
+    ) -> None:
+        self.positions: dict[PartitionId, int] = {}
+        self._config = config
+        self._durable = durable
+        self._desk = desk
+        self._session = session
+        self._recorder = recorder
+        self._clock = clock
+        self._backoff = backoff
+        self._lock = lock
+        self._catch_up = catch_up
+        self._template = SubjectTemplate(config.subject_template)
+
+    # -- applying -----------------------------------------------------------------------------------------------------
+
+    async def apply(self, wanted: Wanted) -> bool:
+        """Bring this into force; False when nothing had to change on the server."""
+        desk, durable = self._desk, self._durable
+        if not durable.known:
+            return await self._begin(wanted)
+        renamed = consumer_name(self._config.consumer_prefix, wanted.worker_id) != durable.name
+        filters = self._filters(wanted)
+        states = desk.ledger.states
+        removed = [state for key, state in states.items() if key not in wanted.routes.partitions]
+        added = [key for key in wanted.routes.partitions if key not in states]
+        for key, lease in wanted.leases.items():
+            if key in states:
+                states[key].lease = lease
+        if filters is None:
+            return await self._pause(wanted, removed)
+        diff = Diff.between(durable.filters, filters)
+        if not diff and not renamed and not added and not removed:
+            self._session().resume()
+            return False
+        await self._stop_all(removed)
+        fresh = {key: self._new_state(wanted, key) for key in added}
+        try:
+            async with self._lock:
+                self._place(fresh)
+                if renamed:
+                    await self._rename(wanted, filters)
+                elif diff:
+                    await self._update(filters)
+                await self._join(wanted, list(fresh.values()))
+        except BaseException:
+            for key in fresh:
+                desk.drop(states.pop(key))
+            for state in removed:
+                state.stopped = False
+                desk.pool.resume(state)
+            desk.ledger.forget_places()
+            raise
+        self._forget(removed)
+        desk.ledger.assign(wanted.routes)
+        self._recorder.subjects(len(wanted.routes.subjects), len(diff.added), len(diff.removed))
+        self._session().resume()
+        return True
+
+    async def _pause(self, wanted: Wanted, removed: list[PartitionState]) -> bool:
+        """No partition, and the consumer keeps its filters: nothing is pulled until there is one again."""
+        before = len(self._desk.ledger.routes.subjects)
+        await self._stop_all(removed)
+        self._session().pause()
+        self._forget(removed)
+        self._desk.ledger.assign(wanted.routes)
+        self._recorder.subjects(0, 0, before)
+        self._recorder.event("worker.paused", op="update", result="paused")
+        return bool(removed)
+
+    def _filters(self, wanted: Wanted) -> tuple[str, ...] | None:
+        """What the consumer is to filter; None to leave it as it is and pause."""
+        if wanted.routes.subjects:
+            return wanted.routes.subjects
+        if self._config.on_empty_assignment == "pause-pull-loop" and self._durable.known:
+            return None
+        return (self._template.nothing(wanted.worker_id),)
+
+    async def _update(self, filters: tuple[str, ...]) -> None:
+        try:
+            await self._durable.update(filters, self.memory())
+        except ConsumerDoesNotExist:
+            await self.recreate("not_found", filters)
+            self._session().interrupt(Interrupted("the consumer was made anew by an update"))
+
+    async def _rename(self, wanted: Wanted, filters: tuple[str, ...]) -> None:
+        """Go on under another worker id: a new durable at our position, and the old one removed (GO_PARTI W9)."""
+        old, durable, ledger = self._durable.name, self._durable, self._desk.ledger
+        if self._desk.retention is Retention.WORKQUEUE:
+            await durable.delete()
+        durable.name = consumer_name(self._config.consumer_prefix, wanted.worker_id)
+        self._set_worker(wanted.worker_id)
+        memory = self.memory()
+        if await durable.info() is None:
+            await durable.create(filters, memory, after=ledger.floor(), retention=self._desk.retention)
+        else:
+            await durable.update(filters, memory)
+        self._session().interrupt(Interrupted("the worker id changed"))
+        if self._desk.retention is not Retention.WORKQUEUE:
+            new, durable.name = durable.name, old
+            try:
+                await durable.delete()
+            finally:
+                durable.name = new
+
+    # -- the first time -----------------------------------------------------------------------------------------------
+
+    async def _begin(self, wanted: Wanted) -> bool:
+        """Make the consumer, or go on with the one an earlier process of this worker left."""
+        desk, durable, session = self._desk, self._durable, self._session()
+        filters = self._filters(wanted)
+        assert filters is not None
+        facts = await durable.facts()
+        desk.retention, desk.file_storage = facts.retention, facts.file
+        durable.name = consumer_name(self._config.consumer_prefix, wanted.worker_id)
+        self._set_worker(wanted.worker_id)
+        async with self._lock:
+            info = await durable.info()
+            fresh = {key: self._new_state(wanted, key) for key in wanted.routes.partitions}
+            self._place(fresh)
+            try:
+                if info is None:
+                    await self._create_first(wanted, filters, fresh, facts.last_seq)
+                    waiting: list[PartitionState] = [fresh[key] for key in fresh if key in wanted.hold]
+                else:
+                    waiting = await self._continue(wanted, filters, fresh, info)
+                await self._join(wanted, waiting)
+            except BaseException:
+                desk.ledger.states.clear()
+                durable.known = False
+                raise
+        desk.ledger.assign(wanted.routes)
+        self._recorder.subjects(len(wanted.routes.subjects), len(wanted.routes.subjects), 0)
+        if wanted.routes.subjects or self._config.on_empty_assignment == "apply-empty-filter":
+            session.resume()
+        return True
+
+    async def _create_first(
+        self, wanted: Wanted, filters: tuple[str, ...], fresh: Mapping[PartitionId, PartitionState], last: int
+    ) -> None:
+        known = [wanted.positions[key] for key in fresh if key in wanted.positions]
+        complete = len(known) == len(fresh) and bool(known)
+        after = min(known) if known and (complete or self._config.start == "new") else None
+        await self._durable.create(filters, Memory(), after=after, retention=self._desk.retention)
+        self._session().stale = False
+        self._session().next_sequence = 1
+        for key, state in fresh.items():
+            if key in wanted.hold:
+                continue
+            state.target = None  # nothing was delivered yet: the consumer itself begins early enough
+            state.seen = wanted.positions.get(key, last if after is not None and self._config.start == "new" else 0)
+        if after is not None:
+            self._desk.ledger.high = after
+
+    async def _continue(
+        self,
+        wanted: Wanted,
+        filters: tuple[str, ...],
+        fresh: Mapping[PartitionId, PartitionState],
+        info: Mapping[str, object],
+    ) -> list[PartitionState]:
+        """Take up an existing durable; returns the partitions that need a catch-up."""
+        ledger, durable, session = self._desk.ledger, self._durable, self._session()
+        memory, filtered = durable.memory(), set(durable.filters)
+        floor = int(info["ack_floor"]["stream_seq"])  # type: ignore[index]
+        ledger.owed = {sequence for sequence in memory.left if sequence > floor}
+        ledger.high = memory.high if ledger.owed else floor
+        waiting = []
+        for key, state in fresh.items():
+            subject = self._template.subject(wanted.routes.partitions[key])
+            if subject in filtered and key not in wanted.positions and key not in memory.catching:
+                state.target = None
+                state.seen = ledger.high
+            else:
+                state.seen = wanted.positions.get(key, memory.catching.get(key, state.seen))
+                state.target = state.seen
+                waiting.append(state)
+        if set(filters) != filtered or memory.left or memory.catching or waiting:
+            catching = {state.id: state.seen for state in waiting}
+            await durable.update(filters, Memory(catching, memory.high, tuple(sorted(ledger.owed))))
+        delivered = int(info["delivered"]["consumer_seq"])  # type: ignore[index]
+        session.stale = bool(info["num_ack_pending"] or ledger.owed)
+        session.next_sequence = delivered + 1
+        return waiting
+
+    # -- partitions that come -----------------------------------------------------------------------------------------
+
+    def _new_state(self, wanted: Wanted, key: PartitionId) -> PartitionState:
+        lease = wanted.leases.get(key) or Lease(key, 0)
+        state = PartitionState(wanted.routes.partitions[key], lease)
+        state.seen = wanted.positions.get(key, self.positions.get(key, 0))
+        state.target = state.seen  # hold everything until the target is known
+        state.stopped = key in wanted.hold
+        return state
+
+    def _place(self, fresh: Mapping[PartitionId, PartitionState]) -> None:
+        """Messages may come for the new partitions from now on; those of the old ones still do."""
+        self._desk.ledger.states.update(fresh)
+        self._desk.ledger.routes = _merged(self._template, self._desk.ledger.states.values())
+        self._desk.ledger.forget_places()
+
+    async def _join(self, wanted: Wanted, states: list[PartitionState]) -> None:
+        """The filter is in force: everything behind T reaches us by itself, everything up to T by a range read."""
+        if not states:
+            return
+        if self._desk.retention is Retention.WORKQUEUE:
+            for state in states:
+                state.target = None
+                state.seen = 0
+            self._session().interrupt(Interrupted("partitions were added to a work queue"))
+            return
+        last = await self._durable.last_sequence()
+        for state in states:
+            unknown = state.id not in wanted.positions and state.id not in self.positions and not state.seen
+            if unknown and self._config.start == "new" and state.id not in wanted.hold:
+                state.seen = last
+            self._desk.extend(state, max(last, state.target or 0))
+        self._catch_up([state for state in states if not state.stopped])
+
+    # -- partitions that go -------------------------------------------------------------------------------------------
+
+    async def stop(self, state: PartitionState) -> None:
+        """Start nothing more of the partition, and wait for what runs; what takes too long is cancelled."""
+        state.stopped = True
+        if not state.running:
+            return
+        state.idle = asyncio.Event()
+        try:
+            async with asyncio.timeout(self._config.drain_timeout):
+                await state.idle.wait()
+        except TimeoutError:
+            for runner in list(self._desk.pool.running):
+                if runner.lane is not None and runner.lane.state is state and runner.task is not None:
+                    runner.task.cancel()
+            await state.idle.wait()
+        finally:
+            state.idle = None
+
+    async def _stop_all(self, states: Iterable[PartitionState]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for state in states:
+                group.create_task(self.stop(state))
+
+    def _forget(self, states: Iterable[PartitionState]) -> None:
+        ledger = self._desk.ledger
+        for state in states:
+            if len(self.positions) >= _REMEMBERED:
+                self.positions.pop(next(iter(self.positions)))
+            self.positions[state.id] = ledger.cursor(state.id)
+            self._desk.drop(state)
+            del ledger.states[state.id]
+        ledger.forget_places()
+
+    # -- the consumer -------------------------------------------------------------------------------------------------
+
+    def memory(self) -> Memory:
+        """What a successor has to know beyond the ack floor."""
+        ledger = self._desk.ledger
+        catching = {key: state.cursor(0) for key, state in ledger.states.items() if state.catching_up}
+        return Memory(catching, ledger.high, tuple(sorted(ledger.owed)))
+
+    async def recreate(self, reason: str, filters: tuple[str, ...] | None = None) -> None:
+        """Make the consumer anew just behind what is done: nothing that is done comes again."""
+        durable, metrics, started = self._durable, self._recorder.metrics, self._clock.now()
+        after = self._desk.ledger.floor() or None
+        chosen = filters if filters is not None else durable.filters
+
+        async def attempt() -> object:
+            metrics.count(m.RECREATION_ATTEMPTS, reason=reason)
+            try:
+                return await durable.create_once(chosen, self.memory(), after=after, retention=self._desk.retention)
+            except PartiError as error:
+                self._recorder.failed(Part.RECREATION, self._clock.now(), error)
+                raise
+
+        try:
+            await retry(
+                attempt,
+                backoff=Backoff(
+                    self._backoff.base,
+                    self._backoff.multiplier,
+                    self._backoff.cap,
+                    self._config.max_recreation_retries,
+                    self._backoff.rng,
+                ),
+                clock=self._clock,
+                on_retry=lambda tries, wait, error: self._recorder.retried("create", tries, wait, error),
+            )
+        except PartiError as error:
+            metrics.count(m.RECREATIONS, result="failure", reason=reason)
+            self._recorder.event("worker.recreated", op="create", result="failure", error=str(error), warn=True)
+            raise
+        took = self._clock.now() - started
+        metrics.count(m.RECREATIONS, result="success", reason=reason)
+        metrics.observe(m.RECREATION_DURATION, took)
+        self._recorder.worked(Part.RECREATION, self._clock.now())
+        self._recorder.event("worker.recreated", op="create", result="success", after=after, took=round(took, 3))
+
+    def _set_worker(self, worker_id: str) -> None:
+        self._desk.worker_id = worker_id
+        self._recorder.worker_id = worker_id
+        self._recorder.consumer_name = self._durable.name
+
+
+def _merged(template: SubjectTemplate, states: Iterable[PartitionState]) -> Routes:
+    return Routes(template, [state.partition for state in states])

@@ -1,0 +1,145 @@
+"""One attempt at a message: run the handler, and do what its outcome asks for.
+
+Whatever a handler does (raise, return nonsense, hang, be cancelled), the message ends in one of three ways: done,
+tried again, or resting in the dead-letter stream. It is never dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from parti.backoff import Backoff
+from parti.clock import Clock
+from parti.errors import PartiError
+from parti.model import Lease
+from parti.observe import worker_metrics as m
+from parti.worker.dead_letters import DeadLetterOffice
+from parti.worker.errors import HandlerCancelled, HandlerTimeout
+from parti.worker.handler import AdaptedHandler
+from parti.worker.health import Part
+from parti.worker.lanes import Runner
+from parti.worker.message import Message
+from parti.worker.outcomes import Ack, Again, Bury, Retry, RetryPolicy, describe
+from parti.worker.recorder import Recorder
+
+
+class Attempts:
+    """Runs handlers. `may_start` is the fence: it is asked before every start, with the lease the handler would get."""
+
+    def __init__(
+        self,
+        handler: AdaptedHandler,
+        policy: RetryPolicy,
+        recorder: Recorder,
+        *,
+        clock: Clock,
+        backoff: Backoff,
+        let_go: Callable[[Message], None],
+        may_start: Callable[[Lease], bool],
+    ) -> None:
+        self.office: DeadLetterOffice | None = None
+        self.handler = handler
+        self._policy = policy
+        self._recorder = recorder
+        self._clock = clock
+        self._backoff = backoff
+        self._let_go = let_go
+        self._may_start = may_start
+        self._loop = asyncio.get_running_loop()
+
+    async def serve(self, message: Message, runner: Runner) -> float | None:
+        """None when the message was let go, else the seconds after which it is to be tried again."""
+        state = message._lane.state
+        if not self._may_start(state.lease):
+            state.stopped = True
+            self._recorder.event("worker.fenced", op="start", result="refused", partition=state.id, warn=True)
+            return 0.0
+        message.attempt += 1
+        message.lease = state.lease
+        started = runner.since = self._loop.time()
+        outcome: object
+        try:
+            outcome = await self.handler.call(message)
+        except asyncio.CancelledError:
+            outcome = self._cancelled(runner)
+        except Exception as error:
+            outcome = Retry(error=describe(error))
+        self._recorder.metrics.observe(m.HANDLER_LATENCY, self._loop.time() - started)
+        if outcome is None or type(outcome) is Ack:
+            self._let_go(message)
+            return None
+        return await self._follow(message, outcome)
+
+    async def _follow(self, message: Message, outcome: object) -> float | None:
+        state = message._lane.state
+        decision = self._policy.decide(outcome, message.attempt)
+        if isinstance(decision, Again):
+            message.last_error = decision.error
+            state.retries += 1
+            self._recorder.metrics.count(m.RETRIES)
+            self._recorder.event(
+                "message.retry",
+                op="handle",
+                result="retry",
+                partition=state.id,
+                subject=message.subject,
+                sequence=message.sequence,
+                attempt=message.attempt,
+                wait=decision.delay,
+                error=decision.error,
+            )
+            return decision.delay
+        if isinstance(decision, Bury):
+            await self._bury(message, decision)
+            state.dead_letters += 1
+        self._let_go(message)
+        return None
+
+    def _cancelled(self, runner: Runner) -> Retry:
+        """A handler that was cancelled: by its timeout, by its own doing, or because we stop (then it goes on up)."""
+        task = asyncio.current_task()
+        if runner.timed_out:
+            runner.timed_out = False
+            if task is not None:
+                task.uncancel()
+            return Retry(error=describe(HandlerTimeout("the handler ran longer than worker.handler_timeout")))
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+        return Retry(error=describe(HandlerCancelled("the handler was cancelled from inside")))
+
+    async def _bury(self, message: Message, decision: Bury) -> None:
+        """Until the server has acknowledged the letter the message stays in hand, and holds its lane."""
+        assert self.office is not None
+        waits = self._backoff.delays()
+        while True:
+            try:
+                await self.office.bury(message, decision)
+                break
+            except PartiError as error:
+                self._recorder.failed(Part.DEAD_LETTER, self._clock.now(), error)
+                wait = next(waits, self._backoff.cap)
+                self._recorder.event(
+                    "message.dead_letter_failed",
+                    op="dead_letter",
+                    result="retry",
+                    subject=message.subject,
+                    sequence=message.sequence,
+                    error=str(error),
+                    warn=True,
+                )
+            await self._clock.sleep(wait)
+        self._recorder.worked(Part.DEAD_LETTER, self._clock.now())
+        self._recorder.metrics.count(m.DEAD_LETTERS, reason=decision.reason.value)
+        self._recorder.event(
+            "message.dead_letter",
+            op="dead_letter",
+            result="success",
+            partition=message._lane.state.id,
+            subject=message.subject,
+            sequence=message.sequence,
+            attempts=message.attempt,
+            reason=decision.reason.value,
+            error=decision.error,
+            warn=True,
+        )

@@ -1,0 +1,173 @@
+"""Catching up by range reads: the same code takes over a partition and brings a worker back that fell behind.
+
+A consumer with many filters on a file stream collapses to some 3,000 messages a second as soon as it has a backlog,
+and stays there (DESIGN.md 3). A range read of the same messages, filtered here, runs at several 100,000. So whatever
+lies behind is read by range, up to a sequence that is known to be followed by live deliveries:
+
+- take-over of a partition: `(cursor, T]`, T read from the leader after the filter was in force; what arrives live above
+  T is held meanwhile and released in order (DESIGN.md 5);
+- falling behind: the consumer is left alone while `(high, T]` of all partitions is read, then set to behind what is
+  done. Deliveries that overlap are recognised by the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+import pyarrow as pa
+
+from parti.errors import DataLoss
+from parti.observe import worker_metrics as m
+from parti.wire.async_ranges import AsyncRangeReader
+from parti.wire.options import ConnectOptions
+from parti.worker.desk import Desk
+from parti.worker.ledger import PartitionState
+from parti.worker.recorder import Recorder
+
+_COLUMNS = ("subject", "sequence", "timestamp", "headers", "data")
+_SLICE = 256  # rows made into messages before the loop may do something else
+
+
+class CatchUp:
+    """Range reads of one worker's stream, fed to its desk as fast as the handlers make room."""
+
+    def __init__(
+        self,
+        options: ConnectOptions,
+        stream: str,
+        desk: Desk,
+        recorder: Recorder,
+        last_sequence: Callable[[], Awaitable[int]],
+    ) -> None:
+        self._options = options
+        self._stream = stream
+        self._desk = desk
+        self._recorder = recorder
+        self._last_sequence = last_sequence
+        self._one_at_a_time = asyncio.Lock()
+
+    async def take_over(self, states: Iterable[PartitionState], subjects: tuple[str, ...]) -> None:
+        """When this returns, each of the partitions has received everything up to its target, and goes on live.
+
+        Each state has its position in `seen` and its target in `target`, which may move while we read. A partition
+        that was stopped or taken away meanwhile is left as it is.
+        """
+        async with self._one_at_a_time:
+            waiting = {state.id: state for state in states}
+            while waiting := {key: state for key, state in waiting.items() if self._catching(state)}:
+                after = min(state.seen for state in waiting.values())
+                target = max(state.target or 0 for state in waiting.values())
+                if after < target:
+                    await self.read(after, target, subjects, lambda state: state.id in waiting)
+                for state in waiting.values():
+                    # Everything up to `target` was read, whether or not it had a message of this partition.
+                    if not self._catching(state):
+                        continue
+                    if state.target is not None and state.target <= target:
+                        self._desk.release_held(state)
+                    else:
+                        state.seen = max(state.seen, target)
+
+    async def backlog(self, subjects: tuple[str, ...], near: int, checkpoint: Callable[[], Awaitable[None]]) -> int:
+        """Read all live partitions until less than `near` sequences are left; returns how many messages came.
+
+        The consumer must not be pulled from meanwhile, and be set to behind what is done afterwards. `checkpoint` is
+        called after each part, to store how far it got: a crash then repeats one part at most.
+        """
+        async with self._one_at_a_time:
+            ledger = self._desk.ledger
+            total = 0
+            end = await self._last_sequence()
+            while ledger.high < end:
+                total += await self.read(
+                    ledger.high, end, subjects, lambda state: not state.catching_up, checkpoint=checkpoint
+                )
+                ledger.high = max(ledger.high, end)
+                await checkpoint()
+                end = await self._last_sequence()
+                if end - ledger.high < near:
+                    break
+            # A partition that is being taken over was left out: its own range read has to come as far.
+            for state in ledger.states.values():
+                if state.target is not None and state.target < ledger.high:
+                    self._desk.extend(state, ledger.high)
+            return total
+
+    def _catching(self, state: PartitionState) -> bool:
+        return state.catching_up and not state.stopped and self._desk.ledger.states.get(state.id) is state
+
+    async def read(
+        self,
+        after: int,
+        to: int,
+        subjects: tuple[str, ...],
+        wanted: Callable[[PartitionState], bool],
+        *,
+        checkpoint: Callable[[], Awaitable[None]] | None = None,
+    ) -> int:
+        """Feed `(after, to]` of the `wanted` partitions to the desk, in order and complete; returns how many were new.
+
+        Messages that the stream has removed by its limits are gone for everybody: that is reported and read past.
+        """
+        fed = 0
+        reader = AsyncRangeReader(self._options, name="parti-catchup")
+        try:
+            while after < to:
+                try:
+                    async with contextlib.aclosing(
+                        reader.read(self._stream, after, to, subjects=subjects, columns=_COLUMNS)
+                    ) as batches:
+                        async for batch in batches:
+                            fed += await self._feed(batch, wanted)
+                            if checkpoint is not None and batch.num_rows:
+                                self._desk.ledger.high = max(
+                                    self._desk.ledger.high, batch.column("sequence")[-1].as_py()
+                                )
+                                await checkpoint()
+                    after = to
+                except DataLoss as loss:
+                    self._recorder.event(
+                        "worker.catch_up", op="catch_up", result="data_loss", error=str(loss), warn=True
+                    )
+                    after = max(after, loss.first_available - 1)
+        finally:
+            await reader.close()
+        self._recorder.metrics.count(m.CAUGHT_UP, fed)
+        return fed
+
+    async def _feed(self, batch: pa.RecordBatch, wanted: Callable[[PartitionState], bool]) -> int:
+        fed = 0
+        async for rows in self._parts(batch):
+            subjects, sequences, stamps, headers, payloads = (column.to_pylist() for column in rows.columns)
+            for i, sequence in enumerate(sequences):
+                place = self._desk.ledger.place(subjects[i].encode())
+                if place is None or not wanted(place.state):
+                    continue
+                await self._desk.room()
+                fed += self._desk.feed(place, sequence, payloads[i], _head(headers[i]), stamps[i])
+        return fed
+
+    async def _parts(self, batch: pa.RecordBatch) -> AsyncIterator[pa.RecordBatch]:
+        index = batch.schema.get_field_index("timestamp")
+        seconds = batch.column("timestamp").cast(pa.int64()).cast(pa.float64(), safe=False)
+        batch = batch.set_column(index, "timestamp", pa.compute.divide(seconds, 1e9))
+        for start in range(0, batch.num_rows, _SLICE):
+            await self._desk.room()
+            yield batch.slice(start, _SLICE)
+
+
+def _head(headers: list[dict[str, str | bytes]] | None) -> bytes:
+    """The header block again, as it came over the wire."""
+    if not headers:
+        return b""
+    lines = [b"NATS/1.0"]
+    for header in headers:
+        key, value = header["key"], header["value"]
+        lines.append(b"%s: %s" % (_bytes(key), _bytes(value)))
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text

@@ -1,0 +1,286 @@
+"""The worker's public face: a handler gets the messages of the assigned partitions, ordered, fenced, acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from typing import Self, TypeVar
+
+from parti.backoff import Backoff
+from parti.clock import Clock, SystemClock
+from parti.config.worker import WorkerConfig
+from parti.errors import ConfigError, UsageError
+from parti.model import Lease, Partition, PartitionId
+from parti.observe import worker_metrics as m
+from parti.observe.health import HealthCheck
+from parti.observe.metrics import NO_METRICS, Metrics
+from parti.wire.api import JetStreamApi
+from parti.worker.engine import Engine
+from parti.worker.errors import MaxSubjectsExceeded, WorkerClosed, WorkerIdMutation
+from parti.worker.handler import AdaptedHandler, Handler
+from parti.worker.health import HealthTracker, WorkerHealth
+from parti.worker.info import Fence, PartitionInfo, WorkerInfo
+from parti.worker.ledger import PartitionState
+from parti.worker.recorder import Recorder
+from parti.worker.routing import Routes, SubjectTemplate, consumer_name
+from parti.worker.updates import Wanted
+
+_NEARLY_FULL = 0.9  # of max_subjects: a warning one step before the refusal (SC-P0-3)
+
+H = TypeVar("H", bound=Handler)
+
+
+class _Open:
+    def may_pull(self) -> bool:
+        return True
+
+    def may_start(self, lease: Lease) -> bool:  # noqa: ARG002 - the protocol's signature
+        return True
+
+
+class WorkerConsumer:
+    """One durable consumer for all partitions of one worker; lives from the first update until `close()`.
+
+    Promises: a message counts as done only after its handler succeeded or it rests in the dead-letter stream; messages
+    of one lane run one after the other in stream order; after `close()` has returned no handler runs or will start.
+    A crash may repeat at most what was in hand, never lose it.
+    """
+
+    def __init__(
+        self,
+        js: JetStreamApi,
+        config: WorkerConfig,
+        handler: Handler | None = None,
+        *,
+        metrics: Metrics = NO_METRICS,
+        fence: Fence | None = None,
+        backoff: Backoff | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if not config.stream:
+            raise ConfigError("worker.stream is not set: name the stream to consume")
+        self.config = config
+        self._js = js
+        self._handler = handler
+        self._metrics = metrics
+        self._fence: Fence = fence or _Open()
+        self._backoff = backoff or Backoff()
+        self._clock = clock or SystemClock()
+        self._template = SubjectTemplate(config.subject_template)
+        self._health = HealthTracker(threshold=config.health_failure_threshold, window=config.health_window)
+        self._recorder = Recorder(metrics, self._health)
+        self._recorder.show_health()
+        self._worker_id = ""
+        self._main: asyncio.Task[None] | None = None
+        self._closing = False
+        self._closed = asyncio.Event()
+        self._engine: Engine | None = None
+
+    def __repr__(self) -> str:
+        engine = self._engine
+        state = "closed" if self._closing else "new" if engine is None else repr(engine.desk.ledger)
+        return f"<WorkerConsumer {self._worker_id or '-'} {state} {'healthy' if self.is_healthy else 'unhealthy'}>"
+
+    def handler(self, function: H) -> H:
+        """Decorator form: `@consumer.handler` above the function that takes the messages."""
+        if self._handler is not None:
+            raise UsageError("this worker has a handler already")
+        self._handler = function
+        return function
+
+    # -- assignment ---------------------------------------------------------------------------------------------------
+
+    async def update_worker_consumer(
+        self,
+        worker_id: str,
+        partitions: Iterable[Partition],
+        *,
+        positions: Mapping[PartitionId, int] | None = None,
+        leases: Mapping[PartitionId, Lease] | None = None,
+        hold: Collection[PartitionId] = (),
+        flush: bool = False,
+    ) -> None:
+        """When this returns, these are the worker's partitions, or a later call's: the last one wins.
+
+        Calls within `update_coalescing_window` become one update of the server; `flush` skips the waiting. A refusal
+        (too many subjects, another worker id, a malformed key) is raised before anything is sent. When the server
+        cannot be reached or refuses, the error is raised after all tries, the last good assignment stays at work, and
+        the new one is tried again in the background.
+
+        `positions`: up to where a partition that comes to us is done; the rest is read by range before its live
+        messages go on. `hold`: partitions that are not ours yet; see `take_over`.
+        """
+        wanted = self._checked(worker_id, tuple(partitions), positions or {}, leases or {}, hold)
+        engine = self._start()
+        started = self._clock.now()
+        await engine.coalescer.put(wanted, flush=flush)
+        self._worker_id = worker_id
+        self._metrics.observe(m.UPDATE_LATENCY, self._clock.now() - started)
+
+    def _checked(
+        self,
+        worker_id: str,
+        partitions: tuple[Partition, ...],
+        positions: Mapping[PartitionId, int],
+        leases: Mapping[PartitionId, Lease],
+        hold: Collection[PartitionId],
+    ) -> Wanted:
+        if self._closing:
+            raise WorkerClosed("this worker is closed: make a new one")
+        if self._handler is None:
+            raise UsageError("this worker has no handler: pass one, or use @consumer.handler")
+        consumer_name(self.config.consumer_prefix, worker_id)
+        if self._worker_id and worker_id != self._worker_id and not self.config.allow_worker_id_change:
+            self._metrics.count(m.GUARDRAIL_VIOLATIONS, type="workerid_mutation")
+            self._recorder.event("worker.update", op="update", result="refused", wanted_id=worker_id, warn=True)
+            raise WorkerIdMutation(
+                f"this worker is {self._worker_id!r} and cannot become {worker_id!r}: make a new WorkerConsumer, or "
+                "set worker.allow_worker_id_change"
+            )
+        limit = self.config.max_subjects
+        subjects = {self._template.subject(partition) for partition in partitions}
+        if len(subjects) > limit:
+            self._metrics.count(m.GUARDRAIL_VIOLATIONS, type="max_subjects")
+            self._recorder.event("worker.update", op="update", result="refused", subjects=len(subjects), warn=True)
+            raise MaxSubjectsExceeded(
+                f"{len(subjects)} subjects are more than worker.max_subjects ({limit}): use more workers, or wider "
+                "partitions with a wildcard in the template"
+            )
+        if len(subjects) >= _NEARLY_FULL * limit:
+            self._metrics.count(m.THRESHOLD_WARNINGS)
+            self._recorder.event(
+                "worker.subjects_near_cap", op="update", result="warning", subjects=len(subjects), warn=True
+            )
+        return Wanted(worker_id, Routes(self._template, partitions), dict(positions), dict(leases), frozenset(hold))
+
+    # -- handoff ------------------------------------------------------------------------------------------------------
+
+    async def stop_partition(self, partition: PartitionId) -> int:
+        """When this returns no handler of the partition runs or will start; returns the cursor up to which it is done.
+
+        Its filter stays, and what comes is kept or read again: `resume_partition` undoes this.
+        """
+        engine, state = self._state(partition)
+        await engine.assigner.stop(state)
+        return engine.desk.ledger.cursor(partition)
+
+    def resume_partition(self, partition: PartitionId, lease: Lease | None = None) -> None:
+        """Go on with a stopped partition from its cursor."""
+        engine, state = self._state(partition)
+        state.stopped = False
+        if lease is not None:
+            state.lease = lease
+        if state.catching_up:
+            engine.begin_catch_up([state])
+        else:
+            engine.desk.pool.resume(state)
+
+    def take_over(self, partition: PartitionId, *, after: int, lease: Lease) -> int:
+        """Begin with a held partition whose position is now known; returns its target T.
+
+        `(after, T]` comes by a range read, what was held above T follows. `position()` tells when it is done.
+        """
+        engine, state = self._state(partition)
+        if not state.stopped or state.target is None:
+            raise UsageError(f"partition {partition} is not held: name it in `hold` of the update that adds it")
+        target = state.target
+        state.seen, state.lease, state.stopped = after, lease, False
+        engine.begin_catch_up([state])
+        return target
+
+    def position(self, partition: PartitionId) -> PartitionInfo:
+        """Where the partition stands."""
+        engine, state = self._state(partition)
+        return engine.partition_info(state)
+
+    def kick(self) -> None:
+        """Look again whether pulling is allowed: call it when the fence has opened."""
+        if self._engine is not None:
+            self._engine.session.resume_pull()
+
+    def _state(self, partition: PartitionId) -> tuple[Engine, PartitionState]:
+        engine = self._engine
+        state = engine.desk.ledger.states.get(partition) if engine is not None else None
+        if engine is None or state is None:
+            raise UsageError(f"partition {partition} is not assigned to this worker")
+        return engine, state
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def worker_id(self) -> str:
+        return self._worker_id
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """The subjects in force."""
+        return self._engine.desk.ledger.routes.subjects if self._engine is not None else ()
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._health.healthy
+
+    def health(self) -> WorkerHealth:
+        """Healthy, the failures counted, and the last error."""
+        return self._health.snapshot()
+
+    def health_check(self) -> HealthCheck:
+        """For `/readyz`: fails while the worker is unhealthy, with the last error as the reason."""
+        return HealthCheck("worker", lambda: None if self.is_healthy else self._health.last_error or "unhealthy")
+
+    def info(self) -> WorkerInfo:
+        """Everything an operator asks first."""
+        self._metrics.count(m.DUMP_REQUESTS)
+        engine = self._engine
+        return WorkerInfo(
+            worker_id=self._worker_id,
+            consumer=engine.durable.name if engine is not None else "",
+            stream=self.config.stream,
+            subjects=self.subjects,
+            in_hand=engine.desk.ledger.in_hand if engine is not None else 0,
+            batch_size=engine.desk.batches.size if engine is not None else self.config.pull_batch_size,
+            pulling=engine is not None and engine.desk.pull is not None,
+            health=self.health(),
+            partitions=tuple(engine.partition_info(s) for s in engine.desk.ledger.states.values()) if engine else (),
+        )
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _start(self) -> Engine:
+        if self._engine is None:
+            assert self._handler is not None
+            self._engine = Engine(
+                self._js,
+                self.config,
+                AdaptedHandler(self._handler, concurrency=self.config.concurrency),
+                self._recorder,
+                fence=self._fence,
+                clock=self._clock,
+                backoff=self._backoff,
+            )
+            self._main = asyncio.get_running_loop().create_task(self._engine.run(), name="parti-worker")
+        return self._engine
+
+    async def close(self) -> None:
+        """Stop pulling, finish what was received (up to `drain_timeout`), then end everything.
+
+        When this returns no handler runs or will start, every ack has reached the server, and what could not be
+        finished is noted in the consumer, so that the successor does exactly that and nothing twice. A bug that had
+        ended the worker is raised here.
+        """
+        if self._closing:
+            await self._closed.wait()
+            return
+        self._closing = True
+        try:
+            if self._engine is not None and self._main is not None:
+                await self._engine.stop(self._main)
+        finally:
+            self._closed.set()
+            self._recorder.event("worker.closed", op="close", result="success")

@@ -1,0 +1,140 @@
+"""The dead-letter stream `<stream>_DLQ`: where a message rests that no handler could take.
+
+A letter is the message's data and headers, with our own headers telling why. It is stored once, however often it is
+sent (`Nats-Msg-Id`), and the message is let go only after the server has acknowledged the letter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from parti.errors import PartiError
+from parti.wire.api import JetStreamApi
+from parti.wire.errors import StreamNameExists
+from parti.wire.stored import StoredMessage
+from parti.worker.message import Message
+from parti.worker.outcomes import Bury, clean
+
+REASON, ERROR, ATTEMPTS = "Parti-Reason", "Parti-Error", "Parti-Attempts"
+STREAM, SUBJECT, SEQUENCE = "Parti-Stream", "Parti-Subject", "Parti-Sequence"
+CONSUMER, WORKER, EPOCH = "Parti-Consumer", "Parti-Worker", "Parti-Epoch"
+_OURS = (REASON, ERROR, ATTEMPTS, STREAM, SUBJECT, SEQUENCE, CONSUMER, WORKER, EPOCH)
+_KEPT = "Parti-Original-"
+"""Prefix of the headers that would steer the letter's own publish (`Nats-Msg-Id`, `Nats-TTL`, ...)."""
+
+
+def dead_letter_stream(stream: str) -> str:
+    return f"{stream}_DLQ"
+
+
+def dead_letter_subject(stream: str, subject: str) -> str:
+    """The letter's subject: the message's own behind the name of the dead-letter stream."""
+    return f"{dead_letter_stream(stream)}.{subject}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A letter as `parti dlq` shows it."""
+
+    sequence: int
+    stream: str
+    subject: str
+    original_sequence: int
+    reason: str
+    error: str
+    attempts: int
+    worker: str
+    consumer: str
+    time: float
+    """Unix seconds when it was buried."""
+    headers: Mapping[str, str]
+    data: bytes
+
+    @classmethod
+    def from_stored(cls, stored: StoredMessage) -> DeadLetter:
+        headers = stored.headers
+        return cls(
+            sequence=stored.seq,
+            stream=headers.get(STREAM, ""),
+            subject=headers.get(SUBJECT, stored.subject),
+            original_sequence=_number(headers.get(SEQUENCE)),
+            reason=headers.get(REASON, ""),
+            error=headers.get(ERROR, ""),
+            attempts=_number(headers.get(ATTEMPTS)),
+            worker=headers.get(WORKER, ""),
+            consumer=headers.get(CONSUMER, ""),
+            time=stored.time_ns / 1e9,
+            headers={k.removeprefix(_KEPT): v for k, v in headers.items() if k not in _OURS and k != "Nats-Msg-Id"},
+            data=stored.data,
+        )
+
+
+class DeadLetterOffice:
+    """Buries messages of one stream; makes the dead-letter stream when the first letter needs it."""
+
+    def __init__(self, js: JetStreamApi, stream: str, consumer: str) -> None:
+        self._js = js
+        self._stream = stream
+        self._consumer = consumer
+        self._ready = False
+
+    async def bury(self, message: Message, decision: Bury) -> None:
+        """When this returns, the letter is stored. Errors are the caller's to retry: the message must not be let go."""
+        if not self._ready:
+            await ensure_stream(self._js, self._stream)
+            self._ready = True
+        headers = {_kept_name(name): value for name, value in message.headers.items()} | {
+            REASON: decision.reason.value,
+            ERROR: decision.error,
+            ATTEMPTS: str(message.attempt),
+            STREAM: self._stream,
+            SUBJECT: message.subject,
+            SEQUENCE: str(message.sequence),
+            CONSUMER: self._consumer,
+            WORKER: message.worker_id,
+            EPOCH: str(message.lease.epoch),
+            "Nats-Msg-Id": f"{self._stream}:{self._consumer}:{message.sequence}",
+        }
+        try:
+            await self._js.publish(dead_letter_subject(self._stream, message.subject), message.data, headers=headers)
+        except PartiError:
+            self._ready = False  # somebody may have deleted the stream
+            raise
+
+
+async def ensure_stream(js: JetStreamApi, stream: str) -> None:
+    """The dead-letter stream exists; it is made with the storage and replicas of the stream it serves."""
+    source = (await js.stream_info(stream))["config"]
+    name = dead_letter_stream(stream)
+    config = {
+        "name": name,
+        "subjects": [f"{name}.>"],
+        "retention": "limits",
+        "storage": source["storage"],
+        "num_replicas": source["num_replicas"],
+        "allow_direct": True,
+        "description": f"messages of {stream} that no handler could take",
+    }
+    # Somebody made it with other limits: theirs stand.
+    with contextlib.suppress(StreamNameExists):
+        await js.stream_create(config)
+
+
+def original_headers(letter: DeadLetter) -> dict[str, str]:
+    """The headers the message had, without those that belong to its first publish."""
+    return {name: value for name, value in letter.headers.items() if not _steers(name)}
+
+
+def _kept_name(name: str) -> str:
+    return f"{_KEPT}{name}" if _steers(name) or name in _OURS else name
+
+
+def _steers(name: str) -> bool:
+    return name.lower().startswith("nats-")
+
+
+def _number(text: str | None) -> int:
+    cleaned = clean(text or "")
+    return int(cleaned) if cleaned.isdecimal() else 0

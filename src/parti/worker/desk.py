@@ -1,0 +1,285 @@
+"""The desk: what comes in is put into its lane, held or dropped; what is done is acknowledged, joined with others.
+
+This is the hot path. One read of the socket is one call of `on_batch`, and everything a message needs is cut out of one
+copy of that read: the buffer is used again (parti.wire.live).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from parti.config.worker import WorkerConfig
+from parti.model import Retention
+from parti.observe import worker_metrics as m
+from parti.wire.columns import Deliveries
+from parti.wire.live import LiveConnection
+from parti.wire.pull import LivePull
+from parti.worker.batching import BatchSize
+from parti.worker.lanes import LanePool, Serve
+from parti.worker.ledger import Ledger, PartitionState, Place
+from parti.worker.message import Message
+from parti.worker.recorder import Recorder
+from parti.worker.routing import Routes, SubjectTemplate
+
+ACK = b"PUB %s 4\r\n+ACK\r\n"
+IN_PROGRESS = b"PUB %s 4\r\n+WPI\r\n"
+
+
+class Desk:
+    """Everything in hand: never more than `config.capacity` messages, as memory is bounded and the server waits."""
+
+    def __init__(self, config: WorkerConfig, recorder: Recorder, serve: Serve) -> None:
+        self.config = config
+        self.ledger = Ledger(Routes(SubjectTemplate(config.subject_template), ()), lane_per_key=config.lanes == "key")
+        self.pool = LanePool(serve, concurrency=config.concurrency, strict=config.order == "strict")
+        self.retention = Retention.LIMITS
+        self.file_storage = False
+        self.worker_id = ""
+        self.connection: LiveConnection | None = None
+        self.pull: LivePull | None = None
+        self.may_pull: Callable[[], bool] = lambda: True
+        self.on_first: Callable[[], None] | None = None
+        """Told once when messages come after an attach: the pull loop works."""
+        self.on_lag: Callable[[int], None] | None = None
+        """Told with each read how many messages the server has behind it."""
+        self.batches = BatchSize(config.pull_batch_size, limit=max(1, config.capacity // 2))
+        self._metrics = recorder.metrics
+        self._loop = asyncio.get_running_loop()
+        self._kick_due = False
+        self._room = asyncio.Event()
+        self._last_read = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Desk {self.ledger!r} {self.pool!r}>"
+
+    # -- coming in ----------------------------------------------------------------------------------------------------
+
+    def capacity(self) -> int:
+        """How many more messages may be asked for, those on their way included."""
+        if not self.may_pull():
+            return 0
+        return self.config.capacity - self.ledger.in_hand
+
+    def on_batch(self, deliveries: Deliveries) -> None:
+        """Take one read: put each message where it belongs."""
+        frames = deliveries.frames
+        first = int(frames.subject_start[0])
+        raw = frames.data[first : int(frames.payload_end[-1])].tobytes()
+        spans = (frames.positions - first).tolist()
+        subject_at, subject_end, _, reply_at, reply_end, head_at, data_at, data_end = spans
+        counts, sequences, _, stamps, pending = deliveries.numbers.tolist()
+        received, now = time.time(), self._loop.time()
+        ledger, push, place_of = self.ledger, self.pool.push, self.ledger.place
+        answers: list[bytes] = []
+        taken = dropped = 0
+        for i, sequence in enumerate(sequences):
+            reply = raw[reply_at[i] : reply_end[i]]
+            place = place_of(raw[subject_at[i] : subject_end[i]])
+            if place is None:
+                # Of a partition that moved away. On limits its ack is bookkeeping; elsewhere it would delete it.
+                if self.retention is Retention.LIMITS:
+                    answers.append(ACK % reply)
+                continue
+            state = place.state
+            if sequence <= state.seen or state.target is not None:
+                answer = self._not_new(state, sequence, reply)
+                if answer is not None:
+                    dropped += 1
+                    answers.append(answer)
+                    continue
+            message = Message()
+            message.subject, message.key = place.subject, place.key
+            message.sequence, message.delivered = sequence, counts[i]
+            message.data = raw[data_at[i] : data_end[i]]
+            message._head = raw[head_at[i] : data_at[i]]
+            message._reply = reply
+            message.timestamp = stamps[i] / 1e9
+            self._fill(message, place, received, now)
+            state.open[sequence] = message
+            taken += 1
+            if state.target is not None:
+                self._hold(state, message, answers)
+                continue
+            if sequence > state.seen:
+                state.seen = sequence
+            push(message)
+            if state.stopped:
+                taken -= self._give_up(state, answers)
+        ledger.in_hand += taken
+        highest = max(sequences)
+        if highest > ledger.high:
+            ledger.high = highest
+        if answers and self.connection is not None:
+            self.connection.write(b"".join(answers))
+        self._count(len(sequences), sum(1 for count in counts if count > 1), dropped, now)
+        if self.on_first is not None:
+            tell, self.on_first = self.on_first, None
+            tell()
+        if self.on_lag is not None:
+            self.on_lag(pending[-1])
+
+    def feed(self, place: Place, sequence: int, data: bytes, head: bytes, timestamp: float) -> bool:
+        """Take one message of a range read; False when it was received before."""
+        state = place.state
+        if sequence <= state.seen and sequence not in self.ledger.owed:
+            return False
+        if state.target is not None and sequence > state.target:
+            return False  # it comes live
+        self.ledger.owed.discard(sequence)
+        if sequence in state.open:
+            return False
+        message = Message()
+        message.subject, message.key = place.subject, place.key
+        message.sequence, message.delivered = sequence, 0
+        message.data, message._head, message._reply = data, head, b""
+        message.timestamp = timestamp
+        self._fill(message, place, time.time(), self._loop.time())
+        state.open[sequence] = message
+        state.seen = max(state.seen, sequence)
+        self.ledger.in_hand += 1
+        self.pool.push(message)
+        return True
+
+    def _fill(self, message: Message, place: Place, received: float, now: float) -> None:
+        state = place.state
+        message.partition, message.lease = state.partition, state.lease
+        message.received_at, message._held_since = received, now
+        message.worker_id = self.worker_id
+        message._headers = None
+        message.attempt = 0
+        message.last_error = ""
+        message._lane = place.lane or state.lane(place.key)
+
+    def _not_new(self, state: PartitionState, sequence: int, reply: bytes) -> bytes | None:
+        """What to answer to a delivery that may be a repeat; None when it is to be taken."""
+        held = state.open.get(sequence)
+        if held is not None:
+            held._reply = reply  # after a reset only the newest delivery can be acknowledged
+            return b""
+        if sequence in self.ledger.owed:
+            self.ledger.owed.discard(sequence)
+            return None
+        if state.target is not None and sequence > state.target:
+            return None
+        if state.target is not None and sequence > state.seen and self.retention is not Retention.LIMITS:
+            return b""  # the range read will bring it; an ack now could delete it before
+        return ACK % reply
+
+    def _hold(self, state: PartitionState, message: Message, answers: list[bytes]) -> None:
+        """Keep a live message until the catch-up has reached its target; too many of them move the target instead."""
+        state.held.append(message)
+        if len(state.held) > self.config.capacity // 4 and self.retention is Retention.LIMITS:
+            answers.extend(self._extended(state, message.sequence))
+
+    def extend(self, state: PartitionState, target: int) -> None:
+        """Let the catch-up of the partition go on to this target; what is held up to it will come by the range read."""
+        answers = self._extended(state, target)
+        if answers and self.connection is not None and self.retention is Retention.LIMITS:
+            self.connection.write(b"".join(answers))
+
+    def _extended(self, state: PartitionState, target: int) -> list[bytes]:
+        state.target = target
+        answers = []
+        while state.held and state.held[0].sequence <= target:
+            given_up = state.held.popleft()
+            del state.open[given_up.sequence]
+            self.ledger.in_hand -= 1
+            answers.append(ACK % given_up._reply)
+        return answers
+
+    def _give_up(self, state: PartitionState, answers: list[bytes]) -> int:
+        """A stopped partition must not fill the desk: beyond its share its messages are read again if it goes on."""
+        if len(state.open) <= self.config.capacity // 4 or state.running or self.retention is not Retention.LIMITS:
+            return 0
+        count = len(state.open)
+        state.target, state.seen = state.seen, min(state.open) - 1
+        answers.extend(ACK % message._reply for message in state.open.values() if message._reply)
+        state.open.clear()
+        for lane in state.lanes.values():
+            lane.queue.clear()
+        return count
+
+    def release_held(self, state: PartitionState) -> None:
+        """The catch-up of the partition has reached its target: go on with what came live meanwhile."""
+        assert state.target is not None
+        state.seen = max(state.seen, state.target)
+        state.target = None
+        while state.held:
+            message = state.held.popleft()
+            state.seen = max(state.seen, message.sequence)
+            self.pool.push(message)
+
+    def _count(self, messages: int, redelivered: int, dropped: int, now: float) -> None:
+        metrics = self._metrics
+        metrics.count(m.MESSAGES, messages)
+        metrics.observe(m.PULL_BATCH, messages)
+        if self._last_read:
+            metrics.observe(m.PULL_CYCLE, now - self._last_read)
+        self._last_read = now
+        metrics.set(m.INFLIGHT, self.ledger.in_hand)
+        if redelivered:
+            metrics.count(m.REDELIVERIES, redelivered)
+        if dropped:
+            metrics.count(m.SKIPPED, dropped)
+
+    # -- letting go ---------------------------------------------------------------------------------------------------
+
+    def let_go(self, message: Message) -> None:
+        """The message is done: acknowledge it, and make room for another."""
+        state = message._lane.state
+        if not self.ledger.let_go(message):
+            return
+        state.done += 1
+        self.batches.done += 1
+        if message._reply and self.connection is not None:
+            self.connection.write(ACK % message._reply)
+        if not self._kick_due:
+            self._kick_due = True
+            self._loop.call_soon(self._kick)
+
+    def _kick(self) -> None:
+        self._kick_due = False
+        if self.ledger.in_hand < self.config.capacity:
+            self._room.set()
+        self._metrics.set(m.INFLIGHT, self.ledger.in_hand)
+        if self.pull is not None:
+            if self.batches.adapt(self._loop.time()):
+                self.pull.tune(self.batches.size, self.batches.size * self.config.prefetch_depth)
+            self.pull.kick()
+
+    async def room(self) -> None:
+        """Return when another message may be taken."""
+        while self.ledger.in_hand >= self.config.capacity:
+            self._room.clear()
+            await self._room.wait()
+
+    def drop(self, state: PartitionState) -> None:
+        """Forget what is in hand of a partition that is no longer ours; on limits its acks are bookkeeping only."""
+        answers = [ACK % message._reply for message in state.open.values() if message._reply]
+        self.ledger.in_hand -= len(state.open)
+        state.open.clear()
+        state.held.clear()
+        for lane in state.lanes.values():
+            lane.queue.clear()
+        if answers and self.retention is Retention.LIMITS and self.connection is not None:
+            self.connection.write(b"".join(answers))
+        if not self._kick_due:
+            self._kick_due = True
+            self._loop.call_soon(self._kick)
+
+    def heartbeat(self, older_than: float) -> int:
+        """Tell the server that what is held for longer than this is in progress; returns how many messages that was."""
+        if self.connection is None:
+            return 0
+        until = self._loop.time() - older_than
+        frames = [
+            IN_PROGRESS % message._reply
+            for state in self.ledger.states.values()
+            for message in state.open.values()
+            if message._reply and message._held_since <= until
+        ]
+        if frames:
+            self.connection.write(b"".join(frames))
+        return len(frames)

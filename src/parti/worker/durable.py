@@ -1,0 +1,220 @@
+"""The one durable consumer of a worker, on the server: created, updated, reset and recreated, with typed results.
+
+Only `filter_subjects`, the metadata and the tunable limits ever change on an update; whatever else the consumer has
+was decided when it was created, and is sent back as the server said it (10012 otherwise).
+
+The metadata carries what a position needs beyond the server's ack floor, written by the same call that changes the
+filters, so that a crash in between cannot lose it:
+
+- `parti.catching`: partitions whose catch-up was not finished, with the position it began at;
+- `parti.left`: what a worker that was closed had in hand; everything else up to `high` is done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from parti.backoff import Backoff, retry
+from parti.clock import Clock
+from parti.config.worker import WorkerConfig
+from parti.errors import Category, PartiError, RequestTimeout
+from parti.model import PartitionId, Retention
+from parti.wire.api import JetStreamApi
+from parti.wire.errors import ConsumerDoesNotExist, ConsumerNotFound
+from parti.worker.recorder import Op, Recorder
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+_RESET_SINCE = (2, 14, 0)
+_CATCHING, _LEFT = "parti.catching", "parti.left"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """What a worker must know of its stream."""
+
+    retention: Retention
+    file: bool
+    replicas: int
+    last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the consumer's metadata remembers."""
+
+    catching: Mapping[PartitionId, int] = field(default_factory=dict)
+    high: int = 0
+    left: tuple[int, ...] = ()
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Memory:
+        """From a consumer's configuration; what is malformed counts as nothing remembered."""
+        metadata = config.get("metadata") or {}
+        try:
+            catching = {PartitionId(str(k)): int(v) for k, v in json.loads(metadata.get(_CATCHING, "{}")).items()}
+            high, left = json.loads(metadata.get(_LEFT, "[0, []]"))
+            return cls(catching, int(high), tuple(int(sequence) for sequence in left))
+        except (ValueError, TypeError, AttributeError):
+            return cls()
+
+    def metadata(self) -> dict[str, str]:
+        entries = {}
+        if self.catching:
+            entries[_CATCHING] = json.dumps(self.catching, separators=(",", ":"))
+        if self.left:
+            entries[_LEFT] = json.dumps([self.high, self.left], separators=(",", ":"))
+        return entries
+
+
+class Durable:
+    """API calls about one consumer. Retriable errors are tried again with a backoff, and counted by operation."""
+
+    def __init__(
+        self, js: JetStreamApi, config: WorkerConfig, name: str, *, backoff: Backoff, clock: Clock, recorder: Recorder
+    ) -> None:
+        self.js = js
+        self.name = name
+        self.filters: tuple[str, ...] = ()
+        self.known = False
+        """Whether this worker has seen or made the consumer."""
+        self._config = config
+        self._backoff = backoff
+        self._clock = clock
+        self._recorder = recorder
+        self._stored: Json = {}
+
+    def __repr__(self) -> str:
+        return f"<Durable {self.name} filters={len(self.filters)}>"
+
+    @property
+    def can_reset(self) -> bool:
+        return self.js.connection.server_version == (0, 0, 0) or self.js.connection.server_version >= _RESET_SINCE
+
+    async def facts(self) -> StreamFacts:
+        """The stream as its leader sees it."""
+        info = await self._call("info", lambda: self.js.stream_info(self._config.stream))
+        config = info["config"]
+        return StreamFacts(
+            Retention(config["retention"]),
+            config["storage"] == "file",
+            int(config["num_replicas"]),
+            int(info["state"]["last_seq"]),
+        )
+
+    async def last_sequence(self) -> int:
+        return (await self.facts()).last_seq
+
+    async def info(self) -> Json | None:
+        """The consumer's info, None when it does not exist."""
+        try:
+            info = await self._call("info", lambda: self.js.consumer_info(self._config.stream, self.name))
+        except ConsumerNotFound:
+            return None
+        self._remember(info)
+        return info
+
+    async def create(self, filters: Sequence[str], memory: Memory, *, after: int | None, retention: Retention) -> Json:
+        """Make the consumer; it delivers what lies behind `after`, or by the configured start when that is None."""
+        return await self._call("create", lambda: self.create_once(filters, memory, after=after, retention=retention))
+
+    async def create_once(
+        self, filters: Sequence[str], memory: Memory, *, after: int | None, retention: Retention
+    ) -> Json:
+        """`create` without a second try."""
+        config = self._tunables(filters, memory) | {
+            "name": self.name,
+            "durable_name": self.name,
+            "ack_policy": "explicit",
+            "replay_policy": "instant",
+            "deliver_policy": "all",
+        }
+        if retention is not Retention.WORKQUEUE:  # a work queue always begins at what is left of it (10101)
+            if after is not None:
+                config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": after + 1}
+            elif self._config.start == "new":
+                config["deliver_policy"] = "new"
+        info = await self.js.consumer_create(self._config.stream, config, action="create")
+        self._remember(info)
+        return info
+
+    async def update(self, filters: Sequence[str], memory: Memory) -> Json:
+        """Replace filters and metadata; raises `ConsumerDoesNotExist` when the consumer is gone."""
+        kept = {key: value for key, value in self._stored.items() if key not in ("filter_subject", "metadata")}
+        config = kept | self._tunables(filters, memory)
+        info = await self._call("update", lambda: self.js.consumer_create(self._config.stream, config, action="update"))
+        self._remember(info)
+        return info
+
+    async def reset(self, after: int | None) -> bool:
+        """Deliver from behind `after` (or from the ack floor) with a sequence that begins at 1; False when it is gone.
+
+        The reset is repeated until it is answered (CLUSTER.md 3.6). A missing consumer does not answer at all, so
+        that is asked first.
+        """
+        while True:
+            info = await self.info()
+            if info is None:
+                return False
+            if not self.can_reset:
+                position = after if after is not None else int(info["ack_floor"]["stream_seq"])
+                await self.delete()
+                facts = await self.facts()
+                await self.create(self.filters, Memory.read(self._stored), after=position, retention=facts.retention)
+                return True
+            try:
+                sequence = None if after is None else after + 1
+                await self.js.consumer_reset(self._config.stream, self.name, sequence)
+                return True
+            except RequestTimeout as error:
+                self._recorder.retried("iterate", 1, 0.0, error)
+
+    async def delete(self) -> None:
+        try:
+            await self._call("update", lambda: self.js.consumer_delete(self._config.stream, self.name))
+        except ConsumerNotFound:
+            return
+
+    def memory(self) -> Memory:
+        """What the consumer's metadata said last."""
+        return Memory.read(self._stored)
+
+    def _remember(self, info: Json) -> None:
+        self._stored = info["config"]
+        single = self._stored.get("filter_subject")
+        self.filters = tuple(sorted([single] if single else self._stored.get("filter_subjects") or ()))
+        self.known = True
+
+    def _tunables(self, filters: Sequence[str], memory: Memory) -> Json:
+        config = self._config
+        return {
+            "filter_subjects": list(filters),
+            "metadata": memory.metadata(),
+            "ack_wait": int(config.ack_wait * 1e9),
+            "max_deliver": -1,
+            "max_ack_pending": config.max_ack_pending,
+            "max_waiting": config.max_waiting,
+            "inactive_threshold": int(config.inactive_threshold * 1e9),
+        }
+
+    async def _call(self, op: Op, call: Callable[[], Awaitable[T]]) -> T:
+        return await retry(
+            call,
+            backoff=self._backoff,
+            clock=self._clock,
+            classify=_worth_another_try,
+            on_retry=lambda tries, wait, error: self._recorder.retried(op, tries, wait, error),
+        )
+
+
+def _worth_another_try(error: PartiError) -> bool:
+    return error.retriable or error.category is Category.TRANSIENT
+
+
+def is_gone(error: PartiError) -> bool:
+    """Whether the error says that the consumer does not exist (any more)."""
+    return error.category is Category.NOT_FOUND or isinstance(error, ConsumerDoesNotExist)

@@ -1,0 +1,259 @@
+"""The running worker: its components wired together, and the tasks that drive them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+from parti.backoff import Backoff
+from parti.clock import Clock
+from parti.config.worker import WorkerConfig
+from parti.errors import PartiError
+from parti.observe import worker_metrics as m
+from parti.wire.api import JetStreamApi
+from parti.worker.assigner import Assigner
+from parti.worker.attempts import Attempts
+from parti.worker.catchup import CatchUp
+from parti.worker.dead_letters import DeadLetterOffice
+from parti.worker.desk import Desk
+from parti.worker.durable import Durable
+from parti.worker.errors import WorkerClosed
+from parti.worker.handler import AdaptedHandler
+from parti.worker.health import Part
+from parti.worker.info import Fence, PartitionInfo
+from parti.worker.ledger import PartitionState
+from parti.worker.outcomes import RetryPolicy
+from parti.worker.recorder import Recorder
+from parti.worker.routing import SubjectTemplate
+from parti.worker.session import Session
+from parti.worker.updates import Batch, Coalescer
+
+_CLOSING_CALLS = 2.0  # seconds that the last calls of close() may take
+
+
+class Engine:
+    """The running worker: its components, and the tasks that drive them."""
+
+    def __init__(
+        self,
+        js: JetStreamApi,
+        config: WorkerConfig,
+        handler: AdaptedHandler,
+        recorder: Recorder,
+        *,
+        fence: Fence,
+        clock: Clock,
+        backoff: Backoff,
+    ) -> None:
+        self.config = config
+        self.recorder = recorder
+        self.clock = clock
+        self.backoff = backoff
+        lock = asyncio.Lock()
+        self.attempts = Attempts(
+            handler,
+            RetryPolicy(config.max_deliver, config.delays),
+            recorder,
+            clock=clock,
+            backoff=backoff,
+            let_go=lambda message: self.desk.let_go(message),
+            may_start=fence.may_start,
+        )
+        self.desk = Desk(config, recorder, self.attempts.serve)
+        self.desk.may_pull = fence.may_pull
+        self.durable = Durable(js, config, "", backoff=backoff, clock=clock, recorder=recorder)
+        options = js.connection.connect_options
+        self.catch_up = CatchUp(options, config.stream, self.desk, recorder, self.durable.last_sequence)
+        self.session = Session(
+            options,
+            config,
+            self.durable,
+            self.desk,
+            self.catch_up,
+            recorder,
+            clock=clock,
+            backoff=backoff,
+            lock=lock,
+            recreate=lambda: self.assigner.recreate("not_found"),
+        )
+        self.assigner = Assigner(
+            config,
+            self.durable,
+            self.desk,
+            lambda: self.session,
+            recorder,
+            clock=clock,
+            backoff=backoff,
+            lock=lock,
+            catch_up=self.begin_catch_up,
+        )
+        self.coalescer = Coalescer(
+            window=config.update_coalescing_window, interval=config.min_update_interval, clock=clock
+        )
+        self._js = js
+        self._lock = lock
+        self._group: asyncio.TaskGroup | None = None
+
+    def partition_info(self, state: PartitionState) -> PartitionInfo:
+        return PartitionInfo(
+            partition=state.partition,
+            lease=state.lease,
+            cursor=self.desk.ledger.cursor(state.id),
+            target=state.target,
+            in_hand=len(state.open),
+            done=state.done,
+            retries=state.retries,
+            dead_letters=state.dead_letters,
+            stopped=state.stopped,
+        )
+
+    async def run(self) -> None:
+        """Until cancelled. What nobody expected ends the worker, and is shown by its health and raised by close()."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                group.create_task(self._updates(), name="parti-worker-updates")
+                group.create_task(self.session.run(), name="parti-worker-session")
+                group.create_task(self._tick(), name="parti-worker-tick")
+        except BaseExceptionGroup as bug:
+            self.recorder.health.broke(self.clock.now(), repr(bug.exceptions[0]))
+            self.recorder.show_health()
+            self.recorder.event("worker.broke", op="run", result="failure", error=repr(bug.exceptions[0]), warn=True)
+            self.coalescer.fail(bug)
+            raise
+        finally:
+            self._group = None
+
+    # -- updates ------------------------------------------------------------------------------------------------------
+
+    async def _updates(self) -> None:
+        waits = self.backoff.delays()
+        while True:
+            batch = await self.coalescer.take()
+            try:
+                await self._apply(batch)
+                waits = self.backoff.delays()
+            except PartiError as error:
+                batch.settle(error)
+                # W17: a failed update is not forgotten. Unless a newer one is there, this one is tried again.
+                await self.clock.sleep(next(waits, self.backoff.cap))
+                if not self.coalescer.pending:
+                    self.coalescer.put(batch.wanted)
+            except BaseException as error:
+                batch.settle(WorkerClosed("the worker was closed before the update was in force"))
+                raise error
+
+    async def _apply(self, batch: Batch) -> None:
+        metrics, recorder, started = self.recorder.metrics, self.recorder, self.clock.now()
+        metrics.count(m.COALESCED_BATCHES)
+        metrics.count(m.COALESCED_UPDATES, len(batch.waiters))
+        try:
+            changed = await self.assigner.apply(batch.wanted)
+        except PartiError as error:
+            metrics.count(m.UPDATES, result="failure")
+            metrics.count(m.UPDATE_FAILURES)
+            recorder.failed(Part.UPDATE, self.clock.now(), error)
+            recorder.event("worker.update", op="update", result="failure", error=str(error), warn=True)
+            raise
+        if self.attempts.office is None:
+            self.attempts.office = DeadLetterOffice(self._js, self.config.stream, self.durable.name)
+        recorder.worked(Part.UPDATE, self.clock.now())
+        if changed:
+            took = self.clock.now() - started
+            metrics.count(m.UPDATES, result="success")
+            metrics.observe(m.UPDATE_DURATION, took)
+            recorder.event(
+                "worker.update", op="update", result="success", coalesced=len(batch.waiters), took=round(took, 4)
+            )
+        else:
+            metrics.count(m.UPDATES, result="noop")
+            metrics.count(m.UPDATE_SKIPPED)
+        batch.settle(None)
+
+    # -- catch-up -----------------------------------------------------------------------------------------------------
+
+    def begin_catch_up(self, states: list[PartitionState]) -> None:
+        """Bring these partitions to their targets, beside everything else."""
+        if states and self._group is not None:
+            self._group.create_task(self._take_over(states), name="parti-worker-catchup")
+
+    async def _take_over(self, states: list[PartitionState]) -> None:
+        waits = self.backoff.delays()
+        while True:
+            subjects = self._subjects_of(states)
+            try:
+                await self.catch_up.take_over(states, subjects)
+                break
+            except PartiError as error:
+                wait = next(waits, self.backoff.cap)
+                self.recorder.event("worker.take_over", op="catch_up", result="retry", error=str(error), warn=True)
+            await self.clock.sleep(wait)
+        self.recorder.event("worker.take_over", op="catch_up", result="success", partitions=len(states))
+        # The catch-up is done, so that a crash need not repeat it. If this fails the next update brings it.
+        with contextlib.suppress(PartiError):
+            async with self._lock:
+                if self.durable.memory() != self.assigner.memory():
+                    await self.durable.update(self.durable.filters, self.assigner.memory())
+
+    def _subjects_of(self, states: list[PartitionState]) -> tuple[str, ...]:
+        template = SubjectTemplate(self.config.subject_template)
+        return tuple(sorted(template.subject(state.partition) for state in states))
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        """In-progress heartbeats from receipt on, so that queueing never burns a delivery; and handler timeouts."""
+        third, limit = self.config.ack_wait / 3, self.config.handler_timeout
+        every = min(third, limit / 4) if limit else third
+        loop = asyncio.get_running_loop()
+        beat = loop.time()
+        while True:
+            await asyncio.sleep(every)
+            now = loop.time()
+            if now - beat >= third * 0.99:
+                beat = now
+                self.desk.heartbeat(older_than=third * 0.9)
+            if limit and not self.attempts.handler.in_thread:
+                for runner in list(self.desk.pool.running):
+                    if not runner.timed_out and now - runner.since > limit and runner.task is not None:
+                        runner.timed_out = True
+                        runner.task.cancel()
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def stop(self, main: asyncio.Task[None]) -> None:
+        self.coalescer.fail(WorkerClosed("the worker was closed before the update was in force"))
+        self.session.pause()
+        if not main.done():
+            await self._drain()
+        await self.desk.pool.halt()
+        self.attempts.handler.close()
+        if not main.done():
+            with contextlib.suppress(PartiError, TimeoutError):
+                async with asyncio.timeout(_CLOSING_CALLS):
+                    await self._note_leftovers()
+            main.cancel()
+        try:
+            await main
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(self.config.drain_timeout):
+                await self.desk.pool.idled()
+        except TimeoutError:
+            self.recorder.event(
+                "worker.drain_timeout", op="close", result="released", in_hand=self.desk.ledger.in_hand, warn=True
+            )
+
+    async def _note_leftovers(self) -> None:
+        ledger = self.desk.ledger
+        memory = self.assigner.memory()
+        left = {message.sequence for message in ledger.open_messages() if not message._lane.state.catching_up}
+        memory = replace(memory, left=tuple(sorted(left | ledger.owed)))
+        if self.durable.known and (left or memory.catching) and memory != self.durable.memory():
+            async with self._lock:
+                await self.durable.update(self.durable.filters, memory)

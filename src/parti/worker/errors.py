@@ -1,0 +1,31 @@
+"""What a worker refuses, and why; all of these are raised before any call to the server."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from parti.errors import Category, FatalError, UsageError
+
+
+class MaxSubjectsExceeded(FatalError):
+    """The assignment has more subjects than one consumer may filter: assign fewer, or raise worker.max_subjects."""
+
+    category: ClassVar[Category] = Category.POLICY
+
+
+class WorkerIdMutation(FatalError):
+    """The worker id changed: it names the durable, and with it the position. Make a new WorkerConsumer for it."""
+
+    category: ClassVar[Category] = Category.POLICY
+
+
+class WorkerClosed(UsageError):
+    """The worker is closed: make a new one."""
+
+
+class HandlerTimeout(FatalError):
+    """The handler ran longer than worker.handler_timeout and was cancelled; its message is retried."""
+
+
+class HandlerCancelled(FatalError):
+    """The handler ended with CancelledError although nobody cancelled it; its message is retried."""

@@ -1,0 +1,49 @@
+"""What the worker shows to operators, and the fence it asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from parti.model import Lease, Partition
+from parti.worker.health import WorkerHealth
+
+
+class Fence(Protocol):
+    """Whether this process may still act; asked before every pull and before every start of a handler."""
+
+    def may_pull(self) -> bool: ...
+
+    def may_start(self, lease: Lease) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """One partition as the worker has it."""
+
+    partition: Partition
+    lease: Lease
+    cursor: int
+    """Up to this stream sequence every message of the partition is done."""
+    target: int | None
+    """Up to here it is read by range; None when it is live."""
+    in_hand: int
+    done: int
+    retries: int
+    dead_letters: int
+    stopped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """The worker's state for operators."""
+
+    worker_id: str
+    consumer: str
+    stream: str
+    subjects: tuple[str, ...]
+    in_hand: int
+    batch_size: int
+    pulling: bool
+    health: WorkerHealth
+    partitions: tuple[PartitionInfo, ...]

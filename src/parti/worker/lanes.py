@@ -1,0 +1,227 @@
+"""Lanes: one message in flight in each, many lanes at once, and no lane starves another.
+
+Handlers are awaited by a few runner tasks. A runner that a handler makes wait keeps its lane; the remaining ready lanes
+go to another runner. So a handler that never waits costs no task at all (a task per message would cost 5 us), one that
+waits has a real task around it, and the number of tasks is the number of handlers that are waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from parti.worker.ledger import PartitionState
+    from parti.worker.message import Message
+
+QUANTUM = 16  # messages of one lane before the next ready lane has its turn
+_SLICE = 0.005  # seconds a runner works before it lets the loop do other things: acks, heartbeats, other workers
+
+
+class Lane:
+    """Messages that are handled strictly one after the other. Only its head may be in flight."""
+
+    __slots__ = ("key", "queue", "scheduled", "state")
+
+    def __init__(self, state: PartitionState, key: str) -> None:
+        self.state = state
+        self.key = key
+        self.queue: deque[Message] = deque()
+        self.scheduled = False  # ready, running, or waiting for its retry: whoever holds it will look at the queue
+
+    def __repr__(self) -> str:
+        return f"<Lane {self.key} queued={len(self.queue)}>"
+
+
+class Runner:
+    """A task that handles lanes, and what it is doing."""
+
+    __slots__ = ("lane", "since", "task", "timed_out")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.lane: Lane | None = None
+        self.since = 0.0
+        self.timed_out = False
+
+
+Serve = Callable[["Message", Runner], Coroutine[Any, Any, "float | None"]]
+"""Run one attempt. None: the message was let go; a number: run it again after that many seconds."""
+
+
+class LanePool:
+    """Runs the heads of all lanes, at most `concurrency` at once, until halted.
+
+    After `halt()` returns no handler of this pool runs and none will start.
+    """
+
+    def __init__(self, serve: Serve, *, concurrency: int, strict: bool = True) -> None:
+        self._serve = serve
+        self._concurrency = concurrency
+        self._strict = strict
+        self._ready: deque[Lane] = deque()
+        self._runners: set[Runner] = set()
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._pausing = 0
+        self._check_due = False
+        self._halted = False
+        self._idle: asyncio.Event | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def __repr__(self) -> str:
+        return f"<LanePool ready={len(self._ready)} runners={len(self._runners)}{' halted' if self._halted else ''}>"
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs and nothing could start at once; lanes may still wait for a retry."""
+        return not self._ready and not self._runners
+
+    async def idled(self) -> None:
+        """Return when the pool is idle."""
+        while not self.idle:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
+
+    @property
+    def running(self) -> Iterator[Runner]:
+        """The runners that are inside a handler."""
+        return (runner for runner in self._runners if runner.lane is not None)
+
+    def push(self, message: Message) -> None:
+        """Queue a message behind all others of its lane."""
+        lane = message._lane
+        lane.queue.append(message)
+        if not lane.scheduled and not lane.state.stopped:
+            self.schedule(lane)
+
+    def schedule(self, lane: Lane) -> None:
+        """Let the lane have its turn; it must not be scheduled already."""
+        lane.scheduled = True
+        self._ready.append(lane)
+        if not self._check_due and not self._halted:
+            self._check_due = True
+            self._loop.call_soon(self._check)
+
+    def resume(self, state: PartitionState) -> None:
+        """Let the lanes of a partition that was stopped go on."""
+        for lane in list(state.lanes.values()):
+            if lane.queue and not lane.scheduled:
+                self.schedule(lane)
+
+    async def halt(self) -> None:
+        """Start nothing more, cancel what runs, and wait until it has ended."""
+        self._halted = True
+        tasks = [runner.task for runner in self._runners if runner.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self._ready.clear()
+
+    def _check(self) -> None:
+        """Runs when no runner does: they have all ended, or wait inside a handler, or pause."""
+        self._check_due = False
+        if self._ready and not self._pausing and not self._halted and len(self._runners) < self._concurrency:
+            runner = Runner()
+            self._runners.add(runner)
+            runner.task = self._loop.create_task(self._run(runner), name="parti-lane")
+
+    def _check_later(self) -> None:
+        if not self._check_due:
+            self._check_due = True
+            self._loop.call_soon(self._check)
+
+    async def _run(self, runner: Runner) -> None:
+        self._check_later()
+        until = self._loop.time() + _SLICE
+        try:
+            while self._ready and not self._halted:
+                await self._turn(self._ready.popleft(), runner)
+                if self._loop.time() > until and self._ready:
+                    self._pausing += 1
+                    try:
+                        await asyncio.sleep(0)
+                    finally:
+                        self._pausing -= 1
+                    self._check_later()
+                    until = self._loop.time() + _SLICE
+        except asyncio.CancelledError:
+            if not self._halted:
+                raise
+        finally:
+            self._runners.discard(runner)
+            if self._ready and not self._halted:
+                self._check_later()
+            elif self._idle is not None and self.idle:
+                self._idle.set()
+
+    async def _turn(self, lane: Lane, runner: Runner) -> None:
+        queue, state = lane.queue, lane.state
+        runner.lane = lane
+        try:
+            for _ in range(QUANTUM):
+                if not queue or state.stopped or self._halted:
+                    break
+                message = queue[0]
+                state.running += 1
+                try:
+                    delay = await self._serve(message, runner)
+                finally:
+                    state.running -= 1
+                    if not state.running and state.idle is not None:
+                        state.idle.set()
+                if delay is None:
+                    if queue and queue[0] is message:
+                        queue.popleft()
+                elif self._strict:
+                    self._wait(lane, delay)
+                    return
+                else:
+                    queue.popleft()
+                    self._later(delay, self._again, message)
+        except BaseException:
+            lane.scheduled = False
+            raise
+        finally:
+            runner.lane = None
+        if queue and not state.stopped and not self._halted:
+            self._ready.append(lane)
+            self._check_later()
+            return
+        lane.scheduled = False
+        if not queue and lane.key != state.id:
+            state.lanes.pop(lane.key, None)  # a lane of a key lives as long as it has work
+
+    def _wait(self, lane: Lane, delay: float) -> None:
+        """Keep the lane scheduled, so that nothing overtakes its head, and give it its turn after the delay."""
+        self._later(delay, self._due, lane)
+
+    def _later(self, delay: float, call: Callable[[Any], None], subject: Any) -> None:
+        def fire() -> None:
+            self._timers.discard(handle)
+            call(subject)
+
+        handle = self._loop.call_later(delay, fire)
+        self._timers.add(handle)
+
+    def _due(self, lane: Lane) -> None:
+        lane.scheduled = False
+        if lane.queue and not lane.state.stopped and not self._halted:
+            self.schedule(lane)
+
+    def _again(self, message: Message) -> None:
+        """Relaxed order: the message goes first when its wait is over."""
+        state = message._lane.state
+        if message.sequence not in state.open or self._halted:
+            return
+        lane = message._lane = state.lane(message._lane.key)
+        if lane.scheduled:
+            lane.queue.append(message)  # its head may be in flight
+        else:
+            lane.queue.appendleft(message)
+        if not lane.scheduled and not state.stopped:
+            self.schedule(lane)

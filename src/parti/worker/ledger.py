@@ -1,0 +1,163 @@
+"""What is in hand and what is done, per partition: position belongs to the partition, never to the worker.
+
+Pure bookkeeping, no I/O. Three facts carry everything else:
+
+- the consumer delivers in stream order, and a gap in its own sequence is noticed (CLUSTER.md 3.1). So everything of a
+  partition up to `seen` was received: it is in `open`, or it is done;
+- a partition that was added while the consumer ran gets (cursor, target] by a range read and everything above `target`
+  from the consumer (DESIGN.md 5). Until then it is *catching up*, and live messages are held;
+- after a worker was stopped with messages in hand, `owed` names them: of what lies at or below `seen`, only those are
+  still to be done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from parti.model import Lease, Partition, PartitionId
+from parti.worker.lanes import Lane
+from parti.worker.message import Message
+from parti.worker.routing import Routes
+
+
+class PartitionState:
+    """One partition as this worker has it."""
+
+    __slots__ = (
+        "dead_letters",
+        "done",
+        "held",
+        "id",
+        "idle",
+        "lanes",
+        "lease",
+        "main",
+        "open",
+        "partition",
+        "retries",
+        "running",
+        "seen",
+        "stopped",
+        "target",
+    )
+
+    def __init__(self, partition: Partition, lease: Lease, seen: int = 0) -> None:
+        self.partition = partition
+        self.id = partition.id
+        self.lease = lease
+        self.seen = seen
+        self.target: int | None = None
+        self.open: dict[int, Message] = {}  # in hand: queued, running, waiting for a retry, or held
+        self.held: deque[Message] = deque()
+        self.stopped = False
+        self.running = 0
+        self.idle: asyncio.Event | None = None
+        self.lanes: dict[str, Lane] = {}
+        self.main = self.lane(partition.id)
+        self.done = self.retries = self.dead_letters = 0
+
+    def __repr__(self) -> str:
+        mode = f"catching up to {self.target}" if self.target is not None else "live"
+        return f"<PartitionState {self.id} {mode} seen={self.seen} open={len(self.open)}>"
+
+    @property
+    def catching_up(self) -> bool:
+        return self.target is not None
+
+    def lane(self, key: str) -> Lane:
+        """The lane of a key, made when it is first needed."""
+        lane = self.lanes.get(key)
+        if lane is None:
+            lane = self.lanes[key] = Lane(self, key)
+        return lane
+
+    def first_open(self) -> int | None:
+        """The lowest sequence in hand that did not come by a range read of a catch-up."""
+        if self.target is not None:
+            return self.held[0].sequence if self.held else None
+        return min(self.open, default=None)
+
+    def cursor(self, high: int) -> int:
+        """Up to here every message of the partition is done; `high` is what the consumer has delivered."""
+        lowest = min(self.open, default=None)
+        if lowest is not None:
+            return lowest - 1
+        return self.seen if self.target is not None else max(self.seen, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a message of one subject goes."""
+
+    state: PartitionState
+    subject: str
+    key: str
+    lane: Lane | None
+    """Known when lanes are partitions; a lane of a key comes and goes."""
+
+
+class Ledger:
+    """All partitions of the worker, and the position of its consumer."""
+
+    def __init__(self, routes: Routes, *, lane_per_key: bool = False) -> None:
+        self.routes = routes
+        self.states: dict[PartitionId, PartitionState] = {}
+        self.high = 0
+        """Everything of the live partitions up to here was received."""
+        self.owed: set[int] = set()
+        self.in_hand = 0
+        self._lane_per_key = lane_per_key
+        self._places: dict[bytes, Place | None] = {}
+
+    def __repr__(self) -> str:
+        return f"<Ledger partitions={len(self.states)} in_hand={self.in_hand} high={self.high}>"
+
+    def assign(self, routes: Routes) -> None:
+        """Use these routes from now on; states are added and removed by the caller."""
+        self.routes = routes
+        self._places.clear()
+
+    def forget_places(self) -> None:
+        self._places.clear()
+
+    def place(self, subject: bytes) -> Place | None:
+        """Where messages of this subject go; None when they belong to no partition of ours."""
+        try:
+            return self._places[subject]
+        except KeyError:
+            pass
+        if len(self._places) >= 20_000:
+            self._places.clear()
+        route = self.routes.find(subject)
+        state = self.states.get(route.partition) if route is not None else None
+        place = None
+        if route is not None and state is not None:
+            place = Place(state, route.subject, route.key, None if self._lane_per_key else state.main)
+        self._places[subject] = place
+        return place
+
+    def let_go(self, message: Message) -> bool:
+        """The message is done; False when it had been taken from us before."""
+        state = message._lane.state
+        if state.open.pop(message.sequence, None) is None:
+            return False
+        self.in_hand -= 1
+        return True
+
+    def floor(self) -> int:
+        """The consumer may be set to just behind this: all below is done, or comes by a range read."""
+        lowest = [first for state in self.states.values() if (first := state.first_open()) is not None]
+        if self.owed:
+            lowest.append(min(self.owed))
+        return min(lowest) - 1 if lowest else self.high
+
+    def cursor(self, partition: PartitionId) -> int:
+        """Up to here the partition is done."""
+        cursor = self.states[partition].cursor(self.high)
+        return min(cursor, min(self.owed) - 1) if self.owed else cursor
+
+    def open_messages(self) -> list[Message]:
+        """Everything in hand, in stream order."""
+        return sorted((m for s in self.states.values() for m in s.open.values()), key=lambda m: m.sequence)

@@ -1,0 +1,73 @@
+"""What the worker tells the outside: metrics, and log events that all carry the same five fields (SC-P0-7)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from parti.observe import worker_metrics as m
+from parti.observe.logs import get_logger
+from parti.observe.metrics import Metrics
+from parti.worker.health import HealthTracker, Part
+
+Op = Literal["create", "update", "info", "iterate"]
+
+
+class Recorder:
+    """One per worker; every transition goes through here, so that log, metric and health say the same (SC-P0-7)."""
+
+    def __init__(self, metrics: Metrics, health: HealthTracker) -> None:
+        self.metrics = metrics
+        self.health = health
+        self.worker_id = ""
+        self.consumer_name = ""
+        self.subject_count = 0
+        self._log = get_logger("worker")
+        self._shown_healthy: bool | None = None
+
+    def event(self, event: str, *, op: str, result: str, warn: bool = False, **fields: Any) -> None:
+        """One transition."""
+        write = self._log.warning if warn else self._log.info
+        write(
+            event,
+            worker_id=self.worker_id,
+            consumer_name=self.consumer_name,
+            subject_count=self.subject_count,
+            op=op,
+            result=result,
+            **fields,
+        )
+
+    def retried(self, op: Op, tries: int, wait: float, error: Exception) -> None:
+        self.metrics.count(m.CONTROL_RETRIES, op=op)
+        self.metrics.observe(m.RETRY_BACKOFF, wait, op=op)
+        self.event("worker.retry", op=op, result="retry", tries=tries, wait=round(wait, 3), error=str(error), warn=True)
+
+    def subjects(self, count: int, added: int, removed: int) -> None:
+        self.subject_count = count
+        self.metrics.set(m.SUBJECTS_CURRENT, count)
+        self.metrics.set(m.SUBJECT_COUNT, count)
+        if added:
+            self.metrics.count(m.SUBJECT_CHANGES, added, type="add")
+        if removed:
+            self.metrics.count(m.SUBJECT_CHANGES, removed, type="remove")
+
+    def failed(self, part: Part, now: float, error: BaseException | str) -> None:
+        self.health.failed(part, now, str(error))
+        self.show_health()
+
+    def worked(self, part: Part, now: float) -> None:
+        if self.health.failures(part) or not self.health.healthy or self._shown_healthy is None:
+            self.health.worked(part, now)
+            self.show_health()
+
+    def show_health(self) -> None:
+        """Bring the gauges up to date, and log a change."""
+        healthy = self.health.healthy
+        self.metrics.set(m.ITERATOR_FAILURES, self.health.failures(Part.ITERATOR))
+        self.metrics.set(m.HEALTH_STATUS, int(healthy), status="healthy")
+        self.metrics.set(m.HEALTH_STATUS, int(not healthy), status="unhealthy")
+        if self._shown_healthy is not None and healthy != self._shown_healthy:
+            result = "healthy" if healthy else "unhealthy"
+            error = "" if healthy else self.health.last_error
+            self.event("worker.health", op="health", result=result, error=error, warn=not healthy)
+        self._shown_healthy = healthy

@@ -1,0 +1,115 @@
+"""From partitions to filter subjects, and from a subject back to its partition and key. Pure.
+
+Everything here is checked before any call to the server: a key with `*` or a blank would widen the filter, and two
+partitions that share a subject would have two owners (GO_PARTI 3, W2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from parti.errors import ConfigError
+from parti.model import Partition, PartitionId
+from parti.subjects import matches, overlaps, validate_subject
+
+_REMEMBERED = 10_000  # subjects of wildcard partitions whose route is kept; a miss costs one match per pattern
+
+
+def consumer_name(prefix: str, worker_id: str) -> str:
+    """`<prefix>-<worker id>`. Refused when it is no consumer name; the Go library maps such names onto each other."""
+    name = f"{prefix}-{worker_id}"
+    if not prefix or not worker_id:
+        raise ConfigError(f"a durable needs a prefix and a worker id, not {prefix!r} and {worker_id!r}")
+    bad = sorted({c for c in name if not (c.isascii() and (c.isalnum() or c in "-_"))})
+    if bad:
+        raise ConfigError(
+            f"consumer name {name!r} contains {' '.join(map(repr, bad))}: use letters, digits, '-' and '_' in the "
+            "prefix and the worker id"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectTemplate:
+    """Where the messages of a partition are: `orders.{partition}.>` for example."""
+
+    text: str
+
+    def subject(self, partition: Partition) -> str:
+        """The filter of one partition."""
+        return validate_subject(
+            self.text.replace("{partition}", partition.id), wildcards=True, what=f"subject of partition {partition.id}"
+        )
+
+    def nothing(self, worker_id: str) -> str:
+        """A filter that nobody publishes to: an empty filter list would match the whole stream (W2).
+
+        It carries the worker id, because two consumers of a work queue may not share a filter (10100).
+        """
+        literal = ".".join("_none_" if token in ("*", ">") else token for token in self.text.split("."))
+        return validate_subject(literal.replace("{partition}", f"_parti_no_partition_{worker_id}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a message belongs."""
+
+    partition: PartitionId
+    subject: str
+    key: str
+
+
+class Routes:
+    """The filters of an assignment: deduplicated, sorted, and none of them matching another's subjects."""
+
+    def __init__(self, template: SubjectTemplate, partitions: Iterable[Partition]) -> None:
+        self.partitions: Mapping[PartitionId, Partition] = {p.id: p for p in partitions}
+        by_subject = {template.subject(p): p.id for p in self.partitions.values()}
+        self.subjects: tuple[str, ...] = tuple(sorted(by_subject))
+        self._literal = {s: p for s, p in by_subject.items() if not _has_wildcard(s)}
+        self._patterns = {s: p for s, p in by_subject.items() if _has_wildcard(s)}
+        for pattern in self._patterns:
+            for other in self.subjects:
+                if other != pattern and overlaps(pattern, other):
+                    raise ConfigError(
+                        f"partitions {by_subject[pattern]} and {by_subject[other]} share subjects ({pattern}, "
+                        f"{other}): change the subject template or the partition keys"
+                    )
+        self._cache: dict[bytes, Route | None] = {}
+
+    def find(self, subject: bytes) -> Route | None:
+        """The route of a literal subject as it came over the wire; None when no partition of ours has it."""
+        try:
+            return self._cache[subject]
+        except KeyError:
+            pass
+        if len(self._cache) >= _REMEMBERED + len(self._literal):
+            self._cache.clear()
+        route = self._cache[subject] = self._resolve(subject.decode(errors="replace"))
+        return route
+
+    def _resolve(self, subject: str) -> Route | None:
+        partition = self._literal.get(subject)
+        if partition is not None:
+            return Route(partition, subject, partition)
+        for pattern, partition in self._patterns.items():
+            if matches(pattern, subject):
+                return Route(partition, subject, _matched(pattern, subject) or partition)
+        return None
+
+
+def _has_wildcard(subject: str) -> bool:
+    return any(token in ("*", ">") for token in subject.split("."))
+
+
+def _matched(pattern: str, subject: str) -> str:
+    """The tokens that the wildcards stand for, joined by dots."""
+    wanted, given = pattern.split("."), subject.split(".")
+    found: list[str] = []
+    for position, token in enumerate(wanted):
+        if token == ">":
+            found += given[position:]
+        elif token == "*":
+            found.append(given[position])
+    return ".".join(found)

@@ -1,0 +1,284 @@
+"""Pulling from the consumer, for as long as the worker lives, through everything that can go wrong.
+
+Each attach begins at the partitions' position: the consumer is reset to just behind what is done (or made anew there),
+and its own sequence then begins at 1, so that a lost delivery shows as a gap. After any trouble (a gap, a missed
+heartbeat, a new leader, a cut connection, a deleted consumer) nothing is processed before the next attach; what was in
+hand stays in hand and is recognised when it comes again. (CLUSTER.md 3, rules 1 and 6)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from parti.backoff import Backoff
+from parti.clock import Clock
+from parti.config.worker import WorkerConfig
+from parti.errors import Category, PartiError, TransientError
+from parti.model import Retention
+from parti.observe import worker_metrics as m
+from parti.wire.errors import MaxAckPendingReached, TooManyPulls
+from parti.wire.live import LiveConnection
+from parti.wire.options import ConnectOptions
+from parti.wire.pull import HeartbeatMissed, LivePull, PullSettings
+from parti.worker.catchup import CatchUp
+from parti.worker.desk import Desk
+from parti.worker.durable import Durable, is_gone
+from parti.worker.health import Part
+from parti.worker.recorder import Recorder
+
+_CHECKPOINT = 1.0  # seconds of work that a crash in the middle of a catch-up may repeat
+_CLIFF_FILTERS = 8  # a consumer with fewer filters drains a backlog at tens of thousands a second (JETSTREAM.md 4.4)
+
+
+class Interrupted(TransientError):
+    """The pull loop is to attach anew, because of something we did ourselves; no failure."""
+
+
+class FellBehind(Interrupted):
+    """The backlog is better read by range."""
+
+
+class Session:
+    """The pull loop of one worker. `run()` ends only by cancellation, or by a bug."""
+
+    def __init__(
+        self,
+        options: ConnectOptions,
+        config: WorkerConfig,
+        durable: Durable,
+        desk: Desk,
+        catch_up: CatchUp,
+        recorder: Recorder,
+        *,
+        clock: Clock,
+        backoff: Backoff,
+        lock: asyncio.Lock,
+        recreate: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.stale = True
+        """The consumer has to be set to our position before anything is pulled."""
+        self.next_sequence: int | None = None
+        self._options = options
+        self._config = config
+        self._durable = durable
+        self._desk = desk
+        self._catch_up = catch_up
+        self._recorder = recorder
+        self._clock = clock
+        self._backoff = backoff
+        self._lock = lock
+        self._recreate = recreate
+        self._trouble: asyncio.Future[PartiError] | None = None
+        self._running = asyncio.Event()
+        self._refresh = False
+        self._checkpointed = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Session {self._durable.name} {'pulling' if self._desk.pull is not None else 'not pulling'}>"
+
+    # -- steering -----------------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Pull, now or as soon as it is possible."""
+        self._running.set()
+        if self._desk.pull is not None:
+            self._desk.pull.kick()
+
+    def pause(self) -> None:
+        """Stop pulling until `resume`; what is in hand goes on. Messages on their way come again later."""
+        if self._running.is_set():
+            self._running.clear()
+            self.interrupt(Interrupted("paused"))
+
+    def interrupt(self, reason: PartiError) -> None:
+        """Attach anew at once."""
+        self.stale = True
+        if self._trouble is not None and not self._trouble.done():
+            self._trouble.set_result(reason)
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        waits = self._backoff.delays()
+        try:
+            while True:
+                await self._running.wait()
+                try:
+                    await self._attach()
+                    error = await self._pull()
+                except PartiError as failure:
+                    error = failure
+                if isinstance(error, Interrupted):
+                    if isinstance(error, FellBehind):
+                        await self._guarded(self._read_backlog)
+                    continue
+                if self._recorder.health.failures(Part.ITERATOR) == 0:
+                    waits = self._backoff.delays()  # it worked in between
+                    self._note(error)
+                    continue  # the first failure is answered at once
+                self._note(error)
+                wait = next(waits, self._backoff.cap)
+                self._recorder.retried("iterate", self._recorder.health.failures(Part.ITERATOR), wait, error)
+                await self._clock.sleep(wait)
+        finally:
+            self._stop_pull()
+            if self._desk.connection is not None:
+                await self._desk.connection.close()
+                self._desk.connection = None
+
+    def _note(self, error: PartiError) -> None:
+        """Count a failure of the loop, and ask for a refresh when there were too many (once per window)."""
+        now = self._clock.now()
+        self.stale = True
+        reason = "heartbeat" if isinstance(error, HeartbeatMissed) else "transient"
+        self._recorder.metrics.count(m.ITERATOR_RESTARTS, reason=reason)
+        self._recorder.event(
+            "worker.pull_interrupted",
+            op="iterate",
+            result="restart",
+            category=error.category.value,
+            error=str(error),
+            warn=error.category is not Category.TRANSIENT,
+        )
+        if is_gone(error):
+            return  # recreating it is counted on its own
+        self._recorder.failed(Part.ITERATOR, now, error)
+        if self._recorder.health.escalate(now):
+            self._refresh = True
+            self._recorder.metrics.count(m.ITERATOR_ESCALATIONS, reason="consecutive_failures")
+            self._recorder.event("worker.escalated", op="iterate", result="refresh", error=str(error), warn=True)
+
+    async def _attach(self) -> None:
+        """The connection is up and the consumer stands at our position."""
+        connection = self._desk.connection
+        if self._refresh and connection is not None:
+            await connection.close()
+            connection = self._desk.connection = None
+        if connection is None or connection.lost.done():
+            self._desk.connection = None
+            self.stale = True
+            self._desk.connection = await LiveConnection.open(self._options, name=self._durable.name)
+        async with self._lock:
+            if self._refresh:
+                await self._reapply()
+            if self.stale:
+                await self._resync()
+            self.stale = self._refresh = False
+
+    async def _reapply(self) -> None:
+        """Send the last applied configuration again (escalation)."""
+        if await self._durable.info() is not None:
+            await self._durable.update(self._durable.filters, self._durable.memory())
+
+    async def _resync(self) -> None:
+        ledger = self._desk.ledger
+        after: int | None = ledger.floor() or None
+        if self._desk.retention is Retention.WORKQUEUE:
+            after = 0  # what is left of a work queue is what is not done
+        elif self._desk.retention is Retention.INTEREST:
+            after = None  # an ack that got lost keeps its message alive: from the ack floor on
+        if not await self._durable.reset(after):
+            await self._recreate()
+        self.next_sequence = 1
+        self._recorder.event("worker.attached", op="iterate", result="success", after=after)
+
+    async def _pull(self) -> PartiError:
+        """Pull until there is trouble, and return it."""
+        connection, config, desk = self._desk.connection, self._config, self._desk
+        assert connection is not None
+        trouble = self._trouble = asyncio.get_running_loop().create_future()
+        size = desk.batches.size
+        desk.on_first = self._works
+        desk.on_lag = self._lag_watch()
+        desk.pull = LivePull(
+            connection,
+            config.stream,
+            self._durable.name,
+            on_batch=desk.on_batch,
+            on_trouble=self._on_trouble,
+            capacity=desk.capacity,
+            settings=PullSettings(
+                batch=size,
+                prefetch=size * config.prefetch_depth,
+                expires=config.pull_timeout,
+                heartbeat=config.idle_heartbeat,
+            ),
+            next_sequence=self.next_sequence,
+        )
+        # Silent and without trouble for longer than the watchdog needs: it works, there is just nothing to do.
+        stable = asyncio.get_running_loop().call_later(3 * config.idle_heartbeat, self._works)
+        desk.pull.start()
+        try:
+            await asyncio.wait({trouble, connection.lost}, return_when=asyncio.FIRST_COMPLETED)
+            return trouble.result() if trouble.done() else connection.lost.result()
+        finally:
+            stable.cancel()
+            self._stop_pull()
+            self.stale = True
+            self._trouble = None
+
+    def _stop_pull(self) -> None:
+        if self._desk.pull is not None:
+            self._desk.pull.stop()
+            self._desk.pull = None
+
+    def _works(self) -> None:
+        now = self._clock.now()
+        self._recorder.worked(Part.ITERATOR, now)
+        self._recorder.worked(Part.RECREATION, now)
+
+    def _on_trouble(self, error: PartiError) -> None:
+        if isinstance(error, TooManyPulls | MaxAckPendingReached):
+            # Only this pull ended; acks on their way make room again.
+            asyncio.get_running_loop().call_later(0.05, self.resume_pull)
+            return
+        if self._trouble is not None and not self._trouble.done():
+            self._trouble.set_result(error)
+
+    def resume_pull(self) -> None:
+        if self._desk.pull is not None:
+            self._desk.pull.kick()
+
+    # -- falling behind -----------------------------------------------------------------------------------------------
+
+    def _lag_watch(self) -> Callable[[int], None] | None:
+        """Watch the backlog where the multi-filter cliff threatens: many filters on a file stream with limits."""
+        config = self._config
+        if (
+            config.catch_up == "never"
+            or not self._desk.file_storage
+            or self._desk.retention is not Retention.LIMITS
+            or len(self._durable.filters) < _CLIFF_FILTERS
+        ):
+            return None
+
+        def look(pending: int) -> None:
+            if pending >= config.catch_up_lag:
+                self.interrupt(FellBehind(f"{pending} messages behind"))
+
+        return look
+
+    async def _read_backlog(self) -> None:
+        started = self._clock.now()
+        self._checkpointed = started
+        self._recorder.event("worker.catch_up", op="catch_up", result="started", after=self._desk.ledger.high)
+        subjects = self._desk.ledger.routes.subjects
+        count = await self._catch_up.backlog(subjects, self._config.catch_up_lag // 2, self._checkpoint)
+        took = round(self._clock.now() - started, 3)
+        self._recorder.event("worker.catch_up", op="catch_up", result="success", messages=count, took=took)
+
+    async def _checkpoint(self) -> None:
+        """Store how far the catch-up got in the consumer itself: a crash then begins there."""
+        if self._clock.now() - self._checkpointed < _CHECKPOINT:
+            return
+        async with self._lock:
+            await self._durable.reset(self._desk.ledger.floor())
+        self._checkpointed = self._clock.now()
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except PartiError as error:
+            self._note(error)
+            await self._clock.sleep(self._backoff.base)

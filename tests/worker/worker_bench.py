@@ -1,0 +1,123 @@
+"""What every test of the worker plane needs: a stream of its own, and workers that are closed in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from parti.model import Partition
+from parti.observe.prometheus import PrometheusMetrics
+from parti.testing import NatsServer, eventually
+from parti.wire.api import JetStreamApi
+from parti.wire.connect import connect
+from parti.wire.options import ConnectOptions
+from parti.worker import Message, Outcome, WorkerConfig, WorkerConsumer
+
+
+def parts(*names: str) -> list[Partition]:
+    return [Partition((name,)) for name in names]
+
+
+@dataclass
+class Effects:
+    """A handler that notes what it was given."""
+
+    seen: list[Message] = field(default_factory=list)
+    answer: Callable[[Message], Outcome | Awaitable[Outcome]] | None = None
+
+    async def __call__(self, message: Message) -> Outcome:
+        if self.answer is not None:
+            result = self.answer(message)
+            outcome = await result if isinstance(result, Awaitable) else result
+            if outcome is not None:
+                return outcome
+        self.seen.append(message)
+        return None
+
+    @property
+    def sequences(self) -> list[int]:
+        return [message.sequence for message in self.seen]
+
+    def of(self, partition: str) -> list[int]:
+        return [message.sequence for message in self.seen if message.partition.id == partition]
+
+    async def count(self, wanted: int, timeout: float = 10.0) -> None:
+        await eventually(lambda: len(self.seen) >= wanted, timeout, f"{wanted} effects (have {len(self.seen)})")
+
+
+class Bench:
+    """A stream, and workers on it."""
+
+    def __init__(self, server: NatsServer, js: JetStreamApi, stream: str) -> None:
+        self.server = server
+        self.js = js
+        self.stream = stream
+        self.workers: list[WorkerConsumer] = []
+        self.metrics = PrometheusMetrics()
+
+    async def create(self, **config: Any) -> None:
+        body = {"name": self.stream, "subjects": [f"{self.stream}.>"], "storage": "memory", "allow_direct": True}
+        await self.js.stream_create(body | config)
+
+    def config(self, **changes: Any) -> WorkerConfig:
+        settings: dict[str, Any] = {
+            "stream": self.stream,
+            "subject_template": f"{self.stream}.{{partition}}",
+            "update_coalescing_window": 0.0,
+            "min_update_interval": 0.0,
+            "pull_timeout": 1.0,
+            "idle_heartbeat": 0.2,
+        }
+        return WorkerConfig(**(settings | changes))
+
+    def worker(self, handler: Any, *, js: JetStreamApi | None = None, **changes: Any) -> WorkerConsumer:
+        options = {key: changes.pop(key) for key in ("fence", "backoff", "clock") if key in changes}
+        worker = WorkerConsumer(js or self.js, self.config(**changes), handler, metrics=self.metrics, **options)
+        self.workers.append(worker)
+        return worker
+
+    async def publish(self, partition: str, count: int = 1, data: bytes = b"x", **headers: str) -> list[int]:
+        """Publish in order; returns the sequences."""
+        subject = f"{self.stream}.{partition}"
+        acks = [await self.js.publish(subject, data, headers=headers or None) for _ in range(count)]
+        return [ack.seq for ack in acks]
+
+    async def publish_many(self, names: Iterable[str], rounds: int) -> None:
+        """`rounds` messages to each, interleaved."""
+        for number in range(rounds):
+            await asyncio.gather(*(self.js.publish(f"{self.stream}.{name}", b"%d" % number) for name in names))
+
+    async def info(self, worker: str = "w1", prefix: str = "parti") -> dict[str, Any]:
+        return await self.js.consumer_info(self.stream, f"{prefix}-{worker}")
+
+    async def settled(self, worker: str = "w1", timeout: float = 10.0) -> None:
+        """Everything delivered and acknowledged."""
+
+        async def done() -> bool:
+            info = await self.info(worker)
+            return not info["num_pending"] and not info["num_ack_pending"]
+
+        await eventually(done, timeout, "all messages acknowledged")
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels or None) or 0.0
+
+
+class bench_on:
+    def __init__(self, server: NatsServer, name: str, url: str | None = None) -> None:
+        self._server, self._name, self._url = server, name, url
+
+    async def __aenter__(self) -> Bench:
+        options = ConnectOptions(servers=(self._url or self._server.url,), connect_timeout=1.0, request_timeout=2.0)
+        self._connection = await connect(options)
+        self._bench = Bench(self._server, JetStreamApi(self._connection), self._name)
+        return self._bench
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            for worker in self._bench.workers:
+                await worker.close()
+        finally:
+            await self._connection.close()
