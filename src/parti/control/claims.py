@@ -1,0 +1,159 @@
+"""The only ways a claim may change. Each function is one transition of the diagram; anything else cannot be written.
+
+    UNASSIGNED --assign--> COMMIT --accept--> COMMIT+ --caught_up--> STABLE --prepare--> PREPARE --release--> COMMIT
+                             |                                         |                    |
+                             +--roll_back, redirect--> COMMIT          +--reopen--> COMMIT+ +--abort--> STABLE
+
+The leader writes assign, prepare, abort, roll_back, redirect and take_over; the member that takes over writes ready,
+accept and caught_up; the old owner writes release. Every change of who may act raises the epoch. Because accept
+is the owner's own CAS, an unaccepted COMMIT can be undone exactly: either it was accepted, or nobody acted on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from parti.errors import UsageError
+from parti.model import Claim, ClaimState, Layout, Member
+
+
+class IllegalTransition(UsageError):
+    """The claim does not allow this change: read it again and decide anew."""
+
+    def __init__(self, what: str, claim: Claim) -> None:
+        super().__init__(f"cannot {what}: the claim is {claim}")
+        self.claim = claim
+
+
+def assign(claim: Claim, to: Member, *, term: int) -> Claim:
+    """An unowned partition gets an owner, who starts at the cursor once it has accepted."""
+    _require(claim.state is ClaimState.UNASSIGNED, f"assign to {to}", claim)
+    return _commit(claim, to, previous=None, cursor=claim.cursor, term=term)
+
+
+def prepare(claim: Claim, to: Member | None, *, term: int) -> Claim:
+    """A planned move begins: the owner goes on until the other is ready. To None: the partition is being retired."""
+    _require(claim.state is ClaimState.STABLE and claim.owner != to, f"prepare for {to}", claim)
+    return replace(
+        claim, state=ClaimState.PREPARE, pending=to, previous=None, target=None, epoch=claim.epoch + 1, term=term
+    )
+
+
+def ready(claim: Claim, by: Member, *, target: int) -> Claim:
+    """The member taking over filters the partition and holds what arrives; above `target` nothing can escape it."""
+    _require(claim.state is ClaimState.PREPARE and claim.pending == by, f"be ready as {by}", claim)
+    return replace(claim, target=target)
+
+
+def release(claim: Claim, by: Member, *, cursor: int) -> Claim:
+    """The owner has stopped and finished what was in flight: everything up to `cursor` is done, nothing above it."""
+    _require(claim.state is ClaimState.PREPARE and claim.owner == by, f"release as {by}", claim)
+    cursor = max(claim.cursor, cursor)
+    if claim.pending is None:
+        return _unassigned(claim, cursor, claim.term)
+    moved = _commit(claim, claim.pending, previous=by, cursor=cursor, term=claim.term)
+    return replace(moved, target=claim.target)
+
+
+def accept(claim: Claim, by: Member, *, target: int) -> Claim:
+    """From here on `by` acts under this epoch. STABLE at once when there is nothing to catch up with."""
+    _require(claim.state is ClaimState.COMMIT and claim.owner == by and not claim.accepted, f"accept as {by}", claim)
+    taken = replace(claim, accepted=True, target=target)
+    return replace(taken, state=ClaimState.STABLE) if taken.caught_up else taken
+
+
+def caught_up(claim: Claim, by: Member, *, cursor: int) -> Claim:
+    """Everything up to the target is processed, not only read: the old owner may let go, the ack floor counts."""
+    _require(claim.state is ClaimState.COMMIT and claim.owner == by and claim.accepted, f"be caught up as {by}", claim)
+    _require(claim.target is not None and cursor >= claim.target, f"be caught up at {cursor}", claim)
+    return replace(claim, state=ClaimState.STABLE, cursor=cursor)
+
+
+def reopen(claim: Claim, by: Member, *, cursor: int, target: int) -> Claim:
+    """The owner fell behind and goes back to range reads up to `target`; until it is there no ack floor counts."""
+    _require(claim.state is ClaimState.STABLE and claim.owner == by and cursor < target, f"reopen as {by}", claim)
+    return replace(claim, state=ClaimState.COMMIT, accepted=True, cursor=max(cursor, claim.cursor), target=target)
+
+
+def abort(claim: Claim, *, term: int) -> Claim:
+    """The move is off: the owner keeps the partition under a new epoch, whether it had stopped already or not.
+
+    STABLE and not COMMIT: the owner may be acting all the time, so this must not look like something to be undone.
+    """
+    _require(claim.state is ClaimState.PREPARE and claim.owner is not None, "abort", claim)
+    return replace(claim, state=ClaimState.STABLE, epoch=claim.epoch + 1, pending=None, target=claim.cursor, term=term)
+
+
+def roll_back(claim: Claim, *, term: int) -> Claim:
+    """The new owner never accepted: the one before gets the partition back."""
+    _require(_undoable(claim) and claim.previous is not None, "roll back", claim)
+    assert claim.previous is not None
+    return _commit(claim, claim.previous, previous=None, cursor=claim.cursor, term=term)
+
+
+def redirect(claim: Claim, to: Member | None, *, term: int) -> Claim:
+    """The new owner never accepted: another member gets the partition, or for now nobody."""
+    _require(_undoable(claim), f"redirect to {to}", claim)
+    if to is None:
+        return _unassigned(claim, claim.cursor, term)
+    return _commit(claim, to, previous=claim.previous, cursor=claim.cursor, term=term)
+
+
+def take_over(claim: Claim, to: Member | None, *, start: int, term: int) -> Claim:
+    """The owner is gone for certain (lease and margin): go on from `start`, which `takeover_start` computed."""
+    _require(claim.owner is not None and not _undoable(claim), f"take over for {to}", claim)
+    start = max(start, claim.cursor)
+    if to is None:
+        return _unassigned(claim, start, term)
+    # On an interest stream the one before the last may hold the only interest in what was never caught up with.
+    unfinished = claim.state is ClaimState.COMMIT and claim.previous is not None
+    taken = _commit(claim, to, previous=claim.previous if unfinished else claim.owner, cursor=start, term=term)
+    # The member that had prepared keeps its T; it filters the partition since then.
+    return replace(taken, target=claim.target) if claim.pending == to else taken
+
+
+def floor_counts(claim: Claim, position: int, layout: Layout) -> bool:
+    """Whether the ack floor of the owner's durable says anything about this partition.
+
+    A worker's durable never sees what lies below T, so its floor counts only once the catch-up had finished
+    (`position >= T`; without this rule a prototype lost 4,913 messages). A partition's own durable sees everything.
+    """
+    if claim.state is ClaimState.COMMIT and not claim.accepted:
+        return False
+    if layout is Layout.PER_PARTITION or claim.state in (ClaimState.STABLE, ClaimState.PREPARE):
+        return True
+    return claim.target is not None and position >= claim.target
+
+
+def takeover_start(claim: Claim, *, checkpoint: int, floor: int, layout: Layout) -> int:
+    """Where the next owner starts after a crash: at least once, never skipping."""
+    known = max(claim.cursor, checkpoint)
+    return max(known, floor) if floor_counts(claim, known, layout) else known
+
+
+def _undoable(claim: Claim) -> bool:
+    return claim.state is ClaimState.COMMIT and not claim.accepted
+
+
+def _commit(claim: Claim, to: Member, *, previous: Member | None, cursor: int, term: int) -> Claim:
+    return replace(
+        claim,
+        state=ClaimState.COMMIT,
+        epoch=claim.epoch + 1,
+        owner=to,
+        pending=None,
+        previous=previous,
+        cursor=cursor,
+        target=None,
+        accepted=False,
+        term=term,
+    )
+
+
+def _unassigned(claim: Claim, cursor: int, term: int) -> Claim:
+    return Claim(claim.partition, epoch=claim.epoch + 1, cursor=cursor, term=term, updated=claim.updated)
+
+
+def _require(allowed: bool, what: str, claim: Claim) -> None:
+    if not allowed:
+        raise IllegalTransition(what, claim)

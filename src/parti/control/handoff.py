@@ -1,0 +1,221 @@
+"""The leader's watch over one moving partition: timeouts, retries, abort, rollback (seed 003 SC-P1-1).
+
+The workers move a claim on by themselves; the leader steps in only when they do not. A timeout never takes a partition
+from a member that may still be acting: it nudges, aborts towards the owner, or undoes a COMMIT nobody has accepted.
+A catch-up may take as long as it takes, so an accepted COMMIT has no timeout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import assert_never
+
+from parti.control import claims
+from parti.errors import ConfigError
+from parti.model import Claim, ClaimState, Member, PartitionId
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffTerms:
+    """How patient the leader is."""
+
+    prepare_timeout: float = 2.0  # a filter update of 500 subjects takes 16 ms, a slow handler seconds
+    prepare_retries: int = 3  # seed 003
+    commit_timeout: float = 1.0  # an accept is one CAS
+    commit_retries: int = 5  # seed 003
+    backoff: float = 1.5  # each commit retry waits this much longer
+
+    def __post_init__(self) -> None:
+        if min(self.prepare_timeout, self.commit_timeout) <= 0 or self.backoff < 1:
+            raise ConfigError("handoff timeouts must be positive and backoff at least 1")
+
+
+class Result(StrEnum):
+    """How a handoff ended: the label of `parti_handoff_total`."""
+
+    SUCCESS = "success"
+    TIMEOUT = "timeout"
+    ABORT = "abort"
+    ROLLBACK = "rollback"
+
+
+class Stage(StrEnum):
+    """What the leader is waiting for."""
+
+    PREPARE = "prepare"
+    COMMIT = "commit"
+    CATCH_UP = "catch_up"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """One supervised move; the claim itself stays in the bucket."""
+
+    claim: Claim
+    started: float
+    stage_since: float
+    due: float
+    attempts: int = 0
+    proposed: Claim | None = None
+    """The way out that was written, if its CAS succeeded."""
+    result: Result = Result.SUCCESS
+    terms: HandoffTerms = field(default_factory=HandoffTerms)
+
+    @property
+    def stage(self) -> Stage:
+        return stage_of(self.claim)
+
+
+def stage_of(claim: Claim) -> Stage:
+    if claim.state is ClaimState.PREPARE:
+        return Stage.PREPARE
+    if claim.state is ClaimState.COMMIT:
+        return Stage.CATCH_UP if claim.accepted else Stage.COMMIT
+    return Stage.DONE
+
+
+def begin(claim: Claim, now: float, terms: HandoffTerms | None = None) -> Handoff:
+    """Watch a claim that is moving, also one that another leader set in motion (crash recovery by scan)."""
+    terms = terms or HandoffTerms()
+    return Handoff(claim, now, now, _due(claim, now, 0, terms), terms=terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A newer revision of the claim was seen."""
+
+    now: float
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed. Health is about the very members named in the claim."""
+
+    now: float
+    term: int
+    owner_healthy: bool
+    pending_healthy: bool = True
+    previous_healthy: bool = False
+
+
+Event = Changed | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Write this claim by CAS on the revision that the decision was based on."""
+
+    claim: Claim
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nudge:
+    """Ask a member to read this claim again: its watch may have missed it."""
+
+    member: Member
+    partition: PartitionId
+
+
+@dataclass(frozen=True, slots=True)
+class StageDone:
+    """`parti_handoff_phase_duration_seconds`."""
+
+    stage: Stage
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`parti_handoff_total` and `parti_handoff_duration_seconds`."""
+
+    partition: PartitionId
+    result: Result
+    seconds: float
+
+
+Effect = Propose | Nudge | StageDone | Finished
+
+
+def step(state: Handoff, event: Event) -> tuple[Handoff, tuple[Effect, ...]]:
+    """The next state and what to do."""
+    match event:
+        case Changed(now, claim):
+            return _changed(state, now, claim)
+        case Tick():
+            return _tick(state, event)
+        case _:
+            assert_never(event)
+
+
+def _changed(state: Handoff, now: float, claim: Claim) -> tuple[Handoff, tuple[Effect, ...]]:
+    before, after = state.stage, stage_of(claim)
+    progressed = claim.cursor > state.claim.cursor or claim.target != state.claim.target
+    if before is after and claim.epoch == state.claim.epoch:
+        due = _due(claim, now, 0, state.terms) if progressed else state.due
+        return replace(state, claim=claim, due=due, attempts=0 if progressed else state.attempts), ()
+    ours = state.proposed is not None and (claim.epoch, claim.owner) == (state.proposed.epoch, state.proposed.owner)
+    result = state.result if ours or state.proposed is None else Result.SUCCESS
+    effects: list[Effect] = [StageDone(before, now - state.stage_since)]
+    if after is Stage.DONE:
+        effects.append(Finished(claim.partition, result, now - state.started))
+    due = _due(claim, now, 0, state.terms)
+    moved = replace(state, claim=claim, stage_since=now, due=due, attempts=0, proposed=None, result=result)
+    return moved, tuple(effects)
+
+
+def _tick(state: Handoff, event: Tick) -> tuple[Handoff, tuple[Effect, ...]]:
+    claim, now = state.claim, event.now
+    if state.proposed is not None and now < state.due:
+        return state, ()
+    match state.stage:
+        case Stage.PREPARE:
+            if claim.pending is not None and not event.pending_healthy:
+                return _end(state, now, claims.abort(claim, term=event.term), Result.ABORT, "the next owner is gone")
+            if now < state.due:
+                return state, ()
+            if state.attempts < state.terms.prepare_retries:
+                return _retry(state, now)
+            if event.owner_healthy:
+                return _end(state, now, claims.abort(claim, term=event.term), Result.TIMEOUT, "no release in time")
+        case Stage.COMMIT:
+            if event.owner_healthy and now < state.due:
+                return state, ()
+            if event.owner_healthy and state.attempts < state.terms.commit_retries:
+                return _retry(state, now)
+            if event.previous_healthy:
+                undone = claims.roll_back(claim, term=event.term)
+                return _end(state, now, undone, Result.ROLLBACK, "not accepted in time")
+            undone = claims.redirect(claim, None, term=event.term)
+            return _end(state, now, undone, Result.TIMEOUT, "not accepted, and nobody to give it back to")
+        case Stage.CATCH_UP | Stage.DONE:
+            pass
+    # An owner that is silent but not certainly gone can only be waited for; reconcile takes over when it is gone.
+    return state, ()
+
+
+def _retry(state: Handoff, now: float) -> tuple[Handoff, tuple[Effect, ...]]:
+    attempts = state.attempts + 1
+    claim = state.claim
+    asked = dict.fromkeys(m for m in (claim.pending if claim.target is None else None, claim.owner) if m is not None)
+    retried = replace(state, attempts=attempts, due=_due(claim, now, attempts, state.terms))
+    return retried, tuple(Nudge(member, claim.partition) for member in asked)
+
+
+def _end(state: Handoff, now: float, claim: Claim, result: Result, reason: str) -> tuple[Handoff, tuple[Effect, ...]]:
+    """Propose the way out, and do not propose again before the answer had time to come."""
+    waiting = replace(state, due=now + state.terms.commit_timeout, proposed=claim, result=result)
+    return waiting, (Propose(claim, reason),)
+
+
+def _due(claim: Claim, now: float, attempts: int, terms: HandoffTerms) -> float:
+    match stage_of(claim):
+        case Stage.PREPARE:
+            return now + terms.prepare_timeout
+        case Stage.COMMIT:
+            return now + terms.commit_timeout * terms.backoff**attempts
+        case Stage.CATCH_UP | Stage.DONE:
+            return float("inf")

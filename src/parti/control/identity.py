@@ -1,0 +1,297 @@
+"""A stable worker id: at most one process acts under it at any time, and a restarted process gets it back.
+
+`step(identity, event) -> (identity, effects)`. The agent performs the effects, feeds back what happened, and calls
+`Tick` when `next_tick` says so. Losing the id is decided here, by the holder's own clock: `Fenced` comes at the
+deadline even when NATS is unreachable and nobody can be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import assert_never
+
+from parti.control.lease import Hold, LeaseTerms, Sighting
+from parti.errors import ConfigError
+from parti.model import Member, WorkerId
+from parti.subjects import validate_token
+
+
+class LeaseStatus(StrEnum):
+    """What the holder of an id asks of the others."""
+
+    ACTIVE = "active"
+    LEAVING = "leaving"
+    """Move my partitions away, then I go: no crash, no window."""
+    RESTING = "resting"
+    """I have stopped cleanly and will be back: keep my partitions for one TTL. Anybody may take the id over."""
+    LEFT = "left"
+    """I have stopped cleanly and will not be back; the id is free. Written, not deleted: markers confuse watchers."""
+
+    @property
+    def stopped(self) -> bool:
+        """The member acts no more, whatever its lease says."""
+        return self in (LeaseStatus.RESTING, LeaseStatus.LEFT)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """The value under one worker id."""
+
+    member: Member
+    status: LeaseStatus = LeaseStatus.ACTIVE
+    beat: int = 0
+    instance: str = ""
+    """A name that survives restarts (a pod of a StatefulSet); its next process may take the id over at once."""
+    clean: bool = True
+    """The process before this one had certainly stopped when this one took the id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The ids there are: `<prefix>-<first>` to `<prefix>-<last>`, inclusive. One id is a valid pool (GO_PARTI W18)."""
+
+    prefix: str = "worker"
+    first: int = 0
+    last: int = 99
+
+    def __post_init__(self) -> None:
+        validate_token(self.prefix, what="worker id prefix")
+        if not 0 <= self.first <= self.last:
+            raise ConfigError(f"worker ids from {self.first} to {self.last}: first must be >= 0 and <= last")
+
+    def ids(self) -> tuple[WorkerId, ...]:
+        return tuple(WorkerId(f"{self.prefix}-{n}") for n in range(self.first, self.last + 1))
+
+
+class Phase(StrEnum):
+    """Where this process stands with its id."""
+
+    SEEKING = "seeking"
+    HELD = "held"
+    STOPPED = "stopped"
+    """Lost, rested or released: this nonce never acts again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """State of one process on its way to an id, and while it holds it."""
+
+    nonce: str
+    """Fresh and random for each process."""
+    hold: Hold
+    pool: Pool = field(default_factory=Pool)
+    instance: str = ""
+    phase: Phase = Phase.SEEKING
+    worker: WorkerId | None = None
+    status: LeaseStatus = LeaseStatus.ACTIVE
+    clean: bool = True
+    sightings: Mapping[WorkerId, Sighting] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def member(self) -> Member | None:
+        return Member(self.worker, self.nonce) if self.worker is not None and self.phase is Phase.HELD else None
+
+    def may_act(self, now: float) -> bool:
+        """Checked before every pull, effect and position write."""
+        return self.phase is Phase.HELD and self.hold.fence.allows(now)
+
+    @property
+    def next_tick(self) -> float:
+        """When `Tick` has something to do, at the latest."""
+        return min(self.hold.renew_at, self.hold.fence.deadline) if self.phase is Phase.HELD else self.hold.renew_at
+
+
+def seeking(nonce: str, *, terms: LeaseTerms | None = None, pool: Pool | None = None, instance: str = "") -> Identity:
+    """A process that wants an id."""
+    return Identity(nonce=nonce, hold=Hold(terms or LeaseTerms()), pool=pool or Pool(), instance=instance)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRead:
+    """The whole bucket as read from its leader: id -> (record, revision). Absent ids are free."""
+
+    now: float
+    leases: Mapping[WorkerId, tuple[LeaseRecord, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRead:
+    """The record under our own id, read from the leader after a refusal or an unknown outcome."""
+
+    now: float
+    record: LeaseRecord | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    now: float
+    beat: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotWritten:
+    """Refused by CAS, or the outcome is unknown: what the bucket holds decides, never a guess (GO_PARTI W6)."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Ask the others to take our partitions; go on until they have."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Everything is drained and its cursors are stored. A returning member keeps its partitions for one TTL."""
+
+    now: float
+    returning: bool = False
+
+
+Event = Tick | PoolRead | OwnRead | Written | NotWritten | Leave | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPool:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOwn:
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLease:
+    """CAS: create when `expected` is 0."""
+
+    worker: WorkerId
+    record: LeaseRecord
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Stop everything now: no effect, no ack, no position write. Then seek a new id with a new nonce."""
+
+    member: Member
+    reason: str
+
+
+Effect = ReadPool | ReadOwn | WriteLease | Granted | Fenced
+Step = tuple[Identity, tuple[Effect, ...]]
+
+
+def step(state: Identity, event: Event) -> Step:
+    """The next state and what to do. After `Fenced` no later event of this nonce leads to a write."""
+    if state.phase is Phase.STOPPED:
+        return state, ()
+    if state.phase is Phase.HELD and not state.hold.fence.allows(event.now):
+        return _fenced(state, "the lease ran out by our own clock")
+    match event:
+        case Tick(now):
+            if not state.hold.due(now):
+                return state, ()
+            if state.phase is Phase.HELD:
+                return _write(state, now)
+            return replace(state, hold=state.hold.failed(now + state.hold.terms.renew_every / 2)), (ReadPool(),)
+        case PoolRead(now, leases):
+            return _seek(state, now, leases)
+        case OwnRead(now, record, revision):
+            return _own_read(state, now, record, revision)
+        case Written(now, beat, revision):
+            hold = state.hold.confirmed(beat, revision)
+            if state.phase is Phase.HELD:
+                return replace(state, hold=hold), ()
+            if not hold.fence.allows(now):
+                return _fenced(state, "the answer to our claim came after its lease had run out")
+            held = replace(state, hold=hold, phase=Phase.HELD, sightings=MappingProxyType({}))
+            assert held.member is not None
+            return held, (Granted(held.member),)
+        case NotWritten(now):
+            waiting = replace(state, hold=state.hold.failed(now + state.hold.terms.renew_every / 2))
+            return waiting, (ReadOwn(state.worker),) if state.worker is not None else (ReadPool(),)
+        case Leave(now):
+            return _write(replace(state, status=LeaseStatus.LEAVING), now) if state.phase is Phase.HELD else (state, ())
+        case Stop(now, returning):
+            if state.phase is not Phase.HELD:
+                return replace(state, phase=Phase.STOPPED), ()
+            status = LeaseStatus.RESTING if returning else LeaseStatus.LEFT
+            stopped, effects = _write(replace(state, status=status), now)
+            return replace(stopped, phase=Phase.STOPPED), effects
+        case _:
+            assert_never(event)
+
+
+def _write(state: Identity, now: float) -> Step:
+    assert state.worker is not None
+    hold = state.hold.sending(now)
+    record = LeaseRecord(Member(state.worker, state.nonce), state.status, hold.beat, state.instance, state.clean)
+    return replace(state, hold=hold), (WriteLease(state.worker, record, hold.revision),)
+
+
+def _seek(state: Identity, now: float, leases: Mapping[WorkerId, tuple[LeaseRecord, int]]) -> Step:
+    """Try the best id there is: one of our own instance, then one that rests, then the lowest free or expired one."""
+    if state.phase is not Phase.SEEKING or state.hold.waiting:
+        return state, ()
+    terms = state.hold.terms
+    sightings: dict[WorkerId, Sighting] = {}
+    best: tuple[int, int, WorkerId, int, bool] | None = None
+    for order, worker in enumerate(state.pool.ids()):
+        record, revision = leases.get(worker, (None, 0))
+        seen = state.sightings.get(worker)
+        if record is not None:
+            sightings[worker] = seen if seen is not None and seen.revision == revision else Sighting(revision, now)
+        expired = record is None or sightings[worker].expired(now, terms)
+        if record is not None and state.instance and record.instance == state.instance:
+            rank, clean = 0, expired or record.status.stopped
+        elif record is not None and record.status is LeaseStatus.RESTING:
+            rank, clean = 1, True
+        elif record is None:
+            rank, clean = 2, False  # we never saw who was here before; its claims wait one TTL, if there are any
+        elif expired or record.status is LeaseStatus.LEFT:
+            rank, clean = 2, True
+        else:
+            continue
+        if best is None or (rank, order) < best[:2]:
+            best = (rank, order, worker, revision, clean)
+    state = replace(state, sightings=MappingProxyType(sightings))
+    if best is None:
+        return replace(state, worker=None, hold=state.hold.failed(now + terms.renew_every / 2)), ()
+    _, _, worker, revision, clean = best
+    hold = replace(state.hold, revision=revision)
+    return _write(replace(state, worker=worker, hold=hold, clean=clean), now)
+
+
+def _own_read(state: Identity, now: float, record: LeaseRecord | None, revision: int) -> Step:
+    ours = record is not None and record.member.nonce == state.nonce
+    if state.phase is Phase.SEEKING:
+        if ours and record is not None:
+            return step(state, Written(now, record.beat, revision))
+        return replace(state, worker=None, hold=state.hold.failed(now)), (ReadPool(),)
+    if not ours:
+        return _fenced(state, "another process holds the id" if record else "the lease was removed")
+    assert record is not None
+    return replace(state, hold=state.hold.confirmed(record.beat, revision)), ()
+
+
+def _fenced(state: Identity, reason: str) -> Step:
+    assert state.worker is not None
+    return replace(state, phase=Phase.STOPPED), (Fenced(Member(state.worker, state.nonce), reason),)

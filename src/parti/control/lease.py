@@ -1,0 +1,105 @@
+"""Leases and the fence: the holder stops before anybody else may start.
+
+The holder's deadline counts from *before* its renewal was sent and ends a margin early. Everybody else counts from when
+they *saw* the renewal, which is later, and waits a margin longer. So the two can overlap only if clocks that count
+seconds differ by more than two margins within one TTL; wall clocks play no part. The clock must count while the
+process is stopped (CLOCK_BOOTTIME): with CLOCK_MONOTONIC a thawed owner would think it still holds (CLUSTER.md 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
+
+from parti.errors import ConfigError
+
+NEVER: Final = float("-inf")
+_REMEMBERED_WRITES: Final = 8  # renewals whose fate is unknown; older ones are past their deadline anyway
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """How long a lease lasts, in seconds."""
+
+    ttl: float = 6.0  # a crash is covered one TTL later; below three renewals a single lost packet costs the lease
+    renew_every: float = 2.0  # two renewals may be lost before the lease is
+    margin: float = 0.3  # covers a clock that is 5 % off over one TTL, and the pause between a check and its effect
+
+    def __post_init__(self) -> None:
+        if not 0 < 2 * self.renew_every <= self.ttl:
+            raise ConfigError(f"lease ttl {self.ttl} s must be at least twice renew_every {self.renew_every} s")
+        if not 0 <= self.margin < self.ttl / 4:
+            raise ConfigError(f"lease margin {self.margin} s must lie between 0 and a quarter of ttl {self.ttl} s")
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Until when this process may act. Check it before every pull, every effect and every position write."""
+
+    deadline: float = NEVER
+
+    def allows(self, now: float) -> bool:
+        return now < self.deadline
+
+    def remaining(self, now: float) -> float:
+        return max(0.0, self.deadline - now)
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """When this observer first saw a revision of somebody's lease, on the observer's own clock."""
+
+    revision: int
+    since: float
+
+    def expired(self, now: float, terms: LeaseTerms) -> bool:
+        """True only when the holder of this revision has certainly stopped by itself."""
+        return now >= self.since + terms.ttl + terms.margin
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What a holder knows of its own lease: the revision to renew, and when each renewal in flight was sent.
+
+    Each write carries a beat. A write whose answer was lost is recognised by its beat when the record is read, so the
+    deadline never counts from a later write than the one that took effect.
+    """
+
+    terms: LeaseTerms
+    revision: int = 0
+    fence: Fence = field(default_factory=Fence)
+    beat: int = 0
+    sent: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    renew_at: float = NEVER
+    waiting: bool = False
+    """A write is in flight; at most one at a time."""
+
+    def sending(self, now: float) -> Hold:
+        """A write with beat `beat + 1` leaves now."""
+        beat = self.beat + 1
+        recent = dict(list(self.sent.items())[-(_REMEMBERED_WRITES - 1) :])
+        return replace(self, beat=beat, sent=MappingProxyType({**recent, beat: now}), waiting=True)
+
+    def confirmed(self, beat: int, revision: int) -> Hold:
+        """The write with this beat is in the bucket at this revision."""
+        sent = self.sent.get(beat)
+        if sent is None:
+            return replace(self, revision=max(self.revision, revision), waiting=False)
+        deadline = max(self.fence.deadline, sent + self.terms.ttl - self.terms.margin)
+        return replace(
+            self,
+            revision=max(self.revision, revision),
+            fence=Fence(deadline),
+            sent=MappingProxyType({b: at for b, at in self.sent.items() if b > beat}),
+            renew_at=max(self.renew_at, sent + self.terms.renew_every),
+            waiting=False,
+        )
+
+    def failed(self, retry_at: float) -> Hold:
+        """The write was refused or its fate is unknown: read the record, then try again."""
+        return replace(self, renew_at=retry_at, waiting=False)
+
+    def due(self, now: float) -> bool:
+        return not self.waiting and now >= self.renew_at

@@ -1,0 +1,277 @@
+"""Records as bytes: what a bucket holds, and typed words for what it should not hold.
+
+Reading never raises: a foreign, corrupt or newer record comes back as `Unreadable`, to be counted and reported, and
+stops neither this worker nor the others. Small records are plain JSON, so that `nats kv get` shows them; an assignment
+that grows large is compressed, and split into parts when one message cannot hold it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+
+from parti.control.election import LeaderRecord
+from parti.control.identity import LeaseRecord, LeaseStatus
+from parti.errors import UsageError
+from parti.model import SCHEMA_VERSION, Assignment, Checkpoint, Claim, ClaimState, Member, PartitionId, WorkerId
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+DEFAULT_LIMIT: Final = 900_000  # bytes a record may have; the server's default max_payload is 1 MiB, headers included
+_LARGEST: Final = 64 * 1024 * 1024  # a compressed foreign record must not fill the memory
+_COMPRESS_ABOVE: Final = 8_192
+
+
+class Fault(StrEnum):
+    """Why a record cannot be used; the label of `parti_records_unreadable_total`."""
+
+    FOREIGN = "foreign"
+    """Not written by parti, or under the wrong key."""
+    CORRUPT = "corrupt"
+    FUTURE = "future"
+    """Written by a newer parti: upgrade this worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A record that was skipped, with the reason in words."""
+
+    fault: Fault
+    detail: str
+
+
+class _Header(msgspec.Struct):
+    kind: str
+    v: int
+
+
+class _Claim(msgspec.Struct, omit_defaults=True):
+    partition: str
+    state: ClaimState
+    epoch: Count
+    owner: tuple[str, str] | None = None
+    pending_owner: tuple[str, str] | None = None
+    previous: tuple[str, str] | None = None
+    cursor: Count = 0
+    target: Count | None = None
+    accepted: bool = False
+    term: Count = 0
+    updated: float = 0.0
+
+
+class _Lease(msgspec.Struct, omit_defaults=True):
+    worker: str
+    nonce: str
+    status: LeaseStatus
+    beat: Count
+    instance: str = ""
+    clean: bool = True
+
+
+class _Leader(msgspec.Struct, omit_defaults=True):
+    term: Count
+    beat: Count
+    leader: tuple[str, str] | None = None
+
+
+class _Checkpoint(msgspec.Struct):
+    worker: str
+    nonce: str
+    positions: dict[str, tuple[Count, Count]]
+
+
+class _Assignment(msgspec.Struct, omit_defaults=True):
+    term: Count
+    version: Count
+    reason: str
+    workers: list[str] = []
+    owners: dict[str, Count] = {}
+    """Partition -> index into `workers`."""
+    weights: dict[str, Count] = {}
+    parts: Count = 0
+    digest: str = ""
+    """Of all parts together: a half-written assignment is recognised, never half-applied."""
+
+
+def encode_claim(claim: Claim) -> bytes:
+    """Bytes of one claim, about 200."""
+    return _encode(
+        "claim",
+        _Claim(
+            claim.partition,
+            claim.state,
+            claim.epoch,
+            _pair(claim.owner),
+            _pair(claim.pending),
+            _pair(claim.previous),
+            claim.cursor,
+            claim.target,
+            claim.accepted,
+            claim.term,
+            claim.updated,
+        ),
+    )
+
+
+def decode_claim(data: bytes) -> Claim | Unreadable:
+    """A claim that obeys the invariants of its state, or why not."""
+    read = _decode("claim", data, _Claim)
+    if isinstance(read, Unreadable):
+        return read
+    owned = read.owner is not None
+    if owned == (read.state is ClaimState.UNASSIGNED):
+        return Unreadable(Fault.CORRUPT, f"claim {read.partition!r}: state {read.state} with owner {read.owner}")
+    if read.pending_owner is not None and read.state is not ClaimState.PREPARE:
+        return Unreadable(Fault.CORRUPT, f"claim {read.partition!r}: pending owner in state {read.state}")
+    return Claim(
+        PartitionId(read.partition),
+        read.state,
+        read.epoch,
+        _member(read.owner),
+        _member(read.pending_owner),
+        _member(read.previous),
+        read.cursor,
+        read.target,
+        read.accepted,
+        read.term,
+        read.updated,
+    )
+
+
+def encode_lease(record: LeaseRecord) -> bytes:
+    member = record.member
+    body = _Lease(member.worker, member.nonce, record.status, record.beat, record.instance, record.clean)
+    return _encode("lease", body)
+
+
+def decode_lease(data: bytes) -> LeaseRecord | Unreadable:
+    read = _decode("lease", data, _Lease)
+    if isinstance(read, Unreadable):
+        return read
+    return LeaseRecord(Member(WorkerId(read.worker), read.nonce), read.status, read.beat, read.instance, read.clean)
+
+
+def encode_leader(record: LeaderRecord) -> bytes:
+    return _encode("leader", _Leader(record.term, record.beat, _pair(record.leader)))
+
+
+def decode_leader(data: bytes) -> LeaderRecord | Unreadable:
+    read = _decode("leader", data, _Leader)
+    return read if isinstance(read, Unreadable) else LeaderRecord(read.term, _member(read.leader), read.beat)
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    member = checkpoint.member
+    return _encode("checkpoint", _Checkpoint(member.worker, member.nonce, dict(checkpoint.positions)))  # type: ignore[arg-type]
+
+
+def decode_checkpoint(data: bytes) -> Checkpoint | Unreadable:
+    read = _decode("checkpoint", data, _Checkpoint)
+    if isinstance(read, Unreadable):
+        return read
+    positions = {PartitionId(p): position for p, position in read.positions.items()}
+    return Checkpoint(Member(WorkerId(read.worker), read.nonce), MappingProxyType(positions))
+
+
+def encode_assignment(assignment: Assignment, limit: int = DEFAULT_LIMIT) -> tuple[bytes, tuple[bytes, ...]]:
+    """The head record and its parts, each at most `limit` bytes. Write the parts first, then the head by CAS.
+
+    No parts when the head holds everything: about 5 bytes a partition compressed, so 50,000 fit in one record.
+    """
+    workers = sorted(set(assignment.owners.values()))
+    index = {worker: i for i, worker in enumerate(workers)}
+    body = _Assignment(
+        assignment.term,
+        assignment.version,
+        assignment.reason,
+        [str(w) for w in workers],
+        {p: index[assignment.owners[p]] for p in sorted(assignment.owners)},
+        {p: assignment.weights[p] for p in sorted(assignment.weights)},
+    )
+    whole = _encode("assignment", body)
+    if len(whole) <= limit:
+        return whole, ()
+    cuts = [*range(0, len(whole), limit), len(whole)]
+    parts = tuple(whole[a:b] for a, b in pairwise(cuts))
+    digest = hashlib.blake2b(whole, digest_size=16).hexdigest()
+    head = _Assignment(body.term, body.version, body.reason, parts=len(parts), digest=digest)
+    encoded = _encode("assignment", head)
+    if len(encoded) > limit:
+        raise UsageError(f"a record limit of {limit} bytes cannot hold even the head of an assignment: raise it")
+    return encoded, parts
+
+
+def parts_of(head: bytes) -> int | Unreadable:
+    """How many parts the head refers to; 0 when it holds everything itself."""
+    read = _decode("assignment", head, _Assignment)
+    return read if isinstance(read, Unreadable) else read.parts
+
+
+def decode_assignment(head: bytes, parts: Sequence[bytes] = ()) -> Assignment | Unreadable:
+    """The assignment, or why it cannot be read; parts of another version are recognised by the digest."""
+    read = _decode("assignment", head, _Assignment)
+    if isinstance(read, Unreadable):
+        return read
+    if read.parts:
+        whole = b"".join(parts)
+        if len(parts) != read.parts or hashlib.blake2b(whole, digest_size=16).hexdigest() != read.digest:
+            return Unreadable(Fault.CORRUPT, f"assignment {read.version}: its {read.parts} parts are not all there")
+        read = _decode("assignment", whole, _Assignment)
+        if isinstance(read, Unreadable):
+            return read
+    workers = [WorkerId(w) for w in read.workers]
+    if any(i >= len(workers) for i in read.owners.values()):
+        return Unreadable(Fault.CORRUPT, f"assignment {read.version}: it names a worker that it does not list")
+    return Assignment(
+        read.term,
+        read.version,
+        read.reason,
+        MappingProxyType({PartitionId(p): workers[i] for p, i in read.owners.items()}),
+        MappingProxyType({PartitionId(p): w for p, w in read.weights.items()}),
+    )
+
+
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+
+
+def _encode(kind: str, body: msgspec.Struct) -> bytes:
+    data = msgspec.json.encode({"kind": f"parti.{kind}", "v": SCHEMA_VERSION, **msgspec.to_builtins(body)})
+    return zlib.compress(data, 6) if len(data) > _COMPRESS_ABOVE else data
+
+
+def _decode(kind: str, data: bytes, shape: type[_Body]) -> _Body | Unreadable:
+    if data[:1] == b"\x78":  # the first byte of every zlib stream; JSON objects start with a brace
+        unpacker = zlib.decompressobj()
+        try:
+            data = unpacker.decompress(data, _LARGEST)
+        except zlib.error as error:
+            return Unreadable(Fault.CORRUPT, f"{kind}: {error}")
+        if not unpacker.eof:
+            return Unreadable(Fault.CORRUPT, f"{kind}: cut off, or larger than {_LARGEST} bytes")
+    try:
+        header = msgspec.json.decode(data, type=_Header)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Unreadable(Fault.FOREIGN, f"not a {kind} of parti: {error}")
+    if header.kind != f"parti.{kind}":
+        return Unreadable(Fault.FOREIGN, f"a {header.kind!r} stands where a {kind} belongs")
+    if header.v > SCHEMA_VERSION:
+        return Unreadable(Fault.FUTURE, f"{kind} of schema {header.v}; this parti reads up to {SCHEMA_VERSION}")
+    try:
+        return msgspec.json.decode(data, type=shape)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Unreadable(Fault.CORRUPT, f"{kind}: {error}")
+
+
+def _pair(member: Member | None) -> tuple[str, str] | None:
+    return None if member is None else (member.worker, member.nonce)
+
+
+def _member(pair: tuple[str, str] | None) -> Member | None:
+    return None if pair is None else Member(WorkerId(pair[0]), pair[1])

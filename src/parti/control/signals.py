@@ -1,0 +1,204 @@
+"""What a worker's partition hears and asks for: the seam between the pure decisions and the agent that performs them.
+
+Both layouts share it. A ticket ties an answer to the question it belongs to: an answer to an older question is late by
+definition (a T that was read before the last gap would lose what the gap lost), and the step ignores it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from parti.model import Claim, Lease, PartitionId
+
+
+class Verdict(StrEnum):
+    """What to do with a message that the consumer delivered."""
+
+    PROCESS = "process"
+    HOLD = "hold"
+    """Keep it; `Offer` asks for it again."""
+    ACK = "ack"
+    """Done already: only the ack is missing."""
+    ACK_WHEN_DONE = "ack_when_done"
+    """It comes, or came, another way: drop it, and ack once the cursor has reached it."""
+    IGNORE = "ignore"
+    """Neither process nor ack: it belongs to somebody else, or will be read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSeen:
+    """A revision of the claim, from the watch, a read, or our own confirmed write."""
+
+    claim: Claim
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailed:
+    """Our CAS was refused or its outcome is unknown. The agent reads the claim next."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterAdded:
+    """The consumer filters the partition; `last` is the stream's last sequence, read from its leader *afterwards*."""
+
+    last: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilterDropped:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class LastRead:
+    """The stream's last sequence, read from its leader after the gap."""
+
+    last: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The next message of the catch-up, in order; it goes to the lane."""
+
+    seq: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadUpTo:
+    """The range read is complete up to `seq`; the stream's leader confirmed that nothing is missing."""
+
+    seq: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The lane finished this message: its effect was accepted, or it rests in the dead-letter stream."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStopped:
+    """Nothing of the partition starts any more; what had not started was dropped."""
+
+    last_started: int
+    """The last message that was started, finished or not; 0 when none was."""
+    dropped_from: int | None
+    """The first message that was dropped; None when the lane had started all it was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A delivery may be missing: consumer sequence not +1, reconnect, missed heartbeat, leadership change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The worker's lease is over: nothing of it counts any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetDone:
+    """CONSUMER.RESET was answered; pull only now."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The double ack was answered, or given up on: the position travels in the claim either way."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddFilter:
+    """Add the partition to the consumer (others' filters of it first, on a work queue), then read T."""
+
+    partition: PartitionId
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropFilter:
+    partition: PartitionId
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLast:
+    """Ask the stream's leader for its last sequence."""
+
+    partition: PartitionId
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """Range-read (after, upto] and hand it to the lane; replaces a catch-up that is under way."""
+
+    partition: PartitionId
+    after: int
+    upto: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Deliver what was held again, in order."""
+
+    partition: PartitionId
+
+
+@dataclass(frozen=True, slots=True)
+class StopLane:
+    """Start nothing more of the partition, forget what was held, and answer `LaneStopped`."""
+
+    partition: PartitionId
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Forget what is queued and held, unacked: it is not ours."""
+
+    partition: PartitionId
+
+
+@dataclass(frozen=True, slots=True)
+class WriteClaim:
+    claim: Claim
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """No effect under this lease may start any more."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Close the inbox, open a new one, and reset the partition's durable to `seq`; retry until it is answered."""
+
+    partition: PartitionId
+    seq: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Stop pulling and ack the last message with a reply, so that everything acked before it is settled too."""
+
+    partition: PartitionId
+    ticket: int

@@ -1,0 +1,201 @@
+"""What a worker does with one partition in the per-partition layout: the durable keeps the position, RESET moves it.
+
+    stop -> drain -> double ack -> release(cursor)   |   accept -> RESET to cursor + 1 -> pull
+
+The first delivery after a reset has consumer sequence 1 and each further one is exactly +1; anything else is a gap, and
+a gap means a new inbox and another reset before anything is processed (CLUSTER.md 3, rule 1). A reset goes to what is
+*done*, never to what is only queued: it moves the ack floor, and the next owner trusts the floor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import assert_never
+
+from parti.control import claims
+from parti.control.signals import (
+    ClaimSeen,
+    Discard,
+    Done,
+    Fenced,
+    Gap,
+    Granted,
+    LaneStopped,
+    Reset,
+    ResetDone,
+    Revoked,
+    Settle,
+    Settled,
+    StopLane,
+    Verdict,
+    WriteClaim,
+    WriteFailed,
+)
+from parti.model import Claim, ClaimState, Lease, Member, PartitionId
+
+
+class Phase(StrEnum):
+    """What this worker is to the partition."""
+
+    IDLE = "idle"
+    ACCEPTING = "accepting"
+    RESETTING = "resetting"
+    """We own it; the reset is not answered yet, so nothing is pulled."""
+    LIVE = "live"
+    STOPPING = "stopping"
+    """The lane is asked to start nothing more."""
+    DRAINING = "draining"
+    SETTLING = "settling"
+    """Drained; waiting for the answer to the double ack."""
+    RELEASING = "releasing"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One partition, with a durable of its own, as one worker sees it."""
+
+    partition: PartitionId
+    me: Member
+    phase: Phase = Phase.IDLE
+    claim: Claim | None = None
+    revision: int = 0
+    queued: int = 0
+    tail: int = 0
+    done: int = 0
+    expected: int = 1
+    """The consumer sequence that the next delivery must carry."""
+    ticket: int = 0
+    """Number of the last question; also names the inbox, so that deliveries to an older one are not ours."""
+    lease: Lease | None = None
+    writing: bool = False
+
+    @property
+    def cursor(self) -> int:
+        """Everything up to here is done."""
+        return self.queued if self.done >= self.tail else self.done
+
+    @property
+    def drained(self) -> bool:
+        return self.done >= self.tail
+
+    def __repr__(self) -> str:
+        epoch = self.lease.epoch if self.lease else None
+        return f"<Slot {self.partition} {self.phase} epoch={epoch} cursor={self.cursor}>"
+
+
+Event = ClaimSeen | WriteFailed | ResetDone | Settled | Done | LaneStopped | Gap | Fenced
+Effect = Reset | Settle | StopLane | Discard | WriteClaim | Granted | Revoked
+Step = tuple[Slot, tuple[Effect, ...]]
+
+
+def deliver(state: Slot, seq: int, consumer_seq: int, inbox: int) -> tuple[Slot, Verdict, tuple[Effect, ...]]:
+    """Judge one delivery; a gap asks for a reset instead."""
+    if inbox != state.ticket or state.phase is not Phase.LIVE:
+        return state, Verdict.IGNORE, ()
+    if consumer_seq != state.expected:
+        after, effects = _reset(state)
+        return after, Verdict.IGNORE, effects
+    state = replace(state, expected=consumer_seq + 1)
+    if seq <= state.cursor:
+        return state, Verdict.ACK, ()
+    if seq <= state.queued:
+        return state, Verdict.ACK_WHEN_DONE, ()
+    return replace(state, queued=seq, tail=seq), Verdict.PROCESS, ()
+
+
+def step(state: Slot, event: Event) -> Step:
+    """The next state and what to do."""
+    match event:
+        case ClaimSeen(claim, revision):
+            if revision < state.revision:
+                return state, ()
+            writing = state.writing and revision == state.revision
+            return _follow(replace(state, claim=claim, revision=revision, writing=writing))
+        case WriteFailed():
+            return replace(state, writing=False), ()
+        case ResetDone(ticket):
+            if state.phase is not Phase.RESETTING or ticket != state.ticket:
+                return state, ()
+            return _follow(replace(state, phase=Phase.LIVE, expected=1))
+        case Settled(ticket):
+            if state.phase is not Phase.SETTLING or ticket != state.ticket:
+                return state, ()
+            return _follow(replace(state, phase=Phase.RELEASING))
+        case Done(seq):
+            return _follow(replace(state, done=max(state.done, seq)))
+        case LaneStopped(last_started, dropped_from):
+            if state.phase is not Phase.STOPPING:
+                return state, ()
+            stopped = replace(state, phase=Phase.DRAINING)
+            if dropped_from is not None:
+                stopped = replace(stopped, queued=dropped_from - 1, tail=last_started)
+            return _follow(stopped)
+        case Gap():
+            return _reset(state) if state.phase in (Phase.LIVE, Phase.RESETTING) else (state, ())
+        case Fenced():
+            return _let_go(state)
+        case _:
+            assert_never(event)
+
+
+def _follow(state: Slot) -> Step:
+    claim = state.claim
+    if claim is None:
+        return state, ()
+    if claim.owner != state.me:
+        return _let_go(state) if state.phase is not Phase.IDLE else (state, ())
+    if claim.state is ClaimState.PREPARE:
+        return _stop(state, claim)
+    if claim.state is ClaimState.COMMIT and not claim.accepted:
+        # The durable has seen everything since it was created: there is nothing to catch up with.
+        return _write(replace(state, phase=Phase.ACCEPTING), claims.accept(claim, state.me, target=claim.cursor))
+    return _own(state, claim)
+
+
+def _own(state: Slot, claim: Claim) -> Step:
+    if state.phase is Phase.ACCEPTING:
+        start = max(claim.cursor, state.cursor)
+        tail = min(state.tail, start)
+        begun = replace(state, queued=start, tail=tail, done=max(state.done, tail), lease=claim.lease())
+        after, effects = _reset(begun)
+        return after, (Granted(claim.lease()), *effects)
+    if state.phase in (Phase.DRAINING, Phase.SETTLING, Phase.RELEASING):
+        after, effects = _reset(replace(state, lease=claim.lease()))
+        return after, (Granted(claim.lease()), *effects)
+    if state.lease is not None and state.lease != claim.lease():
+        return replace(state, lease=claim.lease()), (Granted(claim.lease()),)
+    return state, ()
+
+
+def _stop(state: Slot, claim: Claim) -> Step:
+    effects: list[Effect] = []
+    if state.phase in (Phase.LIVE, Phase.RESETTING):
+        return replace(state, phase=Phase.STOPPING), (StopLane(state.partition),)
+    if state.phase is Phase.DRAINING and state.drained:
+        assert state.lease is not None
+        effects.append(Revoked(state.lease))
+        state = replace(state, phase=Phase.SETTLING, lease=None, ticket=state.ticket + 1)
+        return state, (*effects, Settle(state.partition, state.ticket))
+    if state.phase is Phase.RELEASING:
+        return _write(state, claims.release(claim, state.me, cursor=state.cursor))
+    return state, tuple(effects)
+
+
+def _reset(state: Slot) -> Step:
+    resetting = replace(state, phase=Phase.RESETTING, ticket=state.ticket + 1, expected=1)
+    return resetting, (Reset(state.partition, state.cursor + 1, resetting.ticket),)
+
+
+def _let_go(state: Slot) -> Step:
+    cursor = state.cursor
+    tail = min(state.tail, cursor)
+    idle = replace(state, phase=Phase.IDLE, lease=None, queued=cursor, tail=tail, done=tail, ticket=state.ticket + 1)
+    revoked = (Revoked(state.lease),) if state.lease is not None else ()
+    return idle, (*revoked, Discard(state.partition))
+
+
+def _write(state: Slot, claim: Claim) -> Step:
+    if state.writing:
+        return state, ()
+    return replace(state, writing=True), (WriteClaim(claim, state.revision),)

@@ -1,0 +1,157 @@
+"""A whole cluster in virtual time: server, processes, publisher and sink, judged after every effect."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from parti.control.handoff import Finished, HandoffTerms
+from parti.control.identity import Pool
+from parti.control.reconcile import Rules
+from parti.control.windows import Windows
+from parti.model import ClaimState, Layout, Lease, Member, Partition, PartitionId, Retention
+from parti.testing.history import Effect, History
+from parti.testing.sim.kv import SimKv
+from parti.testing.sim.per_partition import PerPartitionPlane
+from parti.testing.sim.per_worker import PerWorkerPlane
+from parti.testing.sim.plane import Plane
+from parti.testing.sim.process import Process
+from parti.testing.sim.stream import SimStream
+from parti.testing.sim.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is simulated: layout, retention and size."""
+
+    layout: Layout = Layout.PER_WORKER
+    retention: Retention = Retention.LIMITS
+    workers: int = 3
+    partitions: int = 5
+
+
+class Cluster:
+    """Everything there is in one simulated world."""
+
+    def __init__(self, world: World, shape: Shape) -> None:
+        self.world = world
+        self.layout = shape.layout
+        self.retention = shape.retention
+        self.pool = Pool(last=7)
+        self.kv = SimKv(world)
+        self.stream = SimStream(world, shape.retention)
+        self.partitions = tuple(Partition((f"p{i}",)) for i in range(shape.partitions))
+        self.rules = Rules(
+            layout=shape.layout,
+            retention=shape.retention,
+            windows=Windows(cold_start=0.4, planned=0.15, cooldown=0.2),
+            handoff=HandoffTerms(prepare_timeout=0.5, commit_timeout=0.3),
+            retry=0.15,
+        )
+        self.history = History()
+        self.processes: list[Process] = []
+        self.results: Counter[str] = Counter()
+        self.broken: list[str] = []
+        self.unclean: set[str] = set()
+        """Members that crashed or were fenced: what they did last may be repeated."""
+        self._born = 0
+        self._did: dict[int, Process] = {}
+        self._counters: Counter[str] = Counter()
+        if shape.layout is Layout.PER_PARTITION:
+            for partition in self.partitions:
+                self.stream.set_filters(partition.id, frozenset({partition.id}))
+
+    # -- processes ------------------------------------------------------------------------------------------------
+
+    def start(self) -> Process:
+        self._born += 1
+        process = Process(self, f"n{self._born}")
+        self.processes.append(process)
+        self.world.log(process.name, "starts")
+        return process
+
+    def living(self) -> list[Process]:
+        return [p for p in self.processes if not p.dead]
+
+    def crash(self, process: Process) -> None:
+        self.world.log(process.name, "CRASH")
+        self.unclean.add(str(process.member))
+        process.dead = True
+
+    def fenced(self, process: Process) -> None:
+        """It lost its lease: what was in flight is dropped, and a new process takes its place."""
+        self.unclean.add(str(process.member))
+        process.dead = True
+        self.start()
+
+    def stopped(self, process: Process) -> None:
+        process.dead = True
+
+    def new_plane(self, process: Process, member: Member) -> Plane:
+        plane = PerWorkerPlane if self.layout is Layout.PER_WORKER else PerPartitionPlane
+        return plane(process, member)
+
+    def nudge(self, member: Member, partition: PartitionId) -> None:
+        for process in self.living():
+            if process.member == member and not self.world.lost():
+                self.world.after(self.world.delay(), process, process.reread, ("claim", partition))
+
+    def count(self, effect: Any) -> None:
+        if isinstance(effect, Finished):
+            self.results[effect.result] += 1
+
+    def floor(self, member: Member, partition: PartitionId) -> int:
+        """The ack floor that says something about the partition: of the worker's durable, or of its own."""
+        name = member.worker if self.layout is Layout.PER_WORKER else partition
+        return self.stream.consumer(name).floor
+
+    def remove_done(self, partition: PartitionId, cursor: int) -> None:
+        """On a work queue the catch-up removes what it has done."""
+        for seq in self.stream.by_partition.get(partition, ()):
+            if seq > cursor:
+                break
+            if self.stream.alive[seq] and not self.world.lost():
+                self.world.after(self.world.delay(), None, self.stream.delete, seq)
+
+    # -- publisher and sink ---------------------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        rng = self.world.rng
+        partition = self.partitions[min(rng.randrange(0, 2 * len(self.partitions)), len(self.partitions) - 1)].id
+        if self.retention is Retention.INTEREST and not any(
+            partition in c.filters for c in self.stream.consumers.values()
+        ):
+            return  # an interest stream keeps nothing that nobody waits for
+        key = f"{partition}.k{rng.randrange(0, 2)}"
+        counter = self._counters[key]
+        self._counters[key] += 1
+        self.stream.publish(partition, key, counter)
+        self.history.published(key, "pub", counter)
+
+    def effect(self, process: Process, lease: Lease, seq: int) -> None:
+        """The sink: it accepts everything, so that only the protocol can keep stale effects out."""
+        key, counter = self.stream.values[seq]
+        owner = str(process.member)
+        self.world.log(process.name, f"effect {key}-{counter} seq {seq} in {lease.partition}@{lease.epoch}")
+        broken = self.history.effect(Effect(lease.partition, key, "pub", counter, owner, lease.epoch))
+        if "duplicated" in broken and self._may_repeat(seq):
+            broken.remove("duplicated")
+        self._did[seq] = process
+        if broken:
+            self.broken.append(f"{', '.join(broken)}: {key}-{counter} (seq {seq} of {lease.partition}) by {owner}")
+
+    def _may_repeat(self, seq: int) -> bool:
+        """At least once: what a member did last before it crashed, froze or was fenced may be done again."""
+        before = self._did[seq]
+        return str(before.member) in self.unclean or before.thaw_at > self.world.now
+
+    def settled(self) -> bool:
+        """Everything published is done, and every partition rests with a living owner."""
+        if any(seq not in self._did for seq in range(1, self.stream.last + 1)):
+            return False
+        alive = {p.member for p in self.living()}
+        claims = [entry[0] for entry in self.kv.list("claim").values()]
+        return len(claims) == len(self.partitions) and all(
+            c.state is ClaimState.STABLE and c.owner in alive for c in claims
+        )

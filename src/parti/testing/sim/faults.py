@@ -1,0 +1,115 @@
+"""What goes wrong, chosen by the seed: crashes, freezes, leaves, restarts, joins, bad networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from parti.testing.sim.cluster import Cluster
+from parti.testing.sim.process import TERMS, Process
+from parti.testing.sim.world import Network
+
+CALM = Network()
+WEATHER = (
+    Network(lose=0.03),
+    Network(lose=0.01, straggle=0.05),
+    Network(duplicate=0.1, reorder=0.1),
+    Network(lose=0.02, duplicate=0.05, reorder=0.05, straggle=0.03),
+    Network(straggle=0.2),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long faults last and how many there are."""
+
+    publish_from: float = 0.5
+    faults_until: float = 5.0
+    messages: int = 160
+    events: int = 5
+    crashes: bool = True
+    """False plans only moves that must not repeat anything."""
+
+
+class Faults:
+    """Schedules the faults of one run."""
+
+    def __init__(self, cluster: Cluster, plan: Plan) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._plan = plan
+        rng = cluster.world.rng
+        self.quiet_from = plan.faults_until
+        gap = (plan.faults_until - plan.publish_from) / plan.messages
+        for i in range(plan.messages):
+            self._world.at(plan.publish_from + i * gap, None, cluster.publish)
+        harsh: tuple[Callable[[], None], ...] = (self._crash, self._crash_leader, self._freeze, self._cut_off)
+        mild: tuple[Callable[[], None], ...] = (self._leave, self._rest, self._join, self._weather, self._weather)
+        choices = harsh + mild if plan.crashes else mild
+        for _ in range(plan.events):
+            self._world.at(rng.uniform(0.8, plan.faults_until), None, choices[rng.randrange(0, len(choices))])
+        self._world.at(plan.faults_until, None, self._calm)
+
+    def _victim(self) -> Process | None:
+        living = [p for p in self._cluster.living() if p.member is not None and p.thaw_at <= self._world.now]
+        if len(living) < 2:
+            return None
+        return living[self._world.rng.randrange(0, len(living))]
+
+    def _restart_later(self) -> None:
+        self._world.after(self._world.rng.uniform(0.05, 2.0), None, self._start)
+
+    def _start(self) -> None:
+        self._cluster.start()
+
+    def _crash(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            self._cluster.crash(victim)
+            self._restart_later()
+
+    def _crash_leader(self) -> None:
+        for process in self._cluster.living():
+            if process.leader is not None and process.member is not None and len(self._cluster.living()) > 1:
+                self._cluster.crash(process)
+                self._restart_later()
+                return
+
+    def _freeze(self) -> None:
+        """SIGSTOP: nothing runs, but the clock does."""
+        victim = self._victim()
+        if victim is not None:
+            seconds = self._world.rng.choice((0.3, 0.9, 1.5, 3 * TERMS.ttl))
+            victim.thaw_at = self._world.now + seconds
+            self._world.log(victim.name, f"FROZEN for {seconds} s")
+
+    def _cut_off(self) -> None:
+        """Nothing arrives for a while, anywhere."""
+        self._world.log("network", "is cut")
+        self._world.network = Network(lose=0.9)
+        self._world.after(self._world.rng.uniform(0.1, 1.0), None, self._calm)
+
+    def _leave(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            victim.leave()
+            self._restart_later()
+
+    def _rest(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            victim.stop(returning=True)
+            self._world.after(self._world.rng.uniform(0.05, 0.6), None, self._start)
+
+    def _join(self) -> None:
+        if len(self._cluster.living()) < self._cluster.pool.last:
+            self._start()
+
+    def _weather(self) -> None:
+        weather = WEATHER[self._world.rng.randrange(0, len(WEATHER))]
+        self._world.log("network", f"turns bad: lose {weather.lose} dup {weather.duplicate} slow {weather.straggle}")
+        self._world.network = weather
+        self._world.after(self._world.rng.uniform(0.3, 1.5), None, self._calm)
+
+    def _calm(self) -> None:
+        self._world.network = CALM

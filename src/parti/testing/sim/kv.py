@@ -1,0 +1,70 @@
+"""A key-value bucket as the control plane uses it: CAS on revisions, watches that may miss something, stale reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from parti.testing.sim.world import Host, World
+
+Key = tuple[str, str]
+"""(kind, name), for example ("claim", "p-3")."""
+
+Entry = tuple[Any, int]
+"""Value and revision; (None, 0) for a key that does not exist."""
+
+Watcher = Callable[[Key, Any, int], None]
+
+_NOTHING: Entry = (None, 0)
+
+
+class SimKv:
+    """One bucket for everything, as one stream numbers it: a revision is never used twice."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._entries: dict[Key, Entry] = {}
+        self._before: dict[Key, Entry] = {}
+        self._watchers: list[tuple[Host, Watcher]] = []
+        self._revision = 0
+        self.writes = 0
+        self.conflicts = 0
+
+    def cas(self, key: Key, value: Any, expected: int) -> Entry | None:
+        """The new entry, or None when somebody else was faster."""
+        current = self._entries.get(key, _NOTHING)
+        self.writes += 1
+        if current[1] != expected:
+            self.conflicts += 1
+            return None
+        self._revision += 1
+        self._before[key] = current
+        entry = self._entries[key] = (value, self._revision)
+        if key[0] != "checkpoint":
+            self._tell(key, entry)
+        return entry
+
+    def get(self, key: Key) -> Entry:
+        """What the leader of the bucket holds."""
+        return self._entries.get(key, _NOTHING)
+
+    def get_anywhere(self, key: Key) -> Entry:
+        """What some replica holds: stale in up to 15 % of the reads right after a write (CLUSTER.md 3, rule 3)."""
+        if self._world.rng.random() < 0.1:
+            return self._before.get(key, self._entries.get(key, _NOTHING))
+        return self._entries.get(key, _NOTHING)
+
+    def list(self, kind: str) -> dict[str, Entry]:
+        """All keys of a kind."""
+        return {key[1]: entry for key, entry in sorted(self._entries.items()) if key[0] == kind}
+
+    def watch(self, host: Host, tell: Watcher) -> None:
+        """Hear of every later change, unless the network loses it."""
+        self._watchers = [(h, t) for h, t in self._watchers if not h.dead]
+        self._watchers.append((host, tell))
+
+    def _tell(self, key: Key, entry: Entry) -> None:
+        world = self._world
+        for host, tell in self._watchers:
+            if not host.dead and not world.lost():
+                world.after(world.delay(), host, tell, key, *entry)

@@ -1,0 +1,362 @@
+"""One worker process: the agent in miniature. It performs what the pure steps ask for and decides nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from parti.control import election, identity, membership, reconcile
+from parti.control.handoff import Nudge
+from parti.control.identity import Identity, LeaseRecord
+from parti.control.lease import LeaseTerms
+from parti.control.membership import Membership
+from parti.control.reconcile import Leader
+from parti.model import Checkpoint, Claim, Member, PartitionId
+from parti.testing.sim.kv import Entry, Key
+
+if TYPE_CHECKING:
+    from parti.testing.sim.cluster import Cluster
+    from parti.testing.sim.plane import Plane
+
+TICK = 0.05
+TERMS = LeaseTerms(ttl=1.2, renew_every=0.3, margin=0.1)
+
+
+class Process:
+    """Identity, membership, election, and - when it leads - the reconcile loop; partitions are its plane's."""
+
+    def __init__(self, cluster: Cluster, nonce: str) -> None:
+        self.cluster = cluster
+        self.world = cluster.world
+        self.name = nonce
+        self.dead = False
+        self.thaw_at = 0.0
+        rng = self.world.rng
+        self._offset = rng.uniform(-1000.0, 1000.0)
+        self._rate = rng.uniform(0.98, 1.02)
+        self.identity: Identity = identity.seeking(nonce, terms=TERMS, pool=cluster.pool)
+        self.members: Membership | None = None
+        self.election: election.Election | None = None
+        self.leader: Leader | None = None
+        self.member: Member | None = None
+        self.plane: Plane | None = None
+        self.leaving = False
+        self._ticks = 0
+        self._checkpoint_revision = 0
+        self._checkpoint: Checkpoint | None = None
+        self.world.after(rng.uniform(0, TICK), self, self._tick)
+
+    def clock(self) -> float:
+        """This machine's own seconds: another origin and another pace than everybody else's."""
+        return self._offset + self.world.now * self._rate
+
+    def may_act(self) -> bool:
+        return self.identity.may_act(self.clock())
+
+    def log(self, what: str) -> None:
+        self.world.log(self.name, what)
+
+    # -- the loop -------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._ticks += 1
+        self.world.after(TICK / self._rate, self, self._tick)
+        self._identity(identity.Tick(self.clock()))
+        if self.member is None or self.plane is None:
+            return
+        now = self.clock()
+        self._election(election.Tick(now))
+        self._members(membership.Tick(now))
+        self._lead(reconcile.Tick(now))
+        self.plane.tick(self._ticks)
+        if self._ticks % 3 == 0:
+            self._write_checkpoint()
+        if self._ticks % 12 == 0:
+            self._relist()
+        if self.leaving and self.plane.holds_nothing() and self._ticks % 4 == 0:
+            self.stop(returning=False)
+
+    def _relist(self) -> None:
+        """What a watch missed, a list brings."""
+
+        def listed(found: dict[str, dict[str, Entry]]) -> None:
+            for kind, entries in found.items():
+                for name, (value, revision) in entries.items():
+                    self.heard((kind, name), value, revision)
+
+        kv = self.cluster.kv
+        self._call(lambda: {kind: kv.list(kind) for kind in ("lease", "leader", "claim")}, listed)
+
+    def _write_checkpoint(self) -> None:
+        assert self.member is not None
+        assert self.plane is not None
+        positions = self.plane.positions()
+        if not self.may_act() or (self._checkpoint is not None and self._checkpoint.positions == positions):
+            return
+        checkpoint = Checkpoint(self.member, positions)
+        key = ("checkpoint", str(self.member))
+
+        def written(entry: Entry | None) -> None:
+            if entry is not None:
+                self._checkpoint_revision, self._checkpoint = entry[1], checkpoint
+            else:
+                reread()
+
+        def reread() -> None:
+            def found(entry: Entry) -> None:
+                self._checkpoint_revision = entry[1]
+
+            self._call(lambda: self.cluster.kv.get(key), found)
+
+        expected = self._checkpoint_revision
+        self._call(lambda: self.cluster.kv.cas(key, checkpoint, expected), written, reread)
+
+    def _call(
+        self,
+        serve: Callable[[], Any],
+        answered: Callable[[Any], None],
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.world.call(self, serve, answered, failed)
+
+    # -- identity -------------------------------------------------------------------------------------------------
+
+    def _identity(self, event: identity.Event) -> None:
+        self.identity, effects = identity.step(self.identity, event)
+        kv = self.cluster.kv
+        for effect in effects:
+            match effect:
+                case identity.ReadPool():
+
+                    def pool(found: dict[str, Entry]) -> None:
+                        leases: dict[Any, tuple[LeaseRecord, int]] = dict(found.items())
+                        self._identity(identity.PoolRead(self.clock(), leases))
+
+                    self._call(lambda: kv.list("lease"), pool)
+                case identity.ReadOwn(worker):
+                    self._read_own(("lease", worker))
+                case identity.WriteLease(worker, record, expected):
+                    self._write_lease(("lease", worker), record, expected)
+                case identity.Granted(member):
+                    self._join(member)
+                case identity.Fenced(_, reason):
+                    self.log(f"FENCED: {reason}")
+                    self.cluster.fenced(self)
+
+    def _read_own(self, key: Key) -> None:
+        def own(entry: Entry) -> None:
+            self._identity(identity.OwnRead(self.clock(), *entry))
+
+        self._call(lambda: self.cluster.kv.get(key), own)
+
+    def _write_lease(self, key: Key, record: LeaseRecord, expected: int) -> None:
+        def written(entry: Entry | None) -> None:
+            if entry is None:
+                self._identity(identity.NotWritten(self.clock()))
+            else:
+                self._identity(identity.Written(self.clock(), record.beat, entry[1]))
+
+        def failed() -> None:
+            self._identity(identity.NotWritten(self.clock()))
+
+        self._call(lambda: self.cluster.kv.cas(key, record, expected), written, failed)
+
+    def _join(self, member: Member) -> None:
+        """Live from here on: watch everything, and read it once."""
+        self.member = member
+        self.log(f"is {member.worker}")
+        self.plane = self.cluster.new_plane(self, member)
+        self.election = election.candidate(member, terms=TERMS)
+        self.cluster.kv.watch(self, self.heard)
+
+        def listed(found: dict[str, Entry]) -> None:
+            self.members = Membership(TERMS, self.clock())
+            for worker, (record, revision) in found.items():
+                self.heard(("lease", worker), record, revision)
+
+        def again() -> None:
+            self._call(lambda: self.cluster.kv.list("lease"), listed, again)
+
+        again()
+        self._relist()
+
+    def leave(self) -> None:
+        """Graceful: hand everything over, then go."""
+        if self.member is not None and not self.leaving:
+            self.leaving = True
+            self.log("leaves")
+            self._identity(identity.Leave(self.clock()))
+
+    def stop(self, *, returning: bool) -> None:
+        """Clean end: nothing runs any more, the last checkpoint is stored, and the record says so."""
+        if self.plane is None or not self.may_act():
+            return
+        self.plane.close()
+        self._write_checkpoint_then(lambda: self._say_stopped(returning))
+
+    def _write_checkpoint_then(self, done: Callable[[], None]) -> None:
+        assert self.member is not None
+        assert self.plane is not None
+        checkpoint = Checkpoint(self.member, self.plane.final_positions())
+        key = ("checkpoint", str(self.member))
+
+        def attempt() -> None:
+            self._call(lambda: self.cluster.kv.get(key), write, attempt)
+
+        def write(entry: Entry) -> None:
+            if entry[0] == checkpoint:
+                done()
+            elif self.may_act():
+                self._call(lambda: self.cluster.kv.cas(key, checkpoint, entry[1]), lambda _: attempt(), attempt)
+
+        attempt()
+
+    def _say_stopped(self, returning: bool) -> None:
+        if self.may_act():
+            self.log("stops and will be back" if returning else "stops")
+            self._identity(identity.Stop(self.clock(), returning))
+            self.cluster.stopped(self)
+
+    # -- what the watch brings ------------------------------------------------------------------------------------
+
+    def heard(self, key: Key, value: Any, revision: int) -> None:
+        kind, name = key
+        now = self.clock()
+        if kind == "lease" and self.members is not None:
+            self._members(membership.LeaseSeen(now, name, value, revision))  # type: ignore[arg-type]
+        elif kind == "leader":
+            self._election(election.LeaderSeen(now, value, revision))
+        elif kind == "claim":
+            assert self.plane is not None
+            self.plane.claim_seen(value, revision)
+            self._lead(reconcile.ClaimsSeen(now, ((value, revision),)))
+        elif kind == "assignment":
+            self._lead(reconcile.AssignmentSeen(now, value, revision))
+
+    def _members(self, event: membership.Event) -> None:
+        if self.members is None:
+            return
+        self.members, changes = membership.step(self.members, event)
+        for change in changes:
+            self.log(f"sees {type(change).__name__} {getattr(change, 'member', None) or getattr(change, 'new', '')}")
+        if self.leader is not None:
+            self._lead(reconcile.MembersChanged(event.now, self.members, changes))
+
+    # -- election -------------------------------------------------------------------------------------------------
+
+    def _election(self, event: election.Event) -> None:
+        if self.election is None:
+            return
+        self.election, effects = election.step(self.election, event)
+        for effect in effects:
+            match effect:
+                case election.ReadLeader():
+
+                    def read(entry: Entry) -> None:
+                        self._election(election.LeaderSeen(self.clock(), *entry))
+
+                    self._call(lambda: self.cluster.kv.get(("leader", "")), read)
+                case election.WriteLeader(record, expected):
+                    self._write_leader(record, expected)
+                case election.Elected(term):
+                    self.log(f"leads term {term}")
+                    self._load(term)
+                case election.Deposed(term, reason):
+                    self.log(f"no longer leads term {term}: {reason}")
+                    self.leader = None
+
+    def _write_leader(self, record: election.LeaderRecord, expected: int) -> None:
+        def written(entry: Entry | None) -> None:
+            if entry is None:
+                self._election(election.NotWritten(self.clock()))
+            else:
+                self._election(election.Written(self.clock(), record, entry[1]))
+
+        def failed() -> None:
+            self._election(election.NotWritten(self.clock()))
+
+        self._call(lambda: self.cluster.kv.cas(("leader", ""), record, expected), written, failed)
+
+    def _load(self, term: int) -> None:
+        """A new leader reads all there is, then adopts it."""
+        kv = self.cluster.kv
+
+        def loaded(found: tuple[Entry, dict[str, Entry]]) -> None:
+            if self.election is None or self.members is None or self.election.term != term:
+                return
+            (stored, revision), claims = found
+            self.leader = reconcile.elect(
+                term,
+                self.clock(),
+                self.members,
+                partitions=self.cluster.partitions,
+                stored=stored,
+                stored_revision=revision,
+                claims={PartitionId(p): entry for p, entry in claims.items()},
+                rules=self.cluster.rules,
+            )
+            self._lead(reconcile.Tick(self.clock()))
+
+        def again() -> None:
+            if self.election is not None and self.election.may_lead(self.clock()):
+                self._call(lambda: (kv.get(("assignment", "")), kv.list("claim")), loaded, again)
+
+        again()
+
+    # -- leading --------------------------------------------------------------------------------------------------
+
+    def _lead(self, event: reconcile.Event) -> None:
+        if self.leader is None or self.election is None:
+            return
+        if not self.election.may_lead(self.clock()):
+            return
+        self.leader, effects = reconcile.step(self.leader, event)
+        for effect in effects:
+            match effect:
+                case reconcile.WriteAssignment(assignment, expected):
+                    self.log(f"assigns v{assignment.version} term {assignment.term}: {assignment.reason}")
+                    self._write_and_hear(("assignment", ""), assignment, expected)
+                case reconcile.WriteClaim(claim, expected, reason):
+                    self.log(f"{reason}: {claim}")
+                    self._write_and_hear(("claim", claim.partition), claim, expected)
+                case reconcile.ReadPositions(member, partitions, floors):
+                    self._read_positions(member, partitions, floors)
+                case Nudge(member, partition):
+                    self.cluster.nudge(member, partition)
+                case _:
+                    self.cluster.count(effect)
+
+    def _write_and_hear(self, key: Key, value: Any, expected: int) -> None:
+        kv = self.cluster.kv
+
+        def written(entry: Entry | None) -> None:
+            if entry is None:
+                self._call(lambda: kv.get(key), lambda current: self.heard(key, *current))
+            else:
+                self.heard(key, *entry)
+
+        self._call(lambda: kv.cas(key, value, expected), written, lambda: self.reread(key))
+
+    def reread(self, key: Key) -> None:
+        """Ask any replica what a key holds; a stale answer changes nothing."""
+
+        def found(entry: Entry) -> None:
+            if entry[1]:
+                self.heard(key, *entry)
+
+        self._call(lambda: self.cluster.kv.get_anywhere(key), found)
+
+    def _read_positions(self, member: Member, partitions: tuple[PartitionId, ...], floors: bool) -> None:
+        cluster = self.cluster
+
+        def serve() -> tuple[dict[PartitionId, int], dict[PartitionId, int]]:
+            checkpoint: Checkpoint | None = cluster.kv.get(("checkpoint", str(member)))[0]
+            claims: dict[PartitionId, Claim] = {p: cluster.kv.get(("claim", p))[0] for p in partitions}
+            done = {p: checkpoint.position(p, claims[p].epoch) if checkpoint else 0 for p in partitions}
+            floor = {p: cluster.floor(member, p) if floors else 0 for p in partitions}
+            return done, floor
+
+        def answered(found: tuple[dict[PartitionId, int], dict[PartitionId, int]]) -> None:
+            self._lead(reconcile.PositionsRead(self.clock(), member, *found))
+
+        self._call(serve, answered)

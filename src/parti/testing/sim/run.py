@@ -1,0 +1,106 @@
+"""Run one seed, judge it, and tell its story when it fails."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from parti.model import Layout, Retention
+from parti.testing.history import Verdict
+from parti.testing.sim.cluster import Cluster, Shape
+from parti.testing.sim.faults import Faults, Plan
+from parti.testing.sim.world import World
+
+PATIENCE: Final = 12.0  # virtual seconds after the last fault until everything must be done
+_LINES: Final = 60
+
+SHAPES: Final = (
+    (Layout.PER_WORKER, Retention.LIMITS),
+    (Layout.PER_PARTITION, Retention.LIMITS),
+    (Layout.PER_WORKER, Retention.INTEREST),
+    (Layout.PER_WORKER, Retention.WORKQUEUE),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one seed."""
+
+    seed: int
+    shape: Shape
+    digest: str
+    """Of the whole event log: the same seed gives the same digest."""
+    steps: int
+    verdict: Verdict
+    broken: tuple[str, ...]
+    """The promises that were broken, in words; empty when all held."""
+    handoffs: dict[str, int]
+    cas_writes: int
+    cas_conflicts: int
+    log: tuple[str, ...] = field(repr=False, default=())
+
+    @property
+    def ok(self) -> bool:
+        return not self.broken
+
+    def story(self) -> str:
+        """The failure in a page: what broke, and the events around the partition that it broke for."""
+        if self.ok:
+            return f"seed {self.seed}: all promises held ({self.steps} steps)"
+        about = re.search(r"\bp\d+\b", self.broken[0])
+        word = about.group() if about else ""
+        loud = ("CRASH", "FROZEN", "FENCED", "network", " is ", "leads", "leaves", "stops", "starts", "gap")
+        found = [line for line in self.log if (word and word in line) or any(mark in line for mark in loud)]
+        cut = ["   ..."] if len(found) > _LINES else []
+        return "\n".join(
+            [
+                f"seed {self.seed} ({self.shape.layout}, {self.shape.retention}) broke a promise:",
+                *(f"  {reason}" for reason in self.broken[:5]),
+                f"what happened to {word or 'the cluster'}:",
+                *cut,
+                *found[-_LINES:],
+            ]
+        )
+
+
+def simulate(seed: int, *, shape: Shape | None = None, plan: Plan | None = None) -> Outcome:
+    """One cluster from start to rest. Layout, retention, size and faults follow from the seed unless given."""
+    world = World(seed)
+    rng = world.rng
+    layout, retention = SHAPES[seed % len(SHAPES)]
+    shape = shape or Shape(layout, retention, workers=rng.randrange(2, 5), partitions=rng.randrange(3, 7))
+    plan = plan or Plan(crashes=seed % 5 != 0)
+    cluster = Cluster(world, shape)
+    for _ in range(shape.workers):
+        cluster.start()
+    faults = Faults(cluster, plan)
+
+    def broken() -> bool:
+        return bool(cluster.broken)
+
+    world.run(faults.quiet_from, broken)
+    deadline = faults.quiet_from + PATIENCE
+    while not cluster.broken and world.now < deadline and not cluster.settled():
+        world.run(min(deadline, world.now + 0.25), broken)
+    reasons = list(cluster.broken)
+    verdict = cluster.history.verdict()
+    if not reasons and not cluster.settled():
+        lost = ", ".join(verdict.examples.get("lost", ()))
+        reasons.append(f"lost or late: {lost}" if verdict.lost else f"stuck: {_stuck(cluster)}")
+    return Outcome(
+        seed=seed,
+        shape=shape,
+        digest=world.digest,
+        steps=world.steps,
+        verdict=verdict,
+        broken=tuple(reasons),
+        handoffs=dict(cluster.results),
+        cas_writes=cluster.kv.writes,
+        cas_conflicts=cluster.kv.conflicts,
+        log=tuple(world.story),
+    )
+
+
+def _stuck(cluster: Cluster) -> str:
+    return "; ".join(str(entry[0]) for entry in cluster.kv.list("claim").values())

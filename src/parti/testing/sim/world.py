@@ -1,0 +1,131 @@
+"""Virtual time, one source of randomness, an unreliable network, and the log of everything that happened.
+
+The same seed gives the same order of events, byte for byte: `digest` proves it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+_STORY: Final = 4000  # events kept for the story of a failure; the digest covers all of them
+
+
+class Host(Protocol):
+    """Something that runs on a machine: it can be dead or frozen, and has a name for the log."""
+
+    name: str
+    dead: bool
+    thaw_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How bad the network is: probabilities per message, delays in seconds."""
+
+    lose: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    fastest: float = 0.0005
+    slowest: float = 0.004
+    straggle: float = 0.0
+    """Share of messages that take up to `straggler` seconds."""
+    straggler: float = 0.3
+
+
+class World:
+    """The scheduler. Nothing in a simulation knows any other time or randomness."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.network = Network()
+        self.steps = 0
+        self._queue: list[tuple[float, int, Host | None, Callable[..., object], tuple[Any, ...]]] = []
+        self._count = 0
+        self._digest = hashlib.blake2b(digest_size=16)
+        self.story: deque[str] = deque(maxlen=_STORY)
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def log(self, who: str, what: str) -> None:
+        """One line of the story."""
+        line = f"{self.now:8.4f} {who:<12} {what}"
+        self._digest.update(line.encode())
+        self.story.append(line)
+
+    def at(self, when: float, host: Host | None, act: Callable[..., object], *args: Any) -> None:
+        """Run `act` at this time; on a frozen host it waits for the thaw, on a dead one it never happens."""
+        self._count += 1
+        heapq.heappush(self._queue, (when, self._count, host, act, args))
+
+    def after(self, delay: float, host: Host | None, act: Callable[..., object], *args: Any) -> None:
+        self.at(self.now + delay, host, act, *args)
+
+    def delay(self) -> float:
+        """How long one message takes."""
+        net = self.network
+        if net.straggle and self.rng.random() < net.straggle:
+            return self.rng.uniform(net.slowest, net.straggler)
+        return self.rng.uniform(net.fastest, net.slowest)
+
+    def lost(self) -> bool:
+        return self.network.lose > 0 and self.rng.random() < self.network.lose
+
+    def call(
+        self,
+        host: Host,
+        serve: Callable[[], Any],
+        answered: Callable[[Any], None],
+        failed: Callable[[], None],
+        *,
+        timeout: float = 0.1,
+        late: bool = True,
+    ) -> None:
+        """A request to the server: it or its answer may get lost, it may be served twice, or after the caller gave up.
+
+        `late=False` is for requests that travel in order on one connection: served once and in time, or not at all.
+        """
+        going, coming = self.delay(), self.delay()
+        lost_request, lost_answer = self.lost(), self.lost()
+        if lost_request or (not late and going >= timeout):
+            self.after(timeout, host, failed)
+            return
+        in_time = not lost_answer and going + coming < timeout
+        self.after(going, None, self._serve, host, serve, answered if in_time else None, coming)
+        if not in_time:
+            self.after(timeout, host, failed)
+        if late and self.network.duplicate and self.rng.random() < self.network.duplicate:
+            self.after(going + self.delay(), None, self._serve, host, serve, None, 0.0)
+
+    def _serve(
+        self, host: Host, serve: Callable[[], Any], answered: Callable[[Any], None] | None, coming: float
+    ) -> None:
+        result = serve()
+        if answered is not None:
+            self.after(coming, host, answered, result)
+
+    def run(self, until: float, stop: Callable[[], bool]) -> None:
+        """Run events in order of time until then, or until `stop` says so after one of them."""
+        queue = self._queue
+        while queue and queue[0][0] <= until:
+            when, _, host, act, args = heapq.heappop(queue)
+            self.now = max(self.now, when)
+            if host is not None:
+                if host.dead:
+                    continue
+                if host.thaw_at > self.now:
+                    self.at(host.thaw_at, host, act, *args)
+                    continue
+            act(*args)
+            self.steps += 1
+            if stop():
+                return
+        self.now = max(self.now, until)
