@@ -1,4 +1,8 @@
-"""`parti bench pull`: live pulling with explicit acks and 80 filters, beside a raw socket and nats-py's `fetch`."""
+"""`parti bench pull`: live pulling with explicit acks and 80 filters, and the whole worker on top of it.
+
+Beside them, in the same run: a raw socket that does nothing but acknowledge (no client can be faster), and nats-py's
+`fetch` with an ack for each message.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,21 @@ from parti.bench.goals import Figure
 from parti.bench.load import best_rate, create_stream, delete_stream, fill
 from parti.bench.report import Benchmark, Option, RunContext
 from parti.errors import PartiError, UsageError
+from parti.observe.prometheus import PrometheusMetrics
 from parti.testing import NatsServer
+from parti.wire.api import JetStreamApi
 from parti.wire.blocking import BlockingConnection
 from parti.wire.columns import Deliveries
+from parti.wire.connect import connect
 from parti.wire.live import LiveConnection
 from parti.wire.options import ConnectOptions
 from parti.wire.pull import LivePull, ack_frames
+from parti.worker import Message, Partition, WorkerConfig, WorkerConsumer
 
 _SIZE = 128
 _FILTERS = 80
 _BATCH = 500
+_MAX_ACK_PENDING = 5_000
 _REPLY = re.compile(rb"(\$JS\.ACK\.\S+) \d+\r\n")
 
 
@@ -31,8 +40,8 @@ def run(ctx: RunContext) -> dict[str, Figure]:
     """Each client drains the same messages from a fresh durable, interleaved, best of some runs."""
     count = int(ctx.options["messages"]) // (2 if ctx.quick else 1)
     runs = 2 if ctx.quick else 5
-    rates = {"raw": 0.0, "live": 0.0, "fetch": 0.0}
-    with NatsServer() as server, ctx.progress("pull", total=count + 3 * runs) as advance:
+    rates = {"raw": 0.0, "live": 0.0, "worker": 0.0, "fetch": 0.0}
+    with NatsServer() as server, ctx.progress("pull", total=count + len(rates) * runs) as advance:
         options = ConnectOptions(servers=(server.url,))
         stream = f"bench-{uuid4().hex[:8]}"
         create_stream(options, stream, "memory")
@@ -40,6 +49,7 @@ def run(ctx: RunContext) -> dict[str, Figure]:
         clients: dict[str, Callable[[str], None]] = {
             "raw": lambda durable: _raw(options, stream, durable, count),
             "live": lambda durable: asyncio.run(_live(options, stream, durable, count)),
+            "worker": lambda durable: asyncio.run(_worker(options, stream, durable, count)),
             "fetch": lambda durable: asyncio.run(_fetch(options, stream, durable, count)),
         }
         for _ in range(runs):
@@ -55,6 +65,8 @@ def run(ctx: RunContext) -> dict[str, Figure]:
         **{f"{name}_per_s": round(rate) for name, rate in rates.items()},
         "of_raw": round(rates["live"] / rates["raw"], 3),
         "of_fetch": round(rates["live"] / rates["fetch"], 1),
+        "worker_of_raw": round(rates["worker"] / rates["raw"], 3),
+        "worker_of_fetch": round(rates["worker"] / rates["fetch"], 1),
     }
 
 
@@ -63,7 +75,7 @@ def _create(options: ConnectOptions, stream: str) -> str:
     config = {
         "durable_name": durable,
         "ack_policy": "explicit",
-        "max_ack_pending": 100_000,
+        "max_ack_pending": _MAX_ACK_PENDING,
         "filter_subjects": [f"{stream}.{n}" for n in range(_FILTERS)],
     }
     with BlockingConnection.open(options) as connection:
@@ -125,6 +137,36 @@ async def _live(options: ConnectOptions, stream: str, durable: str, count: int) 
     await connection.close()
 
 
+async def _worker(options: ConnectOptions, stream: str, durable: str, count: int) -> None:
+    """Everything a user gets: lanes, a handler call per message, positions, acks, metrics."""
+    done = asyncio.get_running_loop().create_future()
+    handled = 0
+
+    async def handle(message: Message) -> None:  # noqa: ARG001 - it only counts
+        nonlocal handled
+        handled += 1
+        if handled == count and not done.done():
+            done.set_result(None)
+
+    config = WorkerConfig(
+        stream=stream,
+        consumer_prefix="d",
+        subject_template=f"{stream}.{{partition}}",
+        max_ack_pending=_MAX_ACK_PENDING,
+        pull_batch_size=_BATCH,
+        update_coalescing_window=0.0,
+    )
+    connection = await connect(options)
+    try:
+        worker = WorkerConsumer(JetStreamApi(connection), config, handle, metrics=PrometheusMetrics())
+        async with worker, asyncio.timeout(60):
+            partitions = [Partition((str(n),)) for n in range(_FILTERS)]
+            await worker.update_worker_consumer(durable.removeprefix("d-"), partitions)
+            await done
+    finally:
+        await connection.close()
+
+
 async def _fetch(options: ConnectOptions, stream: str, durable: str, count: int) -> None:
     client = await nats.connect(list(options.servers))
     try:
@@ -142,8 +184,8 @@ async def _fetch(options: ConnectOptions, stream: str, durable: str, count: int)
 
 BENCH = Benchmark(
     name="pull",
-    help="Live pull with explicit acks and 80 filters beside the raw-socket bound and nats-py fetch; memory storage.",
+    help="Live pull and the whole worker, explicit acks, 80 filters, beside the raw-socket bound and nats-py fetch.",
     run=run,
-    goals={"of_raw": ">= 0.6", "of_fetch": ">= 3"},
+    goals={"of_raw": ">= 0.6", "of_fetch": ">= 3", "worker_of_raw": ">= 0.4", "worker_of_fetch": ">= 2"},
     options=(Option("messages", 100_000, "messages to pull and acknowledge"),),
 )

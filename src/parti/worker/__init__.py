@@ -15,6 +15,7 @@ from parti.worker.health import WorkerHealth
 from parti.worker.info import Fence, PartitionInfo, WorkerInfo
 from parti.worker.message import Message, make_message
 from parti.worker.outcomes import Ack, Outcome, Reject, Retry
+from parti.worker.stream import MessageStream, Received
 
 __all__ = [
     "Ack",
@@ -25,9 +26,11 @@ __all__ = [
     "Lease",
     "MaxSubjectsExceeded",
     "Message",
+    "MessageStream",
     "Outcome",
     "Partition",
     "PartitionInfo",
+    "Received",
     "Reject",
     "Retry",
     "WorkerClosed",

@@ -23,6 +23,7 @@ from parti.worker.info import Fence, PartitionInfo, WorkerInfo
 from parti.worker.ledger import PartitionState
 from parti.worker.recorder import Recorder
 from parti.worker.routing import Routes, SubjectTemplate, consumer_name
+from parti.worker.stream import MessageStream
 from parti.worker.updates import Wanted
 
 _NEARLY_FULL = 0.9  # of max_subjects: a warning one step before the refusal (SC-P0-3)
@@ -75,6 +76,7 @@ class WorkerConsumer:
         self._closing = False
         self._closed = asyncio.Event()
         self._engine: Engine | None = None
+        self._stream: MessageStream | None = None
 
     def __repr__(self) -> str:
         engine = self._engine
@@ -87,6 +89,13 @@ class WorkerConsumer:
             raise UsageError("this worker has a handler already")
         self._handler = function
         return function
+
+    def messages(self) -> MessageStream:
+        """`async for` form: call it before the first update, iterate, and settle each message that comes."""
+        if self._stream is None:
+            self._stream = MessageStream()
+            self.handler(self._stream.handle)
+        return self._stream
 
     # -- assignment ---------------------------------------------------------------------------------------------------
 
@@ -282,5 +291,7 @@ class WorkerConsumer:
             if self._engine is not None and self._main is not None:
                 await self._engine.stop(self._main)
         finally:
+            if self._stream is not None:
+                self._stream.end()
             self._closed.set()
             self._recorder.event("worker.closed", op="close", result="success")

@@ -1,0 +1,101 @@
+"""The `async for` form: messages are taken instead of handed over, and each is settled by the one who took it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+
+from parti.errors import UsageError
+from parti.worker.message import Message
+from parti.worker.outcomes import Ack, Outcome, Reject, Retry, describe
+
+
+class Received:
+    """A message that waits for its outcome; its lane waits with it. `async with` settles it by how the block ends."""
+
+    __slots__ = ("_outcome", "message")
+
+    def __init__(self, message: Message, outcome: asyncio.Future[Outcome]) -> None:
+        self.message = message
+        self._outcome = outcome
+
+    def __repr__(self) -> str:
+        return f"<Received {self.message!r} {'settled' if self.settled else 'open'}>"
+
+    @property
+    def settled(self) -> bool:
+        return self._outcome.done()
+
+    def ack(self) -> None:
+        """Done."""
+        self.settle(Ack())
+
+    def retry(self, after: float | None = None, error: str = "") -> None:
+        """The same message again later."""
+        self.settle(Retry(after, error))
+
+    def reject(self, reason: str = "") -> None:
+        """To the dead-letter stream."""
+        self.settle(Reject(reason))
+
+    def settle(self, outcome: Outcome) -> None:
+        """Say how it ended, once. After the worker was closed nobody listens any more."""
+        if self._outcome.cancelled():
+            return
+        if self._outcome.done():
+            raise UsageError(f"{self.message!r} was settled before")
+        self._outcome.set_result(outcome)
+
+    async def __aenter__(self) -> Message:
+        return self.message
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """Without an error: Ack, unless it was settled inside. With one: Retry, and the loop goes on."""
+        if self.settled:
+            return isinstance(error, Exception)
+        if error is None:
+            self.ack()
+        elif isinstance(error, Exception):
+            self.retry(error=describe(error))
+            return True
+        return False
+
+
+class MessageStream:
+    """Hands the worker's messages to whoever iterates; ends when the worker is closed.
+
+    Several tasks may iterate over one stream. It never holds more than the worker has in hand.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Queue[Received | None] = asyncio.Queue()
+        self._ended = False
+
+    def __repr__(self) -> str:
+        return f"<MessageStream waiting={self._waiting.qsize()}{' ended' if self._ended else ''}>"
+
+    async def handle(self, message: Message) -> Outcome:
+        """The worker's handler."""
+        received = Received(message, asyncio.get_running_loop().create_future())
+        self._waiting.put_nowait(received)
+        return await received._outcome
+
+    def end(self) -> None:
+        """Let every iteration end after what is waiting."""
+        self._ended = True
+        self._waiting.put_nowait(None)
+
+    def __aiter__(self) -> AsyncIterator[Received]:
+        return self
+
+    async def __anext__(self) -> Received:
+        while True:
+            received = await self._waiting.get()
+            if received is None:
+                self._waiting.put_nowait(None)  # for the others that iterate
+                raise StopAsyncIteration
+            if not received.settled:  # one that the worker gave up is not worth doing
+                return received
