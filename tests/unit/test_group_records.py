@@ -47,8 +47,16 @@ def test_a_static_record_of_the_reference_is_read_and_written_again_byte_for_byt
 
 
 def test_the_history_of_the_dumps_is_what_our_edits_make() -> None:
-    raw = {name: dump(f"elastic_kv_entry_{name}")["value_raw"].encode() for name in
-           ("created", "one_member", "three_members", "after_drop", "after_drop_all", "mapping", "after_delete_mapping")}  # fmt: skip
+    steps = [
+        "created",
+        "one_member",
+        "three_members",
+        "after_drop",
+        "after_drop_all",
+        "mapping",
+        "after_delete_mapping",
+    ]
+    raw = {name: dump(f"elastic_kv_entry_{name}")["value_raw"].encode() for name in steps}
     one = edit_membership(raw["created"], members=["m1"])
     assert one == raw["one_member"]
     three = edit_membership(one, members=["m1", "m2", "m3"])
@@ -76,7 +84,7 @@ def test_the_history_of_the_dumps_is_what_our_edits_make() -> None:
     ],
 )
 def test_an_edit_keeps_the_bytes_of_every_other_field(untouched: str) -> None:
-    raw = '{"max_members":4,%s,"from_tomorrow":{"a": [1.50, null]}}' % untouched
+    raw = f'{{"max_members":4,{untouched},"from_tomorrow":{{"a": [1.50, null]}}}}'
     edited = edit_membership(raw.encode(), members=["m"]).decode()
     assert untouched in edited
     assert '"from_tomorrow":{"a": [1.50, null]}' in edited

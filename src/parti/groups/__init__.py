@@ -1,7 +1,51 @@
 """Partitioned consumer groups, wire-compatible with the Go reference (orbit.go pcgroups)."""
 
 from parti.groups import errors
+from parti.groups.common import DeletePlan, MemberInfo
+from parti.groups.distribution import assignment, least_moves, partition_filters, partitions_of, predict
+from parti.groups.elastic import ElasticMember, elastic_consume
 from parti.groups.elastic_groups import ElasticGroups
+from parti.groups.events import EventKind, GroupEvent, GroupEvents, MemberState
+from parti.groups.exactly_once import Transaction, exactly_once
+from parti.groups.member import GroupConsumer, MemberOptions
+from parti.groups.message import GroupMessage
+from parti.groups.names import GroupKind
+from parti.groups.records import ElasticRecord, MemberMapping, PartitioningFilter, StaticRecord
+from parti.groups.static import StaticMember, static_consume
 from parti.groups.static_groups import StaticGroups
+from parti.groups.template import ConsumerTemplate
+from parti.groups.work import HandlerOptions, Order
 
-__all__ = ["ElasticGroups", "StaticGroups", "errors"]
+__all__ = [
+    "ConsumerTemplate",
+    "DeletePlan",
+    "ElasticGroups",
+    "ElasticMember",
+    "ElasticRecord",
+    "EventKind",
+    "GroupConsumer",
+    "GroupEvent",
+    "GroupEvents",
+    "GroupKind",
+    "GroupMessage",
+    "HandlerOptions",
+    "MemberInfo",
+    "MemberMapping",
+    "MemberOptions",
+    "MemberState",
+    "Order",
+    "PartitioningFilter",
+    "StaticGroups",
+    "StaticMember",
+    "StaticRecord",
+    "Transaction",
+    "assignment",
+    "elastic_consume",
+    "errors",
+    "exactly_once",
+    "least_moves",
+    "partition_filters",
+    "partitions_of",
+    "predict",
+    "static_consume",
+]

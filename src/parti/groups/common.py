@@ -22,7 +22,7 @@ class MemberInfo:
     listed: bool
     partitions: tuple[int, ...]
     active: bool
-    """An instance is joined: a static member has a waiting pull, an elastic one a consumer (it goes when nobody pulls)."""
+    """An instance is joined: a static member has a waiting pull, an elastic one a consumer."""
     pinned: str | None
     """The server's id of the instance that gets the messages; None while there is none."""
     waiting: int

@@ -77,13 +77,12 @@ class ElasticGroups(GroupCalls[ElasticRecord]):
             return self._same(await self.store.get(stream, group), record), False
         except GroupNotFound:
             pass
+        queue = work_queue(stream, group)
         for other_stream, other in await self.store.names():
-            if (other_stream, other) != (stream, group) and work_queue(other_stream, other) == work_queue(
-                stream, group
-            ):
+            if (other_stream, other) != (stream, group) and work_queue(other_stream, other) == queue:
                 raise NameCollision(
-                    f"group {other!r} on stream {other_stream!r} already uses the work queue "
-                    f"{work_queue(stream, group)!r}: choose another group name"
+                    f"group {other!r} on stream {other_stream!r} already uses the work queue {queue!r}: choose another "
+                    "group name"
                 )
         try:
             return await self.store.create(stream, group, encode(record)), True
@@ -93,9 +92,7 @@ class ElasticGroups(GroupCalls[ElasticRecord]):
     @staticmethod
     def _same(stored: Stored[ElasticRecord], wanted: ElasticRecord) -> Stored[ElasticRecord]:
         if not stored.record.same_stream(wanted):
-            raise GroupExists(
-                "the group exists with other partitions, filters or limits: delete it first, or use it as is"
-            )
+            raise GroupExists("the group exists with other partitions, filters or limits: use those, or delete it")
         return stored
 
     async def _create_queue(self, config: dict[str, Any]) -> None:

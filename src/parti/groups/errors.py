@@ -135,3 +135,7 @@ class NoActiveInstance(GroupError):
     """No instance of the member is joined, so that there is nothing to step down."""
 
     category: ClassVar[Category] = Category.NOT_FOUND
+
+
+class OwnershipLost(GroupError):
+    """The message may belong to another instance by now: undo what was prepared, and do not try again."""

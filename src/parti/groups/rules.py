@@ -90,9 +90,7 @@ def check_partitioning(each: PartitioningFilter) -> None:
     tokens = each.filter.split(".")
     stars = tokens.count("*")
     if not stars and tokens[-1] != ">":
-        raise FilterWithoutWildcard(
-            f"filter {each.filter!r} has neither '*' nor '>' at its end: no key to partition by"
-        )
+        raise FilterWithoutWildcard(f"filter {each.filter!r} has neither '*' nor '>' at its end: nothing makes a key")
     if len(each.wildcards) > stars:
         raise TooManyWildcards(f"filter {each.filter!r} has {stars} '*', and {len(each.wildcards)} indexes are given")
     for index in each.wildcards:

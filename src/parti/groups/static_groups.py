@@ -74,9 +74,7 @@ class StaticGroups(GroupCalls[StaticRecord]):
             if a != b
         ]
         if differences:
-            raise GroupExists(
-                f"the group exists with other {' and '.join(differences)}: delete it first, or use it as is"
-            )
+            raise GroupExists(f"the group exists with other {' and '.join(differences)}: use those, or delete it")
         return stored
 
     async def _refuse_collisions(self, stream: str, group: str, record: StaticRecord) -> None:

@@ -42,9 +42,7 @@ class ConsumerTemplate:
         if self.ack_wait <= 0:
             raise BadTemplate(f"ack_wait is {self.ack_wait}: use a positive number of seconds")
         if not 1 <= self.max_ack_pending <= _MOST_PENDING:
-            raise BadTemplate(
-                f"max_ack_pending is {self.max_ack_pending}: use 1 to {_MOST_PENDING}, as all is in memory"
-            )
+            raise BadTemplate(f"max_ack_pending is {self.max_ack_pending}: use 1 to {_MOST_PENDING} (kept in memory)")
         starts = [self.start_sequence is not None, self.start_time is not None, self.new_only]
         if sum(starts) > 1:
             raise BadTemplate("start_sequence, start_time and new_only exclude each other: give one")

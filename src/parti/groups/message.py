@@ -1,0 +1,136 @@
+"""One message of a group as a handler sees it: without the partition token, and with its first place in the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from parti.groups.errors import ForeignConsumer
+from parti.model import Lease, Partition, PartitionId
+from parti.wire.columns import Deliveries
+from parti.worker.lanes import Lane
+from parti.worker.message import Message
+
+_SOURCE = b"\r\nNats-Stream-Source:"
+
+
+class Settle(Protocol):
+    """What a message needs of the member that holds it, to be settled."""
+
+    def settled(self, message: GroupMessage) -> None: ...
+
+    async def confirmed(self, message: GroupMessage) -> None: ...
+
+    def working(self, message: GroupMessage) -> None: ...
+
+
+class GroupMessage(Message):
+    """A message of a partition that this member owns; a worker's message, so that the same handlers take both.
+
+    `subject` is the publisher's. `sequence` is the message's place in the source stream, for static and elastic groups
+    alike; `queue_sequence` its place in the stream that the member reads. `lease.epoch` is the moment the server
+    pinned this instance, in nanoseconds: it grows with every change of owner, so that a sink can refuse an older one.
+    """
+
+    __slots__ = (
+        "_settle",
+        "acknowledged",
+        "doubtful",
+        "number",
+        "queue_sequence",
+        "queue_subject",
+        "started",
+        "stored_ns",
+    )
+
+    number: int
+    """The partition."""
+    queue_sequence: int
+    queue_subject: str
+    """The subject with the partition token, as it is in the stream that the member reads."""
+    stored_ns: int
+    acknowledged: bool
+    started: bool
+    doubtful: bool
+    """The process stood still while the handler ran: somebody else may have the message by now."""
+
+    _settle: Settle
+
+    def ack(self) -> None:
+        """Acknowledge now, before the handler returns; its outcome then counts no more. Nothing confirms it."""
+        if not self.acknowledged:
+            self.acknowledged = True
+            self._settle.settled(self)
+
+    async def double_ack(self) -> None:
+        """After this returns the server has taken the acknowledgement. An error means: undo what was prepared.
+
+        Raises `OwnershipLost` when somebody else may have the message, and `NoResponders` when the consumer is gone.
+        """
+        if not self.acknowledged:
+            await self._settle.confirmed(self)
+            self.acknowledged = True
+
+    def in_progress(self) -> None:
+        """Ask the server for another `ack_wait`. The member does this by itself while a handler runs."""
+        self._settle.working(self)
+
+
+KeyOf = Callable[[GroupMessage], str]
+"""What orders messages in lanes: those with the same key are handled one after the other."""
+
+GroupHandler = Callable[[GroupMessage], Awaitable[object] | object]
+"""Takes a message; returns None, Ack(), Retry() or Reject()."""
+
+
+def messages_of(
+    deliveries: Deliveries, *, elastic: bool, settle: Settle, lane: Lane, member: str, received_at: float
+) -> list[GroupMessage]:
+    """The messages of a read, in order; each owns its bytes, since the receive buffer is used again."""
+    frames = deliveries.frames
+    delivered, sequences, times = (
+        numbers.tolist() for numbers in (deliveries.delivered, deliveries.stream_seq, deliveries.timestamp)
+    )
+    made: list[GroupMessage] = []
+    for index, sequence in enumerate(sequences):
+        subject = frames.subject(index).decode()
+        token, _, rest = subject.partition(".")
+        if not token.isdecimal():
+            raise ForeignConsumer(f"the subject {subject!r} carries no partition: the consumer is not of this group")
+        message = GroupMessage()
+        message.number, message.subject, message.queue_subject = int(token), rest, subject
+        message.partition, message.key = _partition(token), rest
+        message._head = frames.header(index)
+        message.queue_sequence, message.stored_ns = sequence, times[index]
+        message.sequence = (original_sequence(message._head) if elastic else None) or sequence
+        message.delivered, message.attempt, message.data = delivered[index], 0, frames.payload(index)
+        message.timestamp, message.received_at = times[index] / 1e9, received_at
+        message.worker_id, message.last_error = member, ""
+        message.lease = Lease(PartitionId(token), 0)
+        message._headers, message._held_since, message._lane = None, received_at, lane
+        message._reply, message._settle = frames.reply(index), settle
+        message.acknowledged = message.started = message.doubtful = False
+        made.append(message)
+    return made
+
+
+_partitions: dict[str, Partition] = {}
+
+
+def _partition(token: str) -> Partition:
+    found = _partitions.get(token)
+    if found is None:
+        if len(_partitions) > 10_000:
+            _partitions.clear()
+        found = _partitions[token] = Partition((token,))
+    return found
+
+
+def original_sequence(head: bytes) -> int | None:
+    """The place in the source stream that the header `Nats-Stream-Source` tells; None where there is none."""
+    start = head.find(_SOURCE)
+    if start < 0:
+        return None
+    end = head.find(b"\r\n", start + len(_SOURCE))
+    parts = head[start + len(_SOURCE) : end].split()
+    return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else None

@@ -1,0 +1,125 @@
+"""The connection that carries a member's messages in and its acknowledgements out, opened again when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from parti.errors import PartiError
+from parti.groups.names import PRIORITY_GROUP
+from parti.wire.columns import Deliveries
+from parti.wire.errors import WrongPinId
+from parti.wire.live import LiveConnection
+from parti.wire.options import ConnectOptions
+from parti.wire.pull import LivePull, PullSettings
+
+_BATCH = 500  # the reference's; the consumer's max_ack_pending decides how many really come at once
+_MOST_HELD = 1_000  # of a consumer without a limit that somebody else made
+_UNSENT = 4_096  # acknowledgements kept while there is no connection
+
+
+class Puller:
+    """Pulls from one consumer at a time. After a trouble other than a lost pin it has stopped by itself."""
+
+    def __init__(
+        self,
+        options: ConnectOptions,
+        *,
+        on_batch: Callable[[Deliveries], None],
+        on_trouble: Callable[[PartiError], None],
+        in_hand: Callable[[], int],
+    ) -> None:
+        self._options = options
+        self._on_batch = on_batch
+        self._tell = on_trouble
+        self._in_hand = in_hand
+        self._live: LiveConnection | None = None
+        self._pull: LivePull | None = None
+        self._unsent: deque[tuple[str, bytes]] = deque(maxlen=_UNSENT)
+
+    def __repr__(self) -> str:
+        return f"<Puller {self._pull!r}>"
+
+    @property
+    def pulling(self) -> bool:
+        return self._pull is not None
+
+    @property
+    def pin(self) -> str | None:
+        """The id under which the server pinned us; None while it did not."""
+        return self._pull.pin if self._pull is not None else None
+
+    async def start(self, stream: str, consumer: str, *, pin_ttl: float) -> None:
+        """Pull from this consumer. A pull goes out at least every half time to live of the pin, whatever handlers do.
+
+        That is what keeps the pin: the reference pulls between two calls of its handler, and loses the pin when one
+        takes longer than `ack_wait` (CONSUMER_GROUPS.md 13.2).
+        """
+        self.stop()
+        live = await self._connected()
+        while self._unsent:
+            live.publish(*self._unsent.popleft())
+        expires = pin_ttl / 2
+        self._pull = LivePull(
+            live,
+            stream,
+            consumer,
+            on_batch=self._on_batch,
+            on_trouble=self._on_trouble,
+            capacity=lambda: max(1, _MOST_HELD - self._in_hand()),
+            settings=PullSettings(
+                batch=_BATCH, prefetch=_BATCH, expires=expires, heartbeat=expires / 2, group=PRIORITY_GROUP
+            ),
+            exclusive=False,
+        )
+        self._pull.start()
+
+    async def _connected(self) -> LiveConnection:
+        if self._live is None or self._live.lost.done():
+            live = await LiveConnection.open(self._options)
+            live.lost.add_done_callback(lambda lost: self._on_lost(live, lost))
+            self._live = live
+        return self._live
+
+    def _on_lost(self, live: LiveConnection, lost: asyncio.Future[PartiError]) -> None:
+        if self._live is live and self._pull is not None:
+            self._on_trouble(lost.result())
+
+    def _on_trouble(self, error: PartiError) -> None:
+        if not isinstance(error, WrongPinId):
+            self.stop()  # a pull from a consumer that is gone is answered at once, again and again
+        self._tell(error)
+
+    def stop(self) -> None:
+        """Nothing more is handed over after this returns; what is on its way stays pending at the server."""
+        pull, self._pull = self._pull, None
+        if pull is not None:
+            pull.stop()
+
+    async def withdraw(self) -> None:
+        """Stop, after everything that the server sent was handed over; raises when the connection is lost."""
+        pull = self._pull
+        if pull is not None:
+            try:
+                await pull.withdraw()
+            finally:
+                self._pull = None
+
+    def send(self, reply: bytes, body: bytes) -> None:
+        """Answer a message; without a connection it is sent when there is one again."""
+        if self._live is None or self._live.lost.done():
+            self._unsent.append((reply.decode(), body))
+        else:
+            self._live.publish(reply.decode(), body)
+
+    async def flush(self) -> None:
+        """After this returns the server has taken every answer sent so far."""
+        if self._live is not None:
+            await self._live.ping()
+
+    async def close(self) -> None:
+        self.stop()
+        live, self._live = self._live, None
+        if live is not None:
+            await live.close()

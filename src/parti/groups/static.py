@@ -1,0 +1,118 @@
+"""Joining a static group: a durable that keeps the member's position, and is put back where it was when it is lost."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from parti.errors import RequestTimeout
+from parti.groups.common import is_group_consumer
+from parti.groups.distribution import partition_filters
+from parti.groups.errors import ForeignConsumer, NotListed
+from parti.groups.events import EventKind, MemberState
+from parti.groups.member import GroupConsumer, MemberOptions
+from parti.groups.message import GroupHandler
+from parti.groups.names import GroupKind, check_group, check_member, check_stream, static_consumer
+from parti.groups.records import StaticRecord
+from parti.groups.store import static_store
+from parti.wire.api import JetStreamApi
+from parti.wire.connect import Connection
+from parti.wire.errors import ConsumerAlreadyExists, ConsumerNotFound, StreamNotFound
+
+
+async def static_consume(
+    connection: Connection,
+    stream: str,
+    group: str,
+    member: str,
+    handler: GroupHandler,
+    options: MemberOptions | None = None,
+) -> StaticMember:
+    """Join the group as an instance of `member`; messages come while this instance is the pinned one.
+
+    Raises `GroupNotFound`, `NotListed`, `StreamNotFound`, `ForeignConsumer`; later outages are waited out. End it
+    with `await consumer.stop()`, or use it in `async with`.
+    """
+    options = options or MemberOptions()
+    options.template.check_kind(GroupKind.STATIC)
+    check_stream(stream), check_group(group), check_member(member)
+    api = JetStreamApi(connection)
+    await api.stream_info(stream)
+    store = static_store(api, options.clock)
+    stored = await store.get(stream, group)
+    if member not in stored.record.member_names:
+        raise NotListed(
+            f"member {member!r} is not in static group {group!r}: it has {', '.join(stored.record.member_names)}"
+        )
+    consumer = StaticMember(connection, store, stored, (stream, group, member), handler, options)
+    await consumer.start()
+    return consumer
+
+
+class StaticMember(GroupConsumer[StaticRecord]):
+    """An instance of a member of a static group."""
+
+    kind = GroupKind.STATIC
+    _floor = 0
+    """Everything of this member up to here is acknowledged, as far as this instance knows."""
+    _created = ""
+
+    def _consumer_place(self) -> tuple[str, str]:
+        return self.stream, static_consumer(self.group, self.member)
+
+    async def _join(self, filters: tuple[str, ...]) -> dict[str, Any] | None:
+        config = self._template.config(self.kind, self._consumer, filters)
+        try:
+            info = await self._api.consumer_create(self.stream, config, action="create")
+        except ConsumerAlreadyExists:
+            info = await self._existing(filters)
+        if self._floor and info["created"] != self._created and not info["delivered"]["consumer_seq"]:
+            info = await self._put_back()
+        self._created = info["created"]
+        self._floor = max(self._floor, int(info["ack_floor"]["stream_seq"]))
+        return info
+
+    async def _put_back(self) -> dict[str, Any]:
+        """A durable that somebody deleted is new and would replay the stream: set it to where the old one was.
+
+        By a reset and not by a start sequence, so that its configuration stays the one that other instances send.
+        """
+        await self._api.consumer_reset(self.stream, self._consumer, self._floor + 1)
+        return await self._api.consumer_info(self.stream, self._consumer)
+
+    async def _existing(self, filters: tuple[str, ...]) -> dict[str, Any]:
+        info = await self._api.consumer_info(self.stream, self._consumer)
+        config = info["config"]
+        if not is_group_consumer(config):
+            raise ForeignConsumer(
+                f"the consumer {self._consumer!r} of {self.stream!r} was not made by a member of the group: choose "
+                "other names"
+            )
+        if tuple(config.get("filter_subjects") or ()) != filters:
+            raise ForeignConsumer(
+                f"the consumer {self._consumer!r} of {self.stream!r} was left by an earlier group with other "
+                "partitions: remove it, and choose where the new one shall start"
+            )
+        self._tell(EventKind.TEMPLATE_DIFFERS, detail="the durable was made with other settings; following them")
+        return info
+
+    async def _changed(self, before: StaticRecord) -> None:
+        same = before.max_members == self.record.max_members
+        if not same or partition_filters(before, self.member) != partition_filters(self.record, self.member):
+            # The reference deletes the durable here, and with it the position; ours stays for whoever sorts it out.
+            self._refuse_change("the partitions or filters")
+
+    async def _group_deleted(self) -> None:
+        with contextlib.suppress(ConsumerNotFound, StreamNotFound, RequestTimeout):
+            await self._api.consumer_delete(self.stream, self._consumer)
+
+    def _beat(self) -> None:
+        if self.state is MemberState.ACTIVE:
+            self._signal(self._note_floor)
+
+    async def _note_floor(self) -> None:
+        if self._puller.pulling:
+            with contextlib.suppress(ConsumerNotFound, RequestTimeout):
+                info = await self._api.consumer_info(self.stream, self._consumer)
+                if info["created"] == self._created:
+                    self._floor = max(self._floor, int(info["ack_floor"]["stream_seq"]))

@@ -1,0 +1,252 @@
+"""What a member has in hand, and the handlers that run on it: strictly in order, or in lanes by key.
+
+It outlives the consumer and the connection that its messages came through. A message that comes again while its handler
+runs is not run twice; one that was done, and whose acknowledgement got lost, is acknowledged again and not repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from parti.backoff import Backoff
+from parti.clock import Clock
+from parti.errors import PartiError
+from parti.groups.message import GroupHandler, GroupMessage, KeyOf
+from parti.model import Lease, Partition, PartitionId
+from parti.observe import group_metrics as m
+from parti.observe.logs import get_logger
+from parti.observe.metrics import Metrics
+from parti.worker.handler import AdaptedHandler
+from parti.worker.lanes import LanePool, Runner
+from parti.worker.ledger import PartitionState
+from parti.worker.outcomes import Again, Bury, Decision, Retry, RetryPolicy, describe
+
+log = get_logger("groups")
+_DONE_REMEMBERED = 4_096  # acknowledgements that may have got lost; far more than can be in flight at once
+
+
+class Order(StrEnum):
+    """What must happen one after the other."""
+
+    STRICT = "strict"
+    """Everything of the member."""
+    PARTITION = "partition"
+    """Messages of one partition; partitions side by side."""
+    KEY = "key"
+    """Messages of one key: the subject, or what the caller's function makes of a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerOptions:
+    """How handlers run."""
+
+    order: Order = Order.STRICT
+    concurrency: int = 64  # handlers at once when the order is not strict; they mostly wait
+    key: KeyOf | None = None
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+
+class DeadLetters(Protocol):
+    """Where messages rest that no handler could take."""
+
+    async def bury(self, message: GroupMessage, decision: Bury) -> None: ...
+
+
+class Work:
+    """The messages in hand. Nothing starts while it is held; nothing that was dropped starts any more."""
+
+    def __init__(
+        self,
+        handler: GroupHandler,
+        options: HandlerOptions,
+        *,
+        settle: Callable[[GroupMessage, bytes], None],
+        still_fresh: Callable[[], bool],
+        dead_letters: DeadLetters,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self.in_hand: dict[int, GroupMessage] = {}
+        self.holding = True
+        self._options = options
+        concurrency = 1 if options.order is Order.STRICT else options.concurrency
+        adapted: Any = handler
+        self._handler = AdaptedHandler(adapted, concurrency=concurrency)
+        self._settle = settle
+        self._still_fresh = still_fresh
+        self._dead_letters = dead_letters
+        self._clock = clock
+        self._metrics = metrics
+        self._state = PartitionState(Partition(("group",)), Lease(PartitionId("group"), 0))
+        self._pool = LanePool(self._serve, concurrency=concurrency)
+        self._held: list[GroupMessage] = []
+        self._epoch = 0
+        self._retrying: dict[int, asyncio.Event] = {}
+        self._done: OrderedDict[int, int] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Work in_hand={len(self.in_hand)} running={self.running}{' held' if self.holding else ''}>"
+
+    @property
+    def running(self) -> int:
+        """Handlers that run now."""
+        return self._state.running
+
+    @property
+    def lane(self) -> Any:
+        """Where a message stands before its own lane is known."""
+        return self._state.main
+
+    def accept(self, messages: Iterable[GroupMessage]) -> None:
+        """Take what was delivered: new messages get their turn in order; known ones only learn their new reply."""
+        for message in messages:
+            known = self.in_hand.get(message.queue_sequence)
+            if known is not None and known.stored_ns == message.stored_ns:
+                known._reply = message._reply
+                continue
+            if self._done.get(message.queue_sequence) == message.stored_ns:
+                self._settle(message, b"+ACK")
+                continue
+            self.in_hand[message.queue_sequence] = message
+            if self.holding:
+                self._held.append(message)
+            else:
+                self._push(message)
+        self._metrics.set(m.IN_HAND, len(self.in_hand))
+
+    def release(self, epoch: int) -> None:
+        """Let what is held go, in the order of the stream, and whatever comes from now on."""
+        self.holding = False
+        self._epoch = epoch
+        held, self._held = sorted(self._held, key=lambda message: message.queue_sequence), []
+        for message in held:
+            self._push(message)
+
+    def hold(self) -> None:
+        """From now on what comes waits for `release`; what is queued already is not touched."""
+        self.holding = True
+
+    def drop(self) -> list[GroupMessage]:
+        """Forget all that was not started, and return it; handlers that run go on. Nothing starts until `release`."""
+        self.holding = True
+        self._held.clear()
+        dropped = [message for message in self.in_hand.values() if not message.started]
+        for message in dropped:
+            del self.in_hand[message.queue_sequence]  # its lane passes it over when its turn comes
+            if (retrying := self._retrying.get(message.queue_sequence)) is not None:
+                retrying.set()
+        return dropped
+
+    async def idle(self, timeout: float) -> bool:
+        """Wait until no handler runs; False when some still did after `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._pool.idled()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """After this returns no handler runs."""
+        self.drop()
+        await self._pool.halt()
+        self._handler.close()
+
+    def done(self, message: GroupMessage) -> None:
+        """The message is settled: it must not be run again, also when its acknowledgement gets lost."""
+        self.in_hand.pop(message.queue_sequence, None)
+        self._done[message.queue_sequence] = message.stored_ns
+        if len(self._done) > _DONE_REMEMBERED:
+            self._done.popitem(last=False)
+
+    def _push(self, message: GroupMessage) -> None:
+        order = self._options.order
+        if order is not Order.STRICT:
+            if order is Order.PARTITION:
+                key = str(message.number)
+            else:
+                key = self._options.key(message) if self._options.key is not None else message.subject
+            message.key = key
+            message._lane = self._state.lane(f"{order.value}:{key}")
+        message.lease = Lease(PartitionId(str(message.number)), self._epoch)
+        self._pool.push(message)
+
+    async def _serve(self, message: Any, runner: Runner) -> float | None:  # noqa: ARG002 - the pool's signature
+        """Attempt after attempt until the message is settled or dropped. None: the lane goes on."""
+        assert isinstance(message, GroupMessage)
+        while self.in_hand.get(message.queue_sequence) is message:
+            if not self._still_fresh():
+                del self.in_hand[message.queue_sequence]
+                return None
+            message.attempt += 1
+            message.started = True
+            try:
+                outcome = await self._handler.call(message)
+            except Exception as error:
+                outcome = Retry(error=describe(error))
+                log.warning("group.handler_failed", sequence=message.sequence, attempt=message.attempt, **_why(error))
+            finally:
+                message.started = False
+            wait = await self._settle_outcome(message, outcome)
+            if wait is None:
+                return None
+            await self._pause(message, wait)
+        return None
+
+    async def _pause(self, message: GroupMessage, seconds: float) -> None:
+        """Wait for the next attempt; the lane waits with it, so that nothing overtakes. `drop` ends it at once."""
+        dropped = self._retrying[message.queue_sequence] = asyncio.Event()
+        try:
+            async with asyncio.timeout(seconds):
+                await dropped.wait()
+        except TimeoutError:
+            pass
+        finally:
+            del self._retrying[message.queue_sequence]
+
+    async def _settle_outcome(self, message: GroupMessage, outcome: Any) -> float | None:
+        if message.acknowledged:
+            self._count("ack")
+            return None
+        decision: Decision = self._options.retry.decide(outcome, message.attempt)
+        if isinstance(decision, Again):
+            self._count("retry")
+            message.last_error = decision.error
+            if not self.holding:
+                return decision.delay
+            # The pin or the consumer went meanwhile: whoever has it now tries again.
+            self.in_hand.pop(message.queue_sequence, None)
+            self._settle(message, b"-NAK")
+            return None
+        if isinstance(decision, Bury):
+            await self._bury(message, decision)
+            self._count("reject")
+        else:
+            self._count("ack")
+        message.acknowledged = True
+        self._settle(message, b"+ACK")
+        self.done(message)
+        return None
+
+    async def _bury(self, message: GroupMessage, decision: Bury) -> None:
+        """Try until the letter is stored; the message is not let go before."""
+        waits = Backoff(base=0.1, cap=5.0, max_tries=None).delays()
+        while True:
+            try:
+                await self._dead_letters.bury(message, decision)
+                return
+            except PartiError as error:
+                log.warning("group.dead_letter_failed", sequence=message.sequence, error=str(error))
+            await self._clock.sleep(next(waits))
+
+    def _count(self, outcome: str) -> None:
+        self._metrics.count(m.MESSAGES, outcome=outcome)
+
+
+def _why(error: Exception) -> dict[str, str]:
+    return {"error": describe(error)}

@@ -1,0 +1,46 @@
+"""The metrics of consumer groups. A process that joins several groups adds them up; the log tells them apart."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from parti.observe.metric import Kind, Metric
+
+MESSAGES: Final = Metric(
+    "parti_group_messages_total",
+    Kind.COUNTER,
+    "Handler calls of group members by their outcome.",
+    {"outcome": ("ack", "retry", "reject")},
+)
+REDELIVERED: Final = Metric(
+    "parti_group_redelivered_total", Kind.COUNTER, "Messages that the server delivered for a second time or more."
+)
+IN_HAND: Final = Metric("parti_group_in_hand", Kind.GAUGE, "Messages held by the member: queued, running, or waiting.")
+PARTITIONS: Final = Metric("parti_group_partitions", Kind.GAUGE, "Partitions that the member owns.")
+PINNED: Final = Metric("parti_group_pinned", Kind.GAUGE, "1 while this instance is the one that gets the messages.")
+EVENTS: Final = Metric(
+    "parti_group_events_total",
+    Kind.COUNTER,
+    "Turns in a member's life, such as assigned, revoked, pinned and consumer_lost.",
+    {
+        "kind": (
+            "assigned",
+            "revoked",
+            "waiting",
+            "blocked",
+            "joined",
+            "pinned",
+            "unpinned",
+            "consumer_lost",
+            "frozen",
+            "template_differs",
+            "record_invalid",
+            "old_names",
+            "group_deleted",
+            "stopped",
+            "failed",
+        )
+    },
+)
+
+GROUP_METRICS: Final = (MESSAGES, REDELIVERED, IN_HAND, PARTITIONS, PINNED, EVENTS)
