@@ -133,6 +133,7 @@ def test_a_slow_line_is_waited_for(proxied: tuple[FaultProxy, RangeReader], name
     assert_complete(list(reader.read(name, 0, 5_000, path=path)), last=5_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", BOTH)
 @pytest.mark.parametrize("how", ["kill", "terminate"])
 def test_a_server_that_dies_mid_read_and_comes_back_loses_nothing(
