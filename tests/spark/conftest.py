@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from parti.spark import session
-from parti.testing import NatsServer
+from parti.testing import NatsCluster, NatsServer
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
 
@@ -38,7 +38,7 @@ class Stream:
     def __init__(self, url: str, name: str) -> None:
         self.url = url
         self.name = name
-        self.connection = BlockingConnection.open(ConnectOptions(servers=(url,)))
+        self.connection = BlockingConnection.open(ConnectOptions(servers=tuple(url.split(","))))
 
     def create(self, **config: Any) -> None:
         """Make the stream; it listens on `<name>.>`."""
@@ -66,6 +66,11 @@ class Stream:
         while self.state()["last_seq"] < last:  # the server answers behind the messages it read before
             pass
         return last
+
+    def reconnect(self) -> None:
+        """Use another server of the cluster, after one was killed."""
+        self.connection.close()
+        self.connection = BlockingConnection.open(ConnectOptions(servers=tuple(self.url.split(","))))
 
     def state(self) -> dict[str, Any]:
         """The stream's state as the server says it."""
@@ -116,6 +121,21 @@ def stream_on(name: str) -> Iterator[Callable[..., Stream]]:
         one.connection.close()
 
 
+@pytest.fixture
+def stream_on_cluster(name: str) -> Iterator[Callable[[NatsCluster], Stream]]:
+    """Makes the test's stream with three replicas."""
+    made: list[Stream] = []
+
+    def make(cluster: NatsCluster) -> Stream:
+        made.append(Stream(",".join(cluster.urls), name))
+        made[-1].create(num_replicas=3)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.connection.close()
+
+
 class Query:
     """A streaming read into Parquet, so that what came out survives the query; one `run` is one AvailableNow query."""
 
@@ -148,7 +168,8 @@ class Query:
         """What came out so far, by sequence."""
         if not (self.folder / "out" / "_spark_metadata").exists():
             return []
-        return list(self.spark.read.parquet(str(self.folder / "out")).orderBy("sequence").collect())
+        reader = self.spark.read.schema("sequence bigint, subject string, value binary")  # empty batches have none
+        return list(reader.parquet(str(self.folder / "out")).orderBy("sequence").collect())
 
     def sequences(self) -> list[int]:
         return [row.sequence for row in self.rows()]

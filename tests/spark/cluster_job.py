@@ -1,0 +1,44 @@
+"""A job as a user would submit it: `python cluster_job.py MASTER SERVERS STREAM FOLDER`; prints what it saw as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from parti.spark import session
+
+master, servers, stream, folder = sys.argv[1:]
+spark = session(
+    "parti-cluster-job",
+    master=master,
+    **{
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executor.memory": "1g",
+        "spark.executor.cores": "1",
+        "spark.cores.max": "2",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+    },
+)
+options = {"servers": servers, "stream": stream, "startingOffsets": "earliest", "maxRecordsPerPartition": "250"}
+query = (
+    spark.readStream.format("jetstream")
+    .options(**options)
+    .load()
+    .writeStream.format("parquet")
+    .option("checkpointLocation", str(Path(folder) / "checkpoint"))
+    .option("path", str(Path(folder) / "out"))
+    .trigger(availableNow=True)
+    .start()
+)
+query.awaitTermination(100)
+executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1  # the driver is one of them
+rows = spark.read.parquet(str(Path(folder) / "out"))
+print(
+    json.dumps({"rows": rows.count(), "distinct": rows.select("sequence").distinct().count(), "executors": executors})
+)
+spark.stop()
