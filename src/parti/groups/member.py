@@ -18,6 +18,7 @@ from parti.errors import (
     ConnectionFailed,
     ConnectionLost,
     FatalError,
+    NoResponders,
     PartiError,
     RequestTimeout,
     TransientError,
@@ -446,6 +447,9 @@ class GroupConsumer(Generic[R]):
                 reply = message._reply.decode()
                 await self._connection.requests.call(reply, b"+ACK", timeout=min(1.0, self._ack_wait))
                 break
+            except NoResponders:
+                message.doubtful = True
+                raise
             except (RequestTimeout, ConnectionLost, ConnectionFailed):
                 if deadline.expired:
                     raise

@@ -214,6 +214,9 @@ class Work:
             self._count("ack")
             return None
         decision: Decision = self._options.retry.decide(outcome, message.attempt)
+        if message.doubtful and isinstance(decision, Again | Bury):
+            self.in_hand.pop(message.queue_sequence, None)  # whoever has it now decides
+            return None
         if isinstance(decision, Again):
             self._count("retry")
             message.last_error = decision.error

@@ -1,0 +1,272 @@
+"""Members of static groups on a real server: the position is the member's, and survives what happens to its durable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from parti.groups import (
+    ConsumerTemplate,
+    EventKind,
+    GroupMessage,
+    MemberMapping,
+    MemberOptions,
+    MemberState,
+    StaticGroups,
+    StaticMember,
+    errors,
+    static_consume,
+)
+from parti.observe import group_metrics as m
+from parti.observe.prometheus import PrometheusMetrics
+from parti.testing import NatsServer, eventually
+from parti.wire.api import JetStreamApi
+from parti.wire.connect import Connection, connect
+from parti.wire.errors import ConsumerNotFound, StreamNotFound
+from parti.wire.kv import KeyValue
+from parti.wire.options import ConnectOptions
+
+GROUP = "g"
+TEMPLATE = ConsumerTemplate(ack_wait=2)
+
+
+class Bench:
+    """A stream whose subjects begin with the partition, and the members that a test joined."""
+
+    def __init__(self, connection: Connection, stream: str) -> None:
+        self.connection = connection
+        self.api = JetStreamApi(connection)
+        self.groups = StaticGroups(connection)
+        self.stream = stream
+        self.joined: list[StaticMember] = []
+
+    async def create(self, partitions: int = 4, **membership: Any) -> None:
+        subjects = [f"{partition}.{self.stream}.>" for partition in range(8)]
+        await self.api.stream_create({"name": self.stream, "subjects": subjects, "storage": "memory"})
+        await self.groups.create(self.stream, GROUP, max_members=partitions, **membership)
+
+    async def join(self, member: str, seen: list[GroupMessage], **options: Any) -> StaticMember:
+        async def handler(message: GroupMessage) -> None:
+            seen.append(message)
+
+        settings = MemberOptions(**{"template": TEMPLATE} | options)
+        joined = await static_consume(self.connection, self.stream, GROUP, member, handler, settings)
+        self.joined.append(joined)
+        return joined
+
+    async def publish(self, count: int, partitions: int = 4, kind: str = "a") -> None:
+        for n in range(count):
+            await self.api.publish(f"{n % partitions}.{self.stream}.{kind}.{n}", b"%d" % n)
+
+
+@pytest.fixture
+async def bench(server: NatsServer, name: str) -> AsyncIterator[Bench]:
+    async with await connect(ConnectOptions(servers=(server.url,))) as connection:
+        made = Bench(connection, name)
+        yield made
+        await asyncio.gather(*(member.stop(timeout=2) for member in made.joined))
+
+
+def sequences(seen: list[GroupMessage]) -> list[int]:
+    return [message.sequence for message in seen]
+
+
+async def got(count: int, *logs: list[GroupMessage]) -> None:
+    await eventually(lambda: sum(map(len, logs)) >= count, what=f"{count} messages")
+    assert sum(map(len, logs)) == count
+
+
+async def test_members_share_the_partitions_of_the_filtered_subjects(bench: Bench) -> None:
+    await bench.create(2, members=["m1", "m2"], filters=[f"{bench.stream}.a.>", f"{bench.stream}.b.>"])
+    for kind in "abc":
+        await bench.publish(10, partitions=2, kind=kind)
+    one: list[GroupMessage] = []
+    two: list[GroupMessage] = []
+    first = await bench.join("m1", one)
+    await bench.join("m2", two)
+    await got(20, one, two)
+    assert {(message.number, message.subject.split(".")[1]) for message in one} == {(0, "a"), (0, "b")}
+    assert {message.number for message in two} == {1}
+    assert one[0].subject == f"{bench.stream}.a.0"
+    assert (one[0].sequence, one[0].queue_sequence) == (1, 1)
+    assert first.partitions == (0,)
+
+
+async def test_a_mapped_group_with_two_filters_works(bench: Bench) -> None:
+    mappings = [MemberMapping("m1", (1, 0)), MemberMapping("m2", (2, 3))]
+    await bench.create(4, mappings=mappings, filters=[f"{bench.stream}.a.>", f"{bench.stream}.b.>"])
+    seen: list[GroupMessage] = []
+    await bench.join("m1", seen)
+    await bench.publish(8)
+    await got(4, seen)
+    assert {message.number for message in seen} == {0, 1}
+
+
+async def test_the_position_survives_leaving_and_coming_back(bench: Bench) -> None:
+    await bench.create(members=["m1"])
+    seen: list[GroupMessage] = []
+    member = await bench.join("m1", seen)
+    await bench.publish(4)
+    await got(4, seen)
+    await member.stop()
+    await member.stop()  # calling it again is fine
+    assert (await bench.api.consumer_info(bench.stream, "g-m1"))["ack_floor"]["stream_seq"] == 4
+    await bench.publish(4)
+    await bench.join("m1", seen)
+    await got(8, seen)
+    assert sequences(seen) == list(range(1, 9))
+
+
+async def test_a_durable_that_somebody_deletes_is_put_back_where_it_was(bench: Bench) -> None:
+    await bench.create(members=["m1"])
+    seen: list[GroupMessage] = []
+    member = await bench.join("m1", seen, template=ConsumerTemplate(ack_wait=1))
+    await bench.publish(20)
+    await got(20, seen)
+    await eventually(lambda: member._floor == 20, what="the noted position")
+    await bench.api.consumer_delete(bench.stream, "g-m1")
+    await bench.publish(4)
+    await eventually(lambda: len(seen) >= 24, what="the new messages")
+    assert sequences(seen) == list(range(1, 25))
+    assert EventKind.CONSUMER_LOST in [event.kind for event in member.events.recent]
+    config = (await bench.api.consumer_info(bench.stream, "g-m1"))["config"]
+    assert config["deliver_policy"] == "all"  # as another instance would ask for it
+
+
+async def test_a_new_member_may_start_late_in_the_stream(bench: Bench) -> None:
+    await bench.create(members=["m1"])
+    await bench.publish(10)
+    seen: list[GroupMessage] = []
+    await bench.join("m1", seen, template=ConsumerTemplate(ack_wait=2, start_sequence=8))
+    await got(3, seen)
+    assert sequences(seen) == [8, 9, 10]
+
+
+async def test_joining_is_refused_where_it_cannot_work(bench: Bench) -> None:
+    with pytest.raises(StreamNotFound):
+        await bench.join("m1", [])
+    await bench.create(members=["m1"])
+    with pytest.raises(errors.NotListed, match="it has m1"):
+        await bench.join("m2", [])
+    await bench.api.consumer_create(bench.stream, {"durable_name": "g-m1", "ack_policy": "explicit"})
+    with pytest.raises(errors.ForeignConsumer):
+        await bench.join("m1", [])
+    await bench.api.consumer_delete(bench.stream, "g-m1")
+    leftover = TEMPLATE.config(bench.groups.kind, "g-m1", ("7.>",))
+    await bench.api.consumer_create(bench.stream, leftover)
+    with pytest.raises(errors.ForeignConsumer, match="earlier group"):
+        await bench.join("m1", [])
+
+
+async def test_a_member_beyond_the_number_of_partitions_waits(bench: Bench) -> None:
+    await bench.create(1, members=["m1", "m2"])
+    member = await bench.join("m2", [])
+    assert (member.state, member.partitions) == (MemberState.WAITING, ())
+
+
+async def test_deleting_the_group_ends_the_members_and_takes_their_durables(bench: Bench) -> None:
+    await bench.create(members=["m1"])
+    member = await bench.join("m1", [])
+    await bench.groups.delete(bench.stream, GROUP)
+    await member.wait()
+    with pytest.raises(ConsumerNotFound):
+        await bench.api.consumer_info(bench.stream, "g-m1")
+
+
+async def test_a_changed_record_ends_the_member_and_keeps_its_position(bench: Bench) -> None:
+    await bench.create(members=["m1", "m2"])
+    seen: list[GroupMessage] = []
+    member = await bench.join("m1", seen)
+    await bench.publish(4)
+    await got(2, seen)
+    bucket, key = KeyValue(bench.api, "static-consumer-groups"), f"{bench.stream}.{GROUP}"
+    raw = (await bucket.get(key)).value
+    revision = await bucket.put(key, raw.replace(b'["m1","m2"]', b'["m2","m1"]'))
+    await eventually(lambda: member._revision == revision, what="the reordered record")
+    assert member.state is MemberState.ACTIVE  # the same partitions: nothing happened
+    await bucket.put(key, raw.replace(b'["m1","m2"]', b'["m1"]'))
+    with pytest.raises(errors.GroupChanged):
+        await member.wait()
+    assert (await bench.api.consumer_info(bench.stream, "g-m1"))["ack_floor"]["consumer_seq"] == 2
+
+
+async def test_one_of_two_instances_gets_the_messages_and_a_step_down_changes_which(bench: Bench) -> None:
+    await bench.create(members=["m1"])
+    one: list[GroupMessage] = []
+    two: list[GroupMessage] = []
+    template = ConsumerTemplate(ack_wait=30)
+    first = await bench.join("m1", one, template=template)
+    await bench.publish(4)
+    await got(4, one)
+    await bench.join("m1", two, template=template)
+    await bench.groups.step_down(bench.stream, GROUP, "m1")
+    await bench.publish(4)
+    await got(4, two)
+    info = await bench.groups.member_info(bench.stream, GROUP, "m1")
+    assert info.active
+    assert info.pinned
+    await eventually(lambda: first.state is MemberState.STANDBY, what="the lost pin")
+
+
+async def test_messages_without_acks_are_handled_once(bench: Bench) -> None:
+    await bench.create(members=["m1"])
+    await bench.publish(5)
+    seen: list[GroupMessage] = []
+    await bench.join("m1", seen, template=ConsumerTemplate(ack_policy="none"))
+    await got(5, seen)
+    assert sequences(seen) == [1, 2, 3, 4, 5]
+
+
+async def test_events_metrics_and_health_tell_the_same_story(bench: Bench) -> None:
+    await bench.create(members=["m1"])
+    metrics = PrometheusMetrics()
+    told: list[EventKind] = []
+
+    def broken(event: Any) -> None:
+        told.append(event.kind)
+        raise ValueError("a listener's bug stops nobody")
+
+    seen: list[GroupMessage] = []
+    member = await bench.join("m1", seen, metrics=metrics, on_event=broken)
+    followed: list[EventKind] = []
+
+    async def follow() -> None:
+        followed.extend([event.kind async for event in member.events.follow()])
+
+    following = asyncio.create_task(follow())
+    await bench.publish(3)
+    await got(3, seen)
+    assert member.health_check().probe() is None
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
+    await eventually(lambda: value(m.MESSAGES.name, outcome="ack") == 3, what="the metric")
+    assert (value(m.PINNED.name), value(m.PARTITIONS.name)) == (1, 4)
+    await member.stop()
+    await following
+    assert value(m.PINNED.name) == 0
+    assert told == [EventKind.ASSIGNED, EventKind.JOINED, EventKind.PINNED, EventKind.REVOKED, EventKind.STOPPED]
+    assert followed[-1] is EventKind.STOPPED
+    assert "stopped" in repr(member.events)
+
+
+async def test_waiting_for_a_member_may_be_cancelled_without_ending_it(bench: Bench) -> None:
+    await bench.create(members=["m1"])
+    seen: list[GroupMessage] = []
+    member = await bench.join("m1", seen)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await member.wait()
+    await bench.publish(2)
+    await got(2, seen)
+
+
+async def test_it_can_be_used_as_a_context(bench: Bench) -> None:
+    await bench.create(members=["m1"])
+    async with await bench.join("m1", []) as member:
+        assert member.state is MemberState.STANDBY
+    assert member.state is MemberState.STOPPED
