@@ -1,6 +1,7 @@
 """Partitioned consumer groups, wire-compatible with the Go reference (orbit.go pcgroups)."""
 
 from parti.groups import errors
+from parti.groups.automatic import AutomaticMembership
 from parti.groups.common import DeletePlan, MemberInfo
 from parti.groups.distribution import assignment, least_moves, partition_filters, partitions_of, predict
 from parti.groups.elastic import ElasticMember, elastic_consume
@@ -17,6 +18,7 @@ from parti.groups.template import ConsumerTemplate
 from parti.groups.work import HandlerOptions, Order
 
 __all__ = [
+    "AutomaticMembership",
     "ConsumerTemplate",
     "DeletePlan",
     "ElasticGroups",

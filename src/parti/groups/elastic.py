@@ -7,8 +7,9 @@ import random
 from collections.abc import AsyncIterator
 from typing import Any
 
-from parti.clock import Randomness
+from parti.clock import Randomness, SystemClock
 from parti.errors import PartiError, RequestTimeout
+from parti.groups.automatic import AutomaticMembership, Registrar
 from parti.groups.common import is_group_consumer, pinned_id
 from parti.groups.distribution import partition_filters, partitions_of
 from parti.groups.errors import ForeignConsumer, WorkQueueMissing
@@ -34,10 +35,13 @@ async def elastic_consume(
     member: str,
     handler: GroupHandler,
     options: MemberOptions | None = None,
+    *,
+    automatic: AutomaticMembership | None = None,
 ) -> ElasticMember:
     """Join the group as an instance of `member`; messages come while the member is listed and this instance pinned.
 
-    A member that is not listed waits until it is. Raises `GroupNotFound`, `WorkQueueMissing`, `BadTemplate`; later
+    A member that is not listed waits until it is; with `automatic` it is listed while an instance of it is joined, and
+    no administrator is needed. Raises `GroupNotFound`, `WorkQueueMissing`, `BadTemplate`; later
     outages are waited out. End it with `await consumer.stop()`, or use it in `async with`.
     """
     options = options or MemberOptions()
@@ -54,6 +58,8 @@ async def elastic_consume(
             "group again, which adds it"
         ) from None
     consumer = ElasticMember(connection, store, stored, (stream, group, member), handler, options)
+    if automatic is not None:
+        consumer.registrar = Registrar(store, (stream, group, member), automatic, clock=options.clock or SystemClock())
     await consumer.start()
     return consumer
 
@@ -64,11 +70,15 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
     kind = GroupKind.ELASTIC
     _random: Randomness = random.Random()
     _stale_since: float | None = None
+    registrar: Registrar | None = None
+    """This instance's part in automatic membership."""
 
     def _consumer_place(self) -> tuple[str, str]:
         return work_queue(self.stream, self.group), self.member
 
     async def _supervise(self) -> None:
+        if self.registrar is not None:
+            await self.registrar.start()
         async with self._advised():
             await super()._supervise()
 
@@ -173,3 +183,5 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
             info = await self._api.consumer_info(self._queue_stream, self._consumer)
             if not info.get("num_waiting"):
                 await self._delete_consumer()
+        if self.registrar is not None:
+            await self.registrar.stop()

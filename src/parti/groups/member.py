@@ -512,8 +512,7 @@ class GroupConsumer(Generic[R]):
         failed = self._failure is not None
         with contextlib.suppress(PartiError):
             await self._drain(self._stop_within)
-            if not failed:
-                await self._leave()
+            await self._leave()
         await self._work.close()
         await self._puller.close()
         self._lose(self._owned)
