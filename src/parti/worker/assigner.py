@@ -77,6 +77,8 @@ class Assigner:
             self._session().resume()
             return False
         await self._stop_all(removed)
+        # Before the update: once a filter is gone, what the consumer delivers says nothing about that partition.
+        cursors = {state.id: desk.ledger.cursor(state.id) for state in removed}
         fresh = {key: self._new_state(wanted, key) for key in added}
         try:
             async with self._lock:
@@ -94,7 +96,7 @@ class Assigner:
                 desk.pool.resume(state)
             desk.ledger.forget_places()
             raise
-        self._forget(removed)
+        self._forget(removed, cursors)
         desk.ledger.assign(wanted.routes)
         self._recorder.subjects(len(wanted.routes.subjects), len(diff.added), len(diff.removed))
         self._session().resume()
@@ -105,7 +107,7 @@ class Assigner:
         before = len(self._desk.ledger.routes.subjects)
         await self._stop_all(removed)
         self._session().pause()
-        self._forget(removed)
+        self._forget(removed, {state.id: self._desk.ledger.cursor(state.id) for state in removed})
         self._desk.ledger.assign(wanted.routes)
         self._recorder.subjects(0, 0, before)
         self._recorder.event("worker.paused", op="update", result="paused")
@@ -284,12 +286,12 @@ class Assigner:
             for state in states:
                 group.create_task(self.stop(state))
 
-    def _forget(self, states: Iterable[PartitionState]) -> None:
+    def _forget(self, states: Iterable[PartitionState], cursors: Mapping[PartitionId, int]) -> None:
         ledger = self._desk.ledger
         for state in states:
             if len(self.positions) >= _REMEMBERED:
                 self.positions.pop(next(iter(self.positions)))
-            self.positions[state.id] = ledger.cursor(state.id)
+            self.positions[state.id] = cursors[state.id]
             self._desk.drop(state)
             del ledger.states[state.id]
         ledger.forget_places()

@@ -60,7 +60,7 @@ class CatchUp:
                 after = min(state.seen for state in waiting.values())
                 target = max(state.target or 0 for state in waiting.values())
                 if after < target:
-                    await self.read(after, target, subjects, lambda state: state.id in waiting)
+                    await self.read(after, target, subjects, lambda state: waiting.get(state.id) is state)
                 for state in waiting.values():
                     # Everything up to `target` was read, whether or not it had a message of this partition.
                     if not self._catching(state):

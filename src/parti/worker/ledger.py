@@ -81,10 +81,9 @@ class PartitionState:
 
     def cursor(self, high: int) -> int:
         """Up to here every message of the partition is done; `high` is what the consumer has delivered."""
-        lowest = min(self.open, default=None)
-        if lowest is not None:
-            return lowest - 1
-        return self.seen if self.target is not None else max(self.seen, high)
+        # While it catches up, what is held lies above a part that was not read yet.
+        reached = self.seen if self.target is not None else max(self.seen, high)
+        return min(reached, min(self.open) - 1) if self.open else reached
 
 
 @dataclass(frozen=True, slots=True)
