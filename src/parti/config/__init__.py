@@ -1,5 +1,6 @@
 """One frozen configuration from defaults, a TOML file, the environment and flags, each value with its origin."""
 
+from parti.config.deliver import DeliverSection
 from parti.config.load import LoadedConfig, env_name, known_keys, load_config
 from parti.config.origin import Origin, Source
 from parti.config.sections import Config, LogFormat, LogLevel, NatsSection, ObserveSection, RetrySection
@@ -7,6 +8,7 @@ from parti.config.worker import WorkerConfig
 
 __all__ = [
     "Config",
+    "DeliverSection",
     "LoadedConfig",
     "LogFormat",
     "LogLevel",

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from parti.config.deliver import DeliverSection
 from parti.config.setting import Section, Setting, Unit
 from parti.config.worker import WorkerConfig
 from parti.errors import ConfigError
@@ -132,3 +133,4 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     retry: RetrySection = RetrySection()
     observe: ObserveSection = ObserveSection()
     worker: WorkerConfig = WorkerConfig()
+    deliver: DeliverSection = DeliverSection()

@@ -100,7 +100,7 @@ class Key:
 
     def show(self, value: object) -> str:
         """The value as the user would write it; a secret that is set shows as a mask."""
-        if value is None or value == "":
+        if value is None or value in ("", ()):
             return "unset"
         if self.setting.secret:
             return MASK

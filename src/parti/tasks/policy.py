@@ -1,0 +1,200 @@
+"""What follows from an attempt. Pure: no clock, no I/O, and randomness is handed in.
+
+The same functions decide in the TaskConsumer and in a Spark job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+
+from parti.clock import Randomness
+from parti.config.deliver import DeliverSection
+from parti.tasks.errors import Reason
+from parti.tasks.task import RetryPolicy, duration_seconds, is_bad_duration
+
+MOST_ATTEMPTS = 50
+LONGEST_TIMEOUT = 30.0
+LONGEST_WAIT = 6 * 3600.0
+_RETRY_AFTER = frozenset({429, 503})
+
+
+class Outcome(StrEnum):
+    """The class of an attempt's end; the label of a metric, a word in the logs and in the attempt log."""
+
+    DELIVERED = "delivered"
+    GONE = "gone"
+    REJECTED = "rejected"
+    REDIRECTED = "redirected"
+    THROTTLED = "throttled"
+    SERVER_ERROR = "server_error"
+    TIMEOUT = "timeout"
+    NETWORK = "network"
+    DNS = "dns"
+    TLS = "tls"
+    STORE = "store"
+    """The secret could not be read for now; nothing was sent."""
+    BLOCKED = "blocked"
+    REFUSED = "refused"
+    """The task itself cannot be sent; nothing was."""
+
+    @property
+    def hurts_host(self) -> bool:
+        """Whether it counts against the host's health: the host was asked, and was not up to it."""
+        return self in _HOST_FAILURES
+
+
+_HOST_FAILURES = frozenset(
+    {Outcome.THROTTLED, Outcome.SERVER_ERROR, Outcome.TIMEOUT, Outcome.NETWORK, Outcome.DNS, Outcome.TLS}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How one attempt ended."""
+
+    outcome: Outcome
+    status: int = 0
+    error: str = ""
+    response: bytes = field(default=b"", repr=False)
+    """The first bytes of what the endpoint answered."""
+    retry_after: float | None = None
+    reason: Reason | None = None
+    """For a refusal: why."""
+
+
+def classify(status: int, retry_statuses: Sequence[int] = (408, 425, 429)) -> Outcome:
+    """The class of an HTTP status: seed 004's table, with 408 and 425 tried again as 429 is."""
+    if 200 <= status < 300:
+        return Outcome.DELIVERED
+    if status == 410:
+        return Outcome.GONE
+    if status in retry_statuses:
+        return Outcome.THROTTLED
+    if 300 <= status < 400:
+        return Outcome.REDIRECTED
+    if 400 <= status < 500:
+        return Outcome.REJECTED
+    return Outcome.SERVER_ERROR
+
+
+def parse_retry_after(status: int, value: str | None, now: float) -> float | None:
+    """Seconds that the endpoint asks for, in either form of RFC 9110; only 429 and 503 are heard."""
+    if status not in _RETRY_AFTER or not value:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdecimal():
+        return float(text[:12])
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    try:
+        wait = (moment - datetime.fromtimestamp(now, UTC)).total_seconds()
+    except OverflowError:
+        return None
+    return max(0.0, wait)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The waits of one task: its attempts are counted by us, never by the server's deliveries."""
+
+    max_attempts: int
+    waits: tuple[float, ...] = ()
+    """Explicit waits; the last one repeats."""
+    initial: float = 0.0
+    """Or, when positive, the first of waits that double up to `cap`."""
+    cap: float = LONGEST_WAIT
+    clamped: bool = False
+    """Whether the task asked for something that is none, and got the default."""
+
+    def wait(self, attempt: int) -> float:
+        """Seconds after attempt number `attempt` (from 1) failed."""
+        if self.initial > 0:
+            # 2 ** 40 s is far beyond the cap: without the clamp, attempt 1,100 would overflow a float.
+            return min(self.initial * 2.0 ** min(attempt - 1, 40), self.cap)
+        return min(self.waits[min(attempt, len(self.waits)) - 1], self.cap)
+
+
+def schedule_of(policy: RetryPolicy | None, config: DeliverSection) -> Schedule:
+    """The task's own policy where it says something sensible, the configured schedule where it does not."""
+    waits = config.waits
+    if policy is None:
+        return Schedule(len(waits) + 1, waits)
+    attempts, clamped = _attempts(policy.max_attempts, len(waits) + 1)
+    clamped = clamped or is_bad_duration(policy.initial_backoff) or is_bad_duration(policy.max_backoff)
+    cap = min(duration_seconds(policy.max_backoff) or LONGEST_WAIT, LONGEST_WAIT)
+    initial = duration_seconds(policy.initial_backoff)
+    if initial is None:
+        return Schedule(attempts, waits, cap=cap, clamped=clamped)
+    return Schedule(attempts, initial=min(initial, LONGEST_WAIT), cap=cap, clamped=clamped)
+
+
+def _attempts(wanted: int | float | None, default: int) -> tuple[int, bool]:
+    if wanted is None or wanted == 0:
+        return default, False
+    if not math.isfinite(wanted) or wanted < 1 or wanted > MOST_ATTEMPTS:
+        return default, True
+    return int(wanted), False
+
+
+def request_timeout(wanted: str | int | float | None, config: DeliverSection) -> float:
+    """Seconds for the whole request: the task's wish within bounds, else the configured one."""
+    return min(duration_seconds(wanted) or config.total_timeout, LONGEST_TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The endpoint has it: let the task go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Try again after `wait` seconds."""
+
+    wait: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Put the task into the dead letters, then let it go."""
+
+    reason: Reason
+    disable: bool = False
+    """Also send nothing more to this endpoint."""
+
+
+Decision = Done | Again | Bury
+DONE = Done()
+
+
+def decide(
+    attempt: Attempt, *, attempts: int, age: float, schedule: Schedule, config: DeliverSection, rng: Randomness
+) -> Decision:
+    """What to do after an attempt; `attempts` is how many were made, this one included."""
+    match attempt.outcome:
+        case Outcome.DELIVERED:
+            return DONE
+        case Outcome.GONE:
+            return Bury(Reason.GONE, disable=True)
+        case Outcome.REJECTED | Outcome.REDIRECTED:
+            return Bury(Reason.REJECTED)
+        case Outcome.REFUSED | Outcome.BLOCKED:
+            return Bury(attempt.reason or Reason.MALFORMED)
+    if age >= config.max_task_age:
+        return Bury(Reason.EXPIRED)
+    if attempts >= schedule.max_attempts:
+        return Bury(Reason.EXHAUSTED)
+    # The secret store's failure is not the endpoint's: it is tried again soon, and spends no attempt.
+    step = schedule.wait(max(attempts, 1))
+    wait = step * (1.0 + rng.uniform(-config.jitter, config.jitter))
+    if attempt.retry_after is not None:
+        wait = max(wait, min(attempt.retry_after, config.retry_after_max))
+    return Again(wait)

@@ -1,0 +1,152 @@
+"""A delivery task as it comes from the stream: decoded strictly, and never trusted.
+
+Facts about the format are in the field's own words of syntrix' `DeliveryTask`. `before`, `after` and `payload` stay the
+bytes they were: what the publisher wrote is what the endpoint gets, and decoding them would cost more than sending.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from parti.config.units import parse_duration
+from parti.errors import ConfigError
+from parti.tasks.errors import Malformed, TooLarge
+
+_NANOSECONDS = 1e9
+_LARGEST = 1 << 63  # Go's durations are 64 bits; a larger number is none
+_ABSENT = msgspec.Raw(b"")
+
+GoDuration = str | int | float | None
+"""A duration as Go writes it: a text such as "1m30s", or a number of nanoseconds."""
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, rename="camel"):
+    """How often and how far apart the trigger wants attempts; 0 and absent mean parti's own schedule."""
+
+    max_attempts: int | float | None = None
+    initial_backoff: GoDuration = None
+    max_backoff: GoDuration = None
+
+
+class DeliveryTask(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """One event for one endpoint. Unknown fields are ignored, wrong types and missing fields are refused."""
+
+    trigger_id: str
+    database: str
+    collection: str
+    document_id: str
+    event: str
+    url: str
+    lsn: str = ""
+    seq: int = 0
+    ts: int = 0
+    before: msgspec.Raw = _ABSENT
+    after: msgspec.Raw = _ABSENT
+    payload: msgspec.Raw = _ABSENT
+    headers: dict[str, str] | None = None
+    secrets_ref: str | None = None
+    retry_policy: RetryPolicy | None = None
+    timeout: GoDuration = None
+    pre_issued_token: str | None = None
+    subject_hashed: bool = False
+
+    def __repr__(self) -> str:
+        # Neither url, headers nor token: each may hold a credential.
+        return f"<DeliveryTask {self.trigger_id} {self.event} {self.database}/{self.collection}/{self.document_id}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A task, and how many fields of it nobody knows."""
+
+    task: DeliveryTask
+    unknown_fields: int
+
+
+_DECODER = msgspec.json.Decoder(DeliveryTask)
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_KNOWN = frozenset(field.encode_name for field in msgspec.structs.fields(DeliveryTask))
+
+
+def decode_task(data: bytes, *, max_size: int = 1 << 20) -> Decoded:
+    """The task, or `Malformed` or `TooLarge` with the first thing that is wrong; never any other error."""
+    if len(data) > max_size:
+        raise TooLarge(f"the task has {len(data)} bytes, more than deliver.max_task allows ({max_size})")
+    try:
+        task = _DECODER.decode(data)
+        names = _FIELDS.decode(data).keys()
+    except msgspec.ValidationError as error:
+        raise Malformed(f"the task does not fit its form: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"the task is no JSON: {error}") from None
+    for name in ("trigger_id", "database", "collection", "document_id", "url"):
+        if not getattr(task, name):
+            raise Malformed(f"the task's {name} is empty")
+    return Decoded(task, len(names - _KNOWN))
+
+
+def lane_key(task: DeliveryTask, *, per_trigger: bool = False) -> str:
+    """The document as 32 hex digits: the same for the same document, whatever subject its task came with.
+
+    Each part is preceded by its length, so that ("ab", "c") and ("a", "bc") are two documents.
+    """
+    parts = [task.database, task.collection, task.document_id]
+    if per_trigger:
+        parts.append(task.trigger_id)
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        raw = part.encode(errors="surrogatepass")
+        digest.update(len(raw).to_bytes(8, "big"))
+        digest.update(raw)
+    return digest.hexdigest()
+
+
+def task_id(stream: str, sequence: int) -> str:
+    """The webhook-id of a task whose publisher gave it none: fixed by its place in the stream."""
+    return "msg_" + hashlib.sha256(f"{len(stream)}:{stream}:{sequence}".encode()).hexdigest()[:32]
+
+
+def request_body(task: DeliveryTask, webhook_id: str, *, max_size: int = 256 << 10) -> bytes:
+    """The event alone: never url, headers, secret names, retry policy or token."""
+    event: dict[str, Any] = {
+        "id": webhook_id,
+        "triggerId": task.trigger_id,
+        "event": task.event,
+        "database": task.database,
+        "collection": task.collection,
+        "documentId": task.document_id,
+        "lsn": task.lsn,
+        "seq": task.seq,
+        "ts": task.ts,
+    }
+    for name, raw in (("before", task.before), ("after", task.after), ("payload", task.payload)):
+        if raw is not _ABSENT and bytes(raw) != b"null":
+            event[name] = raw
+    body = msgspec.json.encode(event)
+    if len(body) > max_size:
+        raise TooLarge(f"the request body has {len(body)} bytes, more than deliver.max_body allows ({max_size})")
+    return body
+
+
+def duration_seconds(value: GoDuration) -> float | None:
+    """Seconds of a Go duration; None for one that is absent, zero, negative or no duration at all."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        try:
+            seconds = parse_duration(value)
+        except ConfigError:
+            return None
+    else:
+        seconds = value / _NANOSECONDS if abs(value) < _LARGEST else math.inf
+    return seconds if math.isfinite(seconds) and seconds > 0 else None
+
+
+def is_bad_duration(value: GoDuration) -> bool:
+    """Whether somebody wrote something that counts as absent although it was meant to say something."""
+    return value not in (None, "", 0, "0", "0s") and duration_seconds(value) is None

@@ -1,0 +1,196 @@
+"""What follows from an attempt: outcome classes, schedules, Retry-After, and where a failed task waits."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from email.utils import format_datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parti.config.deliver import DeliverSection
+from parti.errors import ConfigError
+from parti.tasks.errors import Reason
+from parti.tasks.order import Hold, Order, RuleBook, Rules, hold
+from parti.tasks.policy import (
+    DONE,
+    Again,
+    Attempt,
+    Bury,
+    Decision,
+    Outcome,
+    classify,
+    decide,
+    parse_retry_after,
+    request_timeout,
+    schedule_of,
+)
+from parti.tasks.task import RetryPolicy
+
+CONFIG = DeliverSection()
+NOW = 1_800_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        (200, "delivered"),
+        (204, "delivered"),
+        (299, "delivered"),
+        (300, "redirected"),
+        (302, "redirected"),
+        (304, "redirected"),
+        (400, "rejected"),
+        (401, "rejected"),
+        (404, "rejected"),
+        (408, "throttled"),
+        (410, "gone"),
+        (422, "rejected"),
+        (425, "throttled"),
+        (429, "throttled"),
+        (500, "server_error"),
+        (503, "server_error"),
+        (599, "server_error"),
+        (600, "server_error"),
+        (101, "server_error"),
+    ],
+)
+def test_a_status_has_its_class(status: int, outcome: str) -> None:
+    assert classify(status) == outcome
+
+
+def test_which_4xx_are_tried_again_is_configurable() -> None:
+    assert classify(404, (404,)) is Outcome.THROTTLED
+    assert classify(429, (404,)) is Outcome.REJECTED
+
+
+@pytest.mark.parametrize(
+    ("status", "value", "wait"),
+    [
+        (429, "2", 2.0),
+        (503, " 10 ", 10.0),
+        (500, "2", None),
+        (200, "2", None),
+        (429, None, None),
+        (429, "soon", None),
+        (429, "-1", None),
+        (429, "1.5", None),
+        (429, "9" * 400, 999999999999.0),
+        (429, "Mon, 99 Foo", None),
+        (429, format_datetime(datetime.fromtimestamp(NOW + 30, UTC), usegmt=True), 30.0),
+        (429, format_datetime(datetime.fromtimestamp(NOW - 30, UTC), usegmt=True), 0.0),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date_and_heard_from_429_and_503_alone(
+    status: int, value: str | None, wait: float | None
+) -> None:
+    assert parse_retry_after(status, value, NOW) == wait
+
+
+@given(st.text(max_size=50))
+def test_any_retry_after_is_understood_or_ignored(value: str) -> None:
+    parse_retry_after(429, value, NOW)
+
+
+def after(
+    outcome: Outcome,
+    attempts: int = 1,
+    *,
+    age: float = 0.0,
+    policy: RetryPolicy | None = None,
+    retry_after: float | None = None,
+    reason: Reason | None = None,
+) -> Decision:
+    attempt = Attempt(outcome, retry_after=retry_after, reason=reason)
+    schedule = schedule_of(policy, CONFIG)
+    return decide(attempt, attempts=attempts, age=age, schedule=schedule, config=CONFIG, rng=random.Random(1))
+
+
+def test_a_delivery_is_done_and_a_refusal_is_buried() -> None:
+    assert after(Outcome.DELIVERED) == DONE
+    assert after(Outcome.REJECTED) == Bury(Reason.REJECTED)
+    assert after(Outcome.REDIRECTED) == Bury(Reason.REJECTED)
+    assert after(Outcome.GONE) == Bury(Reason.GONE, disable=True)
+    assert after(Outcome.BLOCKED, reason=Reason.SSRF_BLOCKED) == Bury(Reason.SSRF_BLOCKED)
+    assert after(Outcome.REFUSED, reason=Reason.NO_SECRET) == Bury(Reason.NO_SECRET)
+
+
+@pytest.mark.parametrize("outcome", ["throttled", "server_error", "timeout", "network", "dns", "tls", "store"])
+def test_what_may_pass_is_tried_again_nine_times_over_ten_hours(outcome: str) -> None:
+    waits = []
+    for attempts in range(1, 9):
+        decision = after(Outcome(outcome), attempts)
+        assert isinstance(decision, Again)
+        waits.append(decision.wait)
+    for wait, step in zip(waits, (1, 5, 30, 120, 600, 3600, 10800, 21600), strict=True):
+        assert 0.8 * step <= wait <= 1.2 * step
+    assert after(Outcome(outcome), 9) == Bury(Reason.EXHAUSTED)
+
+
+def test_retry_after_lengthens_and_never_shortens() -> None:
+    longer = after(Outcome.THROTTLED, 1, retry_after=50.0)
+    assert longer == Again(50.0)
+    shorter = after(Outcome.THROTTLED, 3, retry_after=2.0)
+    assert isinstance(shorter, Again)
+    assert shorter.wait >= 24
+    assert after(Outcome.THROTTLED, 1, retry_after=1e9) == Again(CONFIG.retry_after_max)
+
+
+def test_a_task_of_yesterday_is_not_tried_again() -> None:
+    assert after(Outcome.TIMEOUT, 2, age=86_400.0) == Bury(Reason.EXPIRED)
+
+
+def test_the_policy_of_a_task_is_honoured() -> None:
+    schedule = schedule_of(RetryPolicy(4, "2s", "10s"), CONFIG)
+    assert [schedule.wait(n) for n in (1, 2, 3, 4, 5)] == [2, 4, 8, 10, 10]
+    assert after(Outcome.TIMEOUT, 4, policy=RetryPolicy(4, "2s", "10s")) == Bury(Reason.EXHAUSTED)
+    assert not schedule.clamped
+    only_attempts = schedule_of(RetryPolicy(2), CONFIG)
+    assert (only_attempts.max_attempts, only_attempts.wait(1)) == (2, 1.0)
+
+
+def test_a_policy_out_of_bounds_is_clamped_and_said_so() -> None:
+    for policy in (RetryPolicy(-1), RetryPolicy(51), RetryPolicy(0.5), RetryPolicy(None, "x"), RetryPolicy(None, -4)):
+        schedule = schedule_of(policy, CONFIG)
+        assert schedule.clamped
+        assert (schedule.max_attempts, schedule.wait(1)) == (9, 1.0)
+
+
+@given(st.integers(1, 10**9), st.sampled_from(["1ns", "1s", "100h"]), st.sampled_from([None, "1s", "200h"]))
+def test_no_wait_overflows_or_exceeds_six_hours(attempt: int, initial: str, most: str | None) -> None:
+    assert 0 < schedule_of(RetryPolicy(50, initial, most), CONFIG).wait(attempt) <= 6 * 3600
+
+
+@pytest.mark.parametrize(("wanted", "seconds"), [(None, 10), ("2s", 2), ("1h", 30), (-1, 10), ("x", 10), (10**9, 1)])
+def test_the_timeout_of_a_task_stays_in_bounds(wanted: str | int | None, seconds: float) -> None:
+    assert request_timeout(wanted, CONFIG) == seconds
+
+
+def where(order: Order, wait: float, blocked: float = 0.0, queued: int = 0) -> Hold:
+    return hold(order, wait=wait, blocked=blocked, queued=queued, config=CONFIG)
+
+
+def test_a_blocked_document_waits_in_memory_for_a_minute_and_is_parked_then() -> None:
+    assert where(Order.BLOCK, 1.0) is Hold.MEMORY
+    assert where(Order.BLOCK, 30.0, blocked=6.0) is Hold.MEMORY
+    assert where(Order.BLOCK, 30.0, blocked=40.0) is Hold.PARK
+    assert where(Order.BLOCK, 120.0) is Hold.PARK
+    assert where(Order.BLOCK, 1.0, queued=100) is Hold.PARK
+    assert where(Order.PARK, 1.0) is Hold.PARK
+    assert where(Order.SKIP, 1.0) is Hold.ALONE
+    assert where(Order.LATEST, 1.0) is Hold.MEMORY
+
+
+def test_each_trigger_has_its_rules_and_the_star_the_rest() -> None:
+    book = RuleBook(["billing: order=park rate=10 concurrency=4", "*: order=skip"], "block")
+    assert book.of("billing") == Rules(Order.PARK, 10.0, 4)
+    assert book.of("other") == Rules(Order.SKIP)
+    assert RuleBook([], "latest").of("x").order is Order.LATEST
+
+
+@pytest.mark.parametrize("entry", ["billing", ": order=park", "a: order=never", "a: rate=0", "a: rate=x", "a: size=2"])
+def test_a_malformed_rule_is_refused(entry: str) -> None:
+    with pytest.raises(ConfigError, match=r"deliver\.triggers"):
+        RuleBook([entry], "block")
