@@ -171,7 +171,12 @@ async def test_while_an_update_fails_the_last_good_assignment_works_and_the_upda
     """A work queue refuses a subject that another consumer has (10100), until that one is gone."""
     await bench.js.stream_delete(bench.stream)
     await bench.create(retention="workqueue")
-    other = {"name": "other", "durable_name": "other", "ack_policy": "explicit", "filter_subjects": [f"{bench.stream}.b"]}
+    other = {
+        "name": "other",
+        "durable_name": "other",
+        "ack_policy": "explicit",
+        "filter_subjects": [f"{bench.stream}.b"],
+    }
     await bench.js.consumer_create(bench.stream, other)
     effects = Effects()
     worker = bench.worker(effects)

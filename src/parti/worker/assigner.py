@@ -53,6 +53,7 @@ class Assigner:
         self._backoff = backoff
         self._lock = lock
         self._catch_up = catch_up
+        self._stream_created = ""
         self._template = SubjectTemplate(config.subject_template)
 
     # -- applying -----------------------------------------------------------------------------------------------------
@@ -157,6 +158,7 @@ class Assigner:
         assert filters is not None
         facts = await durable.facts()
         desk.retention, desk.file_storage = facts.retention, facts.file
+        self._stream_created = facts.created
         durable.name = consumer_name(self._config.consumer_prefix, wanted.worker_id)
         self._set_worker(wanted.worker_id)
         async with self._lock:
@@ -307,6 +309,7 @@ class Assigner:
     async def recreate(self, reason: str, filters: tuple[str, ...] | None = None) -> None:
         """Make the consumer anew just behind what is done: nothing that is done comes again."""
         durable, metrics, started = self._durable, self._recorder.metrics, self._clock.now()
+        await self._notice_new_stream()
         after = self._desk.ledger.floor() or None
         chosen = filters if filters is not None else durable.filters
 
@@ -340,6 +343,22 @@ class Assigner:
         metrics.observe(m.RECREATION_DURATION, took)
         self._recorder.worked(Part.RECREATION, self._clock.now())
         self._recorder.event("worker.recreated", op="create", result="success", after=after, took=round(took, 3))
+
+    async def _notice_new_stream(self) -> None:
+        """A stream that was deleted and made anew counts from 1 again: known positions mean nothing there."""
+        facts = await self._durable.facts()
+        if facts.created == self._stream_created:
+            return
+        self._stream_created = facts.created
+        self._desk.retention, self._desk.file_storage = facts.retention, facts.file
+        ledger = self._desk.ledger
+        ledger.high = 0
+        ledger.owed.clear()
+        self.positions.clear()
+        for state in ledger.states.values():
+            self._desk.drop(state)
+            state.seen, state.target = 0, None
+        self._recorder.event("worker.stream_replaced", op="create", result="started_over", warn=True)
 
     def _set_worker(self, worker_id: str) -> None:
         self._desk.worker_id = worker_id

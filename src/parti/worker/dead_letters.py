@@ -85,23 +85,28 @@ class DeadLetterOffice:
         if not self._ready:
             await ensure_stream(self._js, self._stream)
             self._ready = True
-        headers = {_kept_name(name): value for name, value in message.headers.items()} | {
-            REASON: decision.reason.value,
-            ERROR: decision.error,
-            ATTEMPTS: str(message.attempt),
-            STREAM: self._stream,
-            SUBJECT: message.subject,
-            SEQUENCE: str(message.sequence),
-            CONSUMER: self._consumer,
-            WORKER: message.worker_id,
-            EPOCH: str(message.lease.epoch),
-            "Nats-Msg-Id": f"{self._stream}:{self._consumer}:{message.sequence}",
-        }
+        headers = letter_headers(message, decision, stream=self._stream, consumer=self._consumer)
         try:
             await self._js.publish(dead_letter_subject(self._stream, message.subject), message.data, headers=headers)
         except PartiError:
             self._ready = False  # somebody may have deleted the stream
             raise
+
+
+def letter_headers(message: Message, decision: Bury, *, stream: str, consumer: str) -> dict[str, str]:
+    """The headers of the letter for a message: its own, and why it is here."""
+    return {_kept_name(name): value for name, value in message.headers.items()} | {
+        REASON: decision.reason.value,
+        ERROR: decision.error,
+        ATTEMPTS: str(message.attempt),
+        STREAM: stream,
+        SUBJECT: message.subject,
+        SEQUENCE: str(message.sequence),
+        CONSUMER: consumer,
+        WORKER: message.worker_id,
+        EPOCH: str(message.lease.epoch),
+        "Nats-Msg-Id": f"{stream}:{consumer}:{message.sequence}",
+    }
 
 
 async def ensure_stream(js: JetStreamApi, stream: str) -> None:

@@ -41,6 +41,8 @@ class StreamFacts:
     file: bool
     replicas: int
     last_seq: int
+    created: str
+    """When it was made; a stream that was deleted and made anew counts from 1 again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class Durable:
             config["storage"] == "file",
             int(config["num_replicas"]),
             int(info["state"]["last_seq"]),
+            info["created"],
         )
 
     async def last_sequence(self) -> int:

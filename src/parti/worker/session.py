@@ -206,6 +206,7 @@ class Session:
             ),
             next_sequence=self.next_sequence,
         )
+        connection.on_error = self._on_trouble  # a permission that is lacking; the server keeps the connection
         # Silent and without trouble for longer than the watchdog needs: it works, there is just nothing to do.
         stable = asyncio.get_running_loop().call_later(3 * config.idle_heartbeat, self._works)
         desk.pull.start()
