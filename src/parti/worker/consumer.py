@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Collection, Iterable, Mapping
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from parti.backoff import Backoff
 from parti.clock import Clock, SystemClock
@@ -275,6 +276,23 @@ class WorkerConsumer:
             )
             self._main = asyncio.get_running_loop().create_task(self._engine.run(), name="parti-worker")
         return self._engine
+
+    async def run_until_signal(self, *signals: signal.Signals) -> None:
+        """Wait for SIGTERM or SIGINT (or those given), then close; a second one ends the process as usual."""
+        loop, asked = asyncio.get_running_loop(), asyncio.Event()
+        chosen = signals or (signal.SIGTERM, signal.SIGINT)
+        for each in chosen:
+            loop.add_signal_handler(each, asked.set)
+        waiting: list[asyncio.Task[Any]] = [asyncio.create_task(asked.wait())]
+        if self._main is not None:
+            waiting.append(self._main)  # a bug that ends the worker must end the wait
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting[0].cancel()
+            for each in chosen:
+                loop.remove_signal_handler(each)
+            await self.close()
 
     async def close(self) -> None:
         """Stop pulling, finish what was received (up to `drain_timeout`), then end everything.
