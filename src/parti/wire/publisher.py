@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from parti.backoff import Backoff
 from parti.errors import AuthFailed, FatalError, PartiError, ProtocolError, TransientError
+from parti.wire.api_publish import expectations
 from parti.wire.blocking import BlockingConnection, status_of
 from parti.wire.errors import (
     AtomicPublishDisabled,
@@ -97,13 +98,21 @@ class Publisher:
         max_in_flight: int = MAX_IN_FLIGHT,
         patience: float = PATIENCE,
         name: str = "parti-publish",
+        expect: tuple[str, int] | None = None,
     ) -> None:
-        """`stream` makes the server refuse any subject of another one; `atomic` uses batches if the stream has them."""
+        """`stream` makes the server refuse any subject of another one; `atomic` uses batches if the stream has them.
+
+        `expect` is a fence: while the last message of that subject has not that sequence, the server refuses every
+        publish with WrongLastSequence, in the same step in which it would have stored it.
+        """
         self.options = options
         self.published = Published()
         self._name = name
         self._expected = stream
         self._constant = f"Nats-Expected-Stream: {stream}\r\n".encode() if stream else b""
+        if expect is not None:
+            named = expectations(last_subject_filter=expect[0], last_subject_seq=expect[1])
+            self._constant += "".join(f"{key}: {value}\r\n" for key, value in named.items()).encode()
         self._atomic = atomic
         self._batchable: SubjectFilter | None = None  # the subjects of a stream that takes atomic batches
         self._looked_up = not atomic
