@@ -303,7 +303,7 @@ class Assigner:
     def memory(self) -> Memory:
         """What a successor has to know beyond the ack floor."""
         ledger = self._desk.ledger
-        catching = {key: state.cursor(0) for key, state in ledger.states.items() if state.catching_up}
+        catching = {key: state.cursor(0) for key, state in ledger.states.items() if state.behind}
         return Memory(catching, ledger.high, tuple(sorted(ledger.owed)))
 
     async def recreate(self, reason: str, filters: tuple[str, ...] | None = None) -> None:
@@ -357,7 +357,7 @@ class Assigner:
         self.positions.clear()
         for state in ledger.states.values():
             self._desk.drop(state)
-            state.seen, state.target = 0, None
+            state.seen, state.target, state.range_end = 0, None, None
         self._recorder.event("worker.stream_replaced", op="create", result="started_over", warn=True)
 
     def _set_worker(self, worker_id: str) -> None:

@@ -138,6 +138,7 @@ class Desk:
         self._fill(message, place, time.time(), self._loop.time())
         state.open[sequence] = message
         state.seen = max(state.seen, sequence)
+        state.ranged += 1
         self.ledger.in_hand += 1
         self.pool.push(message)
         return True
@@ -194,9 +195,10 @@ class Desk:
         if len(state.open) <= self.config.capacity // 4 or state.running or self.retention is not Retention.LIMITS:
             return 0
         count = len(state.open)
-        state.target, state.seen = state.seen, min(state.open) - 1
+        state.target, state.seen, state.range_end = state.seen, min(state.open) - 1, None
         answers.extend(ACK % message._reply for message in state.open.values() if message._reply)
         state.open.clear()
+        state.ranged = 0
         for lane in state.lanes.values():
             lane.queue.clear()
         return count
@@ -205,11 +207,12 @@ class Desk:
         """The catch-up of the partition has reached its target: go on with what came live meanwhile."""
         assert state.target is not None
         state.seen = max(state.seen, state.target)
-        state.target = None
+        state.range_end, state.target = state.target, None
         while state.held:
             message = state.held.popleft()
             state.seen = max(state.seen, message.sequence)
             self.pool.push(message)
+        state.check_whole()
 
     def _count(self, messages: int, redelivered: int, dropped: int, now: float) -> None:
         metrics = self._metrics
@@ -261,6 +264,9 @@ class Desk:
         self.ledger.in_hand -= len(state.open)
         state.open.clear()
         state.held.clear()
+        state.ranged = 0
+        if state.whole is not None:
+            state.whole.set()
         for lane in state.lanes.values():
             lane.queue.clear()
         if answers and self.retention is Retention.LIMITS and self.connection is not None:

@@ -100,7 +100,7 @@ class Engine:
             partition=state.partition,
             lease=state.lease,
             cursor=self.desk.ledger.cursor(state.id),
-            target=state.target,
+            target=(state.target if state.target is not None else state.range_end) if state.behind else None,
             in_hand=len(state.open),
             done=state.done,
             retries=state.retries,
@@ -189,6 +189,10 @@ class Engine:
                 wait = next(waits, self.backoff.cap)
                 self.recorder.event("worker.take_over", op="catch_up", result="retry", error=str(error), warn=True)
             await self.clock.sleep(wait)
+        for state in states:
+            if state.behind and self.desk.ledger.states.get(state.id) is state:
+                state.whole = asyncio.Event()
+                await state.whole.wait()
         self.recorder.event("worker.take_over", op="catch_up", result="success", partitions=len(states))
         # The catch-up is done, so that a crash need not repeat it. If this fails the next update brings it.
         with contextlib.suppress(PartiError):
@@ -252,7 +256,7 @@ class Engine:
     async def _note_leftovers(self) -> None:
         ledger = self.desk.ledger
         memory = self.assigner.memory()
-        left = {message.sequence for message in ledger.open_messages() if not message._lane.state.catching_up}
+        left = {message.sequence for message in ledger.open_messages() if not message._lane.state.behind}
         memory = replace(memory, left=tuple(sorted(left | ledger.owed)))
         if self.durable.known and (left or memory.catching) and memory != self.durable.memory():
             async with self._lock:

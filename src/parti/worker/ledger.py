@@ -36,11 +36,14 @@ class PartitionState:
         "main",
         "open",
         "partition",
+        "range_end",
+        "ranged",
         "retries",
         "running",
         "seen",
         "stopped",
         "target",
+        "whole",
     )
 
     def __init__(self, partition: Partition, lease: Lease, seen: int = 0) -> None:
@@ -49,6 +52,9 @@ class PartitionState:
         self.lease = lease
         self.seen = seen
         self.target: int | None = None
+        self.range_end: int | None = None  # the target of the last take-over, until all up to it is done
+        self.ranged = 0  # messages in hand that came by a range read: no ack floor knows of them
+        self.whole: asyncio.Event | None = None
         self.open: dict[int, Message] = {}  # in hand: queued, running, waiting for a retry, or held
         self.held: deque[Message] = deque()
         self.stopped = False
@@ -66,6 +72,18 @@ class PartitionState:
     def catching_up(self) -> bool:
         return self.target is not None
 
+    @property
+    def behind(self) -> bool:
+        """The take-over is not finished: something up to its target is not read or not done (DESIGN.md 5: pos >= T)."""
+        return self.target is not None or (self.range_end is not None and self.ranged > 0)
+
+    def check_whole(self) -> None:
+        """Tell whoever waits for the take-over that it is finished, when it is."""
+        if not self.ranged and self.target is None:
+            self.range_end = None
+            if self.whole is not None:
+                self.whole.set()
+
     def lane(self, key: str) -> Lane:
         """The lane of a key, made when it is first needed."""
         lane = self.lanes.get(key)
@@ -77,6 +95,8 @@ class PartitionState:
         """The lowest sequence in hand that did not come by a range read of a catch-up."""
         if self.target is not None:
             return self.held[0].sequence if self.held else None
+        if self.range_end is not None:
+            return min((sequence for sequence in self.open if sequence > self.range_end), default=None)
         return min(self.open, default=None)
 
     def cursor(self, high: int) -> int:
@@ -143,6 +163,9 @@ class Ledger:
         if state.open.pop(message.sequence, None) is None:
             return False
         self.in_hand -= 1
+        if message.delivered == 0:
+            state.ranged -= 1
+            state.check_whole()
         return True
 
     def floor(self) -> int:
