@@ -18,6 +18,7 @@ from parti.spark import tasks
 from parti.spark.outage import OutageTooLong
 from parti.spark.source_options import SourceOptions
 from parti.spark.stream_reader import JetStreamStreamReader
+from parti.testing import NatsServer
 from parti.wire.errors import StreamNotFound
 
 SEQUENCE = StructType([StructField("sequence", LongType())])
@@ -215,6 +216,12 @@ def test_deleted_messages_inside_a_range_are_no_loss(stream):
     reader = reader_of(stream)
     start = reader.initialOffset()
     assert read(reader, start, latest(reader, start)) == [1, 2, 4, 5]
+
+
+def test_a_filter_that_can_match_nothing_is_refused_before_the_first_batch(stream):
+    with pytest.raises(ConfigError, match=r"'other.>' matches nothing in stream .*, which holds .*>"):
+        reader_of(stream, subjects="other.>").initialOffset()
+    assert reader_of(stream, subjects="*.a").initialOffset()["sequence"] == 0
 
 
 def recreate(stream) -> None:
@@ -432,6 +439,19 @@ def test_a_task_that_is_abandoned_leaves_a_clean_connection(stream):
     next(abandoned)
     abandoned.close()
     assert read(reader, start, end) == list(range(1, 51))
+
+
+def test_a_stream_in_a_domain_is_reached_by_name_or_by_prefix(name, tmp_path, stream_on):
+    store = json.dumps(str(tmp_path / "store"))
+    with NatsServer(config=f"jetstream {{ domain: hub, store_dir: {store} }}") as server:
+        stream = stream_on(server)
+        stream.publish(3)
+        for way in ({"jsDomain": "hub"}, {"apiPrefix": "$JS.hub.API"}):
+            reader = reader_of(stream, **way)
+            start = reader.initialOffset()
+            assert read(reader, start, latest(reader, start)) == [1, 2, 3]
+        with pytest.raises(OutageTooLong, match="nobody answers"):
+            reader_of(stream, jsDomain="spoke", retryBudget="100ms").initialOffset()
 
 
 def test_columns_that_are_not_asked_for_are_not_built(stream):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,17 @@ def test_available_now_reads_all_in_batches_and_goes_on_from_its_checkpoint(quer
     stream.publish(5)
     query.run(options)
     assert query.sequences() == list(range(1, 16))
+
+
+def test_workers_use_one_connection_for_many_batches(query, own_server, stream_on):
+    stream = stream_on(own_server)
+    stream.publish(10)
+    query.run(stream.options(**EARLIEST, maxOffsetsPerTrigger=1))
+    assert query.sequences() == list(range(1, 11))
+    with urllib.request.urlopen(f"{own_server.monitor_url}/connz?state=any") as answer:
+        names = [connection.get("name") for connection in json.load(answer)["connections"]]
+    assert 1 <= names.count("parti-spark-task") <= 2  # as many as there are workers
+    assert names.count("parti-spark-driver") == 1
 
 
 def test_trigger_once_reads_everything_in_one_batch(query, stream):

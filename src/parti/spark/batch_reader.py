@@ -12,6 +12,7 @@ from parti.errors import ConfigError, DataLoss
 from parti.observe.logs import get_logger
 from parti.spark.columns import ColumnBuilder
 from parti.spark.outage import DriverLink
+from parti.spark.preflight import check_subjects
 from parti.spark.source_options import SourceOptions
 from parti.spark.tasks import RangePartition, RangeTask, split
 from parti.wire.ranges import RangeReader
@@ -46,6 +47,7 @@ class JetStreamReader(DataSourceReader):
         return self._task.read(partition)
 
     def _range(self, reader: RangeReader) -> RangePartition:
+        check_subjects(reader, self._options.stream, self._options.subjects)
         state = reader.state(self._options.stream)
         first = self._options.starting.first_sequence(reader, state)
         end = self._options.ending.first_sequence(reader, state)  # the first that is not read, as Kafka's

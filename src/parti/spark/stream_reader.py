@@ -23,6 +23,7 @@ from parti.spark.columns import ColumnBuilder
 from parti.spark.commit import commit_of
 from parti.spark.offsets import Offset
 from parti.spark.outage import DriverLink
+from parti.spark.preflight import check_subjects
 from parti.spark.source_options import SourceOptions
 from parti.spark.tasks import RangePartition, RangeTask, split
 from parti.wire.ranges import BehindLeader, RangeReader, StreamState
@@ -135,6 +136,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return Offset.from_json(found, stream=self._options.stream)
 
     def _initial(self, reader: RangeReader) -> Offset:
+        check_subjects(reader, self._options.stream, self._options.subjects)
         state = reader.state(self._options.stream)
         first = self._options.starting.first_sequence(reader, state)
         if first > state.last_seq + 1:
