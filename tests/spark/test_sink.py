@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from parti.spark.sink import WRITER_OPTIONS
 from parti.testing import NatsServer, eventually_blocking
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
+from parti.wire.outgoing import NOT_COPIED
 from parti.wire.ranges import RangeReader
 
 pytestmark = pytest.mark.spark
@@ -302,3 +305,13 @@ def test_a_stream_cannot_be_overwritten(spark, stream):
     frame = rows(spark, stream, 3).write.format("jetstream").option("servers", stream.url)
     with pytest.raises(PySparkException, match="cannot be overwritten"):
         frame.mode("overwrite").save()
+
+
+def test_the_table_in_the_docs_says_what_the_code_says():
+    text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    section = text.split("<!-- sink options -->")[1].split("<!-- end of sink options -->")[0]
+    found = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", section, re.MULTILINE)
+    assert found == [(o.name, f"`{o.default}`" if o.default else "", o.doc) for o in WRITER_OPTIONS]
+    left_out = re.search(r"Of `headers`.*?\n\n", text, re.DOTALL)
+    assert left_out is not None
+    assert re.findall(r"`(Nats-[^`]*)`", left_out[0]) == NOT_COPIED.split(", ")

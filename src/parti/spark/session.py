@@ -14,17 +14,20 @@ import shutil
 import sys
 import tempfile
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from parti.errors import ConfigError, UsageError
+from parti.errors import ConfigError
 from parti.java import OLDEST, find_java
+from parti.observe.logs import get_logger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = get_logger("spark.session")
+
 PACKAGES: Final = ("parti", "pyspark_jetstream")
-_MARK: Final = "spark.parti.session"
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
@@ -35,7 +38,6 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
     # Progress bars and results on one terminal garble each other.
     "spark.ui.showConsoleProgress": "false",
-    _MARK: "true",
 }
 LOOPBACK: Final[dict[str, str]] = {
     # A laptop's host name often resolves to an address that is gone after a change of network.
@@ -52,7 +54,9 @@ FAST_CHECKPOINTS: Final[dict[str, str]] = {
 def session(
     app_name: str = "parti", master: str = "local[*]", *, fast_checkpoints: bool = False, **conf: Any
 ) -> SparkSession:
-    """The running session, or a new one in which `format("jetstream")` works, also on the executors.
+    """The session that runs already, else a new one; `format("jetstream")` works in it, also on the executors.
+
+    Settings cannot be given to a session that runs: a warning names those that would have been different.
 
     `conf` takes Spark's names: `session("job", **{"spark.sql.shuffle.partitions": 2})`. On `local[N]` a failed task is
     tried four times as on a cluster; Spark's own default there is once, so that one killed worker ends a query.
@@ -67,8 +71,8 @@ def session(
 
     active = SparkSession.getActiveSession()
     if active is not None:
-        if active.conf.get(_MARK, None) != "true":
-            raise UsageError("a Spark session without parti's settings runs already: stop it first, or use it as it is")
+        if unmet := [name for name, value in (SETTINGS | conf).items() if active.conf.get(name, None) != str(value)]:
+            log.warning("spark.session_reused", app=active.sparkContext.appName, settings_that_do_not_count=unmet)
         return active
     settings = dict(SETTINGS)
     if master.startswith("local"):
@@ -110,6 +114,9 @@ def _shipped() -> dict[str, str]:
     # Read by the JVM when it starts, and handed by it to the planner processes.
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = archive + (os.pathsep + before if before else "")
+    spark = find_spec("pyspark")
+    if spark is not None and spark.origin:  # local-cluster starts its executors from there
+        os.environ.setdefault("SPARK_HOME", str(Path(spark.origin).parent))
     return {"spark.submit.pyFiles": archive}
 
 

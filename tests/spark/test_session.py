@@ -1,0 +1,125 @@
+"""`parti.spark.session`: its settings count, and parti reaches executors that are processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from parti.errors import ConfigError
+from parti.spark import session
+from parti.spark.session import build_zip, retrying
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize(
+    ("master", "expected"),
+    [
+        ("local", "local[1,4]"),
+        ("local[*]", "local[*,4]"),
+        ("local[2]", "local[2,4]"),
+        ("local[2,1]", "local[2,1]"),
+        ("local-cluster[2,1,1024]", "local-cluster[2,1,1024]"),
+        ("spark://127.0.0.1:7077", "spark://127.0.0.1:7077"),
+    ],
+)
+def test_a_task_on_one_machine_gets_as_many_tries_as_on_a_cluster(master, expected):
+    assert retrying(master) == expected
+
+
+def test_a_setting_that_is_none_of_sparks_is_refused():
+    with pytest.raises(ConfigError, match="'shuffle' is no Spark setting"):
+        session(shuffle=2)
+
+
+def test_a_session_that_runs_already_is_used(spark):
+    assert session("another") is spark
+
+
+def test_the_archive_for_executors_has_both_packages_and_no_leftovers(tmp_path):
+    names = zipfile.ZipFile(build_zip(tmp_path)).namelist()
+    assert {"parti/__init__.py", "parti/spark/sink.py", "pyspark_jetstream/__init__.py"} <= set(names)
+    assert not [name for name in names if "__pycache__" in name or name.startswith("/")]
+
+
+def run(code: str, folder: Path) -> dict:
+    """Run a driver of its own; its last line is JSON."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(220)
+def test_a_local_session_listens_on_loopback_only_and_has_the_settings_that_matter(server, tmp_path, name):
+    found = run(
+        """
+import json, os
+from parti.spark import session
+spark = session("t", "local[2]", fast_checkpoints=True, **{"spark.sql.shuffle.partitions": 3})
+keys = ["spark.driver.host", "spark.python.unix.domain.socket.enabled", "spark.sql.shuffle.partitions"]
+jvm = spark.sparkContext._gateway.proc.pid
+sockets = set()
+inodes = set()
+for fd in os.listdir(f"/proc/{jvm}/fd"):
+    try: inodes.add(os.readlink(f"/proc/{jvm}/fd/{fd}"))
+    except OSError: pass
+for table in ("tcp", "tcp6"):
+    for line in open(f"/proc/net/{table}").read().splitlines()[1:]:
+        parts = line.split()
+        if parts[3] == "0A" and f"socket:[{parts[9]}]" in inodes: sockets.add(parts[1].split(":")[0])
+state = spark.conf.get("spark.sql.streaming.stateStore.providerClass")
+print(json.dumps([{k: spark.conf.get(k) for k in keys}, spark.sparkContext.master, sorted(sockets), state]))
+""",
+        tmp_path,
+    )
+    settings, master, listening, state = found
+    assert settings == {
+        "spark.driver.host": "127.0.0.1",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.shuffle.partitions": "3",
+    }
+    assert master == "local[2,4]"
+    assert state.endswith("RocksDBStateStoreProvider")
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    assert set(listening) <= loopback
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(220)
+def test_on_a_cluster_executors_get_parti_from_the_driver_and_write_to_the_stream(server, tmp_path, name):
+    found = run(
+        f"""
+import json
+from parti.spark import session
+from parti.wire.blocking import BlockingConnection
+from parti.wire.options import ConnectOptions
+connection = BlockingConnection.open(ConnectOptions(servers=({server.url!r},)))
+connection.api("STREAM.CREATE.{name}", {{"name": "{name}", "subjects": ["{name}.>"]}})
+spark = session("t", "local-cluster[2,1,1024]", **{{"spark.ui.enabled": "false", "spark.executor.memory": "1g"}})
+
+def where(part):
+    import os, parti
+    yield (os.getpid(), parti.__file__)
+
+origins = spark.sparkContext.parallelize(range(4), 4).mapPartitions(where).collect()
+rows = spark.range(2000, numPartitions=4).selectExpr("cast(id as string) as value")
+rows.write.format("jetstream").mode("append").options(servers={server.url!r}, subject="{name}.a").save()
+stored = connection.api("STREAM.INFO.{name}")["state"]["messages"]
+read = spark.read.format("jetstream").options(servers={server.url!r}, stream="{name}").load().count()
+print(json.dumps([sorted({{file for _, file in origins}}), stored, read]))
+""",
+        tmp_path,
+    )
+    files, stored, read = found
+    assert all("parti.zip" in file for file in files)
+    assert stored == read == 2000
