@@ -165,10 +165,13 @@ class Assigner:
             info = await durable.info()
             fresh = {key: self._new_state(wanted, key) for key in wanted.routes.partitions}
             self._place(fresh)
+            waiting: list[PartitionState]
             try:
-                if info is None:
+                if wanted.claimed:
+                    waiting = await self._begin_claimed(filters, fresh, info, facts.last_seq)
+                elif info is None:
                     await self._create_first(wanted, filters, fresh, facts.last_seq)
-                    waiting: list[PartitionState] = [fresh[key] for key in fresh if key in wanted.hold]
+                    waiting = [fresh[key] for key in fresh if key in wanted.hold]
                 else:
                     waiting = await self._continue(wanted, filters, fresh, info)
                 await self._join(wanted, waiting)
@@ -198,6 +201,28 @@ class Assigner:
             state.seen = wanted.positions.get(key, last if after is not None and self._config.start == "new" else 0)
         if after is not None:
             self._desk.ledger.high = after
+
+    async def _begin_claimed(
+        self,
+        filters: tuple[str, ...],
+        fresh: Mapping[PartitionId, PartitionState],
+        info: Mapping[str, object] | None,
+        last: int,
+    ) -> list[PartitionState]:
+        """Everything up to T comes by range reads, so that the consumer need not deliver anything older.
+
+        On an interest stream an existing consumer keeps what it has: its unacked messages may live by it alone.
+        """
+        desk, durable, session = self._desk, self._durable, self._session()
+        if info is None:
+            await durable.create(filters, Memory(), after=last, retention=desk.retention)
+            session.stale, session.next_sequence = False, 1
+        else:
+            await durable.update(filters, Memory())
+            session.stale = True
+        if desk.retention is Retention.LIMITS:
+            desk.ledger.high = last
+        return list(fresh.values())
 
     async def _continue(
         self,
@@ -250,7 +275,7 @@ class Assigner:
         """The filter is in force: everything behind T reaches us by itself, everything up to T by a range read."""
         if not states:
             return
-        if self._desk.retention is Retention.WORKQUEUE:
+        if self._desk.retention is Retention.WORKQUEUE and not wanted.claimed:
             for state in states:
                 state.target = None
                 state.seen = 0

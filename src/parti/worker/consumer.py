@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from parti.backoff import Backoff
@@ -109,6 +110,7 @@ class WorkerConsumer:
         leases: Mapping[PartitionId, Lease] | None = None,
         hold: Collection[PartitionId] = (),
         flush: bool = False,
+        claimed: bool = False,
     ) -> None:
         """When this returns, these are the worker's partitions, or a later call's: the last one wins.
 
@@ -118,9 +120,12 @@ class WorkerConsumer:
         the new one is tried again in the background.
 
         `positions`: up to where a partition that comes to us is done; the rest is read by range before its live
-        messages go on. `hold`: partitions that are not ours yet; see `take_over`.
+        messages go on. `hold`: partitions that are not ours yet; see `take_over`. `claimed`: the caller keeps the
+        positions (parti.manager); the durable's own memory of them does not count.
         """
         wanted = self._checked(worker_id, tuple(partitions), positions or {}, leases or {}, hold)
+        if claimed:
+            wanted = replace(wanted, claimed=True)
         engine = self._start()
         started = self._clock.now()
         await engine.coalescer.put(wanted, flush=flush)
@@ -193,10 +198,27 @@ class WorkerConsumer:
         engine, state = self._state(partition)
         if not state.stopped or state.target is None:
             raise UsageError(f"partition {partition} is not held: name it in `hold` of the update that adds it")
-        target = state.target
+        # The owner before us may have come further than T before it stopped: what is held up to there is done.
+        target = max(state.target, after)
+        engine.desk.extend(state, target)
         state.seen, state.lease, state.stopped = after, lease, False
         engine.begin_catch_up([state])
         return target
+
+    async def hold_partition(self, partition: PartitionId) -> int:
+        """Begin again with a stopped partition: forget what is in hand of it, hold what comes; returns its target T.
+
+        For a partition that went to somebody else and comes back while its filter is still in force.
+        """
+        engine, state = self._state(partition)
+        if not state.stopped or state.running:
+            raise UsageError(f"partition {partition} is at work: stop it before it is held")
+        engine.desk.drop(state)
+        state.seen = state.target = max(state.seen, engine.desk.ledger.high)
+        state.range_end = None
+        last = await engine.durable.last_sequence()
+        engine.desk.extend(state, max(last, state.target or 0))
+        return state.target or 0
 
     def position(self, partition: PartitionId) -> PartitionInfo:
         """Where the partition stands."""
@@ -293,6 +315,18 @@ class WorkerConsumer:
             for each in chosen:
                 loop.remove_signal_handler(each)
             await self.close()
+
+    async def abandon(self) -> None:
+        """When this returns no handler runs, nothing is acknowledged any more, and the worker can begin anew.
+
+        For a worker that was fenced: whatever it had in hand belongs to somebody else. The next update may give it
+        another id.
+        """
+        engine, main = self._engine, self._main
+        self._engine, self._main, self._worker_id = None, None, ""
+        if engine is not None and main is not None:
+            await engine.abandon(main)
+            self._recorder.event("worker.abandoned", op="close", result="fenced", warn=True)
 
     async def close(self) -> None:
         """Stop pulling, finish what was received (up to `drain_timeout`), then end everything.

@@ -10,6 +10,7 @@ from parti.backoff import Backoff
 from parti.clock import Clock
 from parti.config.worker import WorkerConfig
 from parti.errors import PartiError
+from parti.model import Retention
 from parti.observe import worker_metrics as m
 from parti.wire.api import JetStreamApi
 from parti.worker.assigner import Assigner
@@ -26,7 +27,7 @@ from parti.worker.ledger import PartitionState
 from parti.worker.outcomes import RetryPolicy
 from parti.worker.recorder import Recorder
 from parti.worker.routing import SubjectTemplate
-from parti.worker.session import Session
+from parti.worker.session import Interrupted, Session
 from parti.worker.updates import Batch, Coalescer
 
 _CLOSING_CALLS = 2.0  # seconds that the last calls of close() may take
@@ -94,6 +95,7 @@ class Engine:
         self._js = js
         self._lock = lock
         self._group: asyncio.TaskGroup | None = None
+        self._behind: list[PartitionState] = []
 
     def partition_info(self, state: PartitionState) -> PartitionInfo:
         return PartitionInfo(
@@ -176,7 +178,18 @@ class Engine:
     def begin_catch_up(self, states: list[PartitionState]) -> None:
         """Bring these partitions to their targets, beside everything else."""
         if states and self._group is not None:
-            self._group.create_task(self._take_over(states), name="parti-worker-catchup")
+            self._behind += states
+            if len(self._behind) == len(states):  # those that come until it starts share one read
+                self._group.create_task(self._take_over_all(), name="parti-worker-catchup")
+
+    async def _take_over_all(self) -> None:
+        await asyncio.sleep(0)
+        states, self._behind = self._behind, []
+        await self._take_over(states)
+        if self.desk.retention is not Retention.LIMITS:
+            # What came by the range read was never acked, and a work queue keeps it until it is: have it delivered
+            # once more, so that the ledger knows it as done and acks it.
+            self.session.interrupt(Interrupted("a take-over is complete"))
 
     async def _take_over(self, states: list[PartitionState]) -> None:
         waits = self.backoff.delays()
@@ -243,6 +256,16 @@ class Engine:
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
+
+    async def abandon(self, main: asyncio.Task[None]) -> None:
+        """End everything at once; acks that were not sent yet never are."""
+        self.coalescer.fail(WorkerClosed("the worker was fenced before the update was in force"))
+        if self.desk.connection is not None:
+            self.desk.connection.abort()
+        await self.desk.pool.halt()
+        self.attempts.handler.close()
+        main.cancel()
+        await asyncio.gather(main, return_exceptions=True)
 
     async def _drain(self) -> None:
         try:

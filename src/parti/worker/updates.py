@@ -22,6 +22,8 @@ class Wanted:
     leases: Mapping[PartitionId, Lease] = field(default_factory=dict)
     hold: Collection[PartitionId] = ()
     """Partitions that are not ours yet: filter them, hold what comes, and wait for `take_over`."""
+    claimed: bool = False
+    """Positions live in claims: each partition comes held, and what the durable remembers of positions is void."""
 
 
 @dataclass(frozen=True, slots=True)
