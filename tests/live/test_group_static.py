@@ -17,6 +17,7 @@ from parti.groups import (
     MemberState,
     StaticGroups,
     StaticMember,
+    describe,
     errors,
     static_consume,
 )
@@ -270,3 +271,34 @@ async def test_it_can_be_used_as_a_context(bench: Bench) -> None:
     async with await bench.join("m1", []) as member:
         assert member.state is MemberState.STANDBY
     assert member.state is MemberState.STOPPED
+
+
+async def test_lag_is_told_by_partition(bench: Bench) -> None:
+    subjects = [f"{partition}.{bench.stream}.>" for partition in range(8)]
+    await bench.api.stream_create({"name": bench.stream, "subjects": subjects, "allow_direct": True})
+    filters = [f"{bench.stream}.a.>"]
+    await bench.groups.create(bench.stream, GROUP, max_members=3, members=["m1", "m2"], filters=filters)
+    await bench.publish(6, partitions=3)
+    await bench.publish(6, partitions=3, kind="b")
+    seen: list[GroupMessage] = []
+    await bench.join("m1", seen)
+    await got(4, seen)
+
+    async def rows() -> list[Any]:
+        return await describe(bench.groups, bench.stream, GROUP)
+
+    async def settled() -> bool:
+        return [row.lag for row in await rows()] == [0, 2, 0]
+
+    await eventually(settled, what="the acknowledgements")
+    found = await rows()
+    assert [(row.partition, row.owner, row.state) for row in found] == [
+        (0, "m1", "active"),
+        (1, "m2", "absent"),
+        (2, "m1", "active"),
+    ]
+    assert [row.last_seq for row in found] == [4, 5, 6]
+    assert found[1].lag_seconds is not None
+    assert found[1].lag_seconds > 0
+    assert found[0].lag_seconds == 0
+    assert (found[0].ack_floor, found[1].ack_floor) == (6, None)

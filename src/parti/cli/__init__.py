@@ -10,8 +10,10 @@ _COMMANDS = {
     "server": Entry("parti.cli.server:server", "Run a nats-server with JetStream for local use."),
     "doctor": Entry("parti.cli.doctor:doctor", "Check this machine and the NATS server, and say what to do."),
     "config": Entry("parti.cli.config:config", "Show the configuration and where each value comes from."),
+    "group": Entry("parti.cli.group:group", "Work with partitioned consumer groups."),
     "bench": Entry("parti.cli.bench:bench", "Measure how fast parti is on this machine."),
     "prove": Entry("parti.cli.prove:prove", "Prove a promise of parti under real faults."),
+    "completion": Entry("parti.cli.completion:completion", "Print the completion script for a shell."),
     "version": Entry("parti.cli.version:version", "Show the versions of parti and of what it runs on."),
 }
 

@@ -3,6 +3,7 @@
 from parti.groups import errors
 from parti.groups.automatic import AutomaticMembership
 from parti.groups.common import DeletePlan, MemberInfo
+from parti.groups.describe import PartitionLag, describe
 from parti.groups.distribution import assignment, least_moves, partition_filters, partitions_of, predict
 from parti.groups.elastic import ElasticMember, elastic_consume
 from parti.groups.elastic_groups import ElasticGroups
@@ -36,12 +37,14 @@ __all__ = [
     "MemberOptions",
     "MemberState",
     "Order",
+    "PartitionLag",
     "PartitioningFilter",
     "StaticGroups",
     "StaticMember",
     "StaticRecord",
     "Transaction",
     "assignment",
+    "describe",
     "elastic_consume",
     "errors",
     "exactly_once",

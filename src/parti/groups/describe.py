@@ -1,0 +1,111 @@
+"""Lag and ownership of a group, partition by partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parti.clock import Clock, SystemClock
+from parti.errors import NoResponders
+from parti.groups.common import MemberInfo
+from parti.groups.distribution import assignment, filters_of
+from parti.groups.elastic_groups import ElasticGroups
+from parti.groups.errors import WorkQueueMissing
+from parti.groups.names import GroupKind, work_queue
+from parti.groups.static_groups import StaticGroups
+from parti.wire.api import JetStreamApi
+from parti.wire.errors import MessageNotFound, StreamNotFound
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """One partition as it stands now. What belongs to the owner's consumer is the same for all of its partitions."""
+
+    group: str
+    partition: int
+    owner: str | None
+    pinned: str | None
+    """The server's id of the owner's active instance."""
+    state: str
+    """`active`, `standby` (instances wait, none is pinned yet), `absent` (no instance), `unowned` (no member)."""
+    ack_floor: int | None
+    """Of the owner's consumer, in the stream that it reads."""
+    last_seq: int | None
+    lag: int | None
+    """Messages not acknowledged; None where the stream does not allow direct gets."""
+    lag_seconds: float | None
+    """Age of the oldest of them."""
+    in_flight: int
+    redelivered: int
+
+
+async def describe(
+    groups: ElasticGroups | StaticGroups, stream: str, group: str, *, clock: Clock | None = None
+) -> list[PartitionLag]:
+    """Every partition of the group with its owner and its lag, in order."""
+    clock = clock or SystemClock()
+    stored = await groups.get(stream, group)
+    members = {info.member: info for info in await groups.members(stream, group)}
+    owner_of = {partition: name for name, owned in assignment(stored.record).items() for partition in owned}
+    elastic = groups.kind is GroupKind.ELASTIC
+    read = work_queue(stream, group) if elastic else stream
+    try:
+        info = await groups.api.stream_info(read)
+    except StreamNotFound:
+        raise WorkQueueMissing(
+            f"the stream {read!r} of group {group!r} does not exist: create the group again"
+        ) from None
+    direct = bool(info["config"].get("allow_direct"))
+    # A work queue holds only what is not acknowledged, and of a mapped group everything belongs to its members.
+    filters = (">",) if elastic or not stored.record.members else filters_of(stored.record) or (">",)
+    rows = []
+    for partition in range(stored.record.max_members):
+        owner = members.get(owner_of.get(partition, ""))
+        start = 1 if elastic or owner is None else owner.ack_floor + 1
+        lag = await _lag(groups.api, read, [f"{partition}.{each}" for each in filters], start) if direct else None
+        rows.append(_row(group, partition, owner, lag, clock.wall()))
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Lag:
+    count: int
+    oldest_ns: int | None
+    last_seq: int | None
+
+
+async def _lag(api: JetStreamApi, stream: str, subjects: list[str], start: int) -> _Lag:
+    count, oldest, last = 0, None, None
+    for subject in subjects:
+        try:
+            batch = await api.direct_get_batch(stream, batch=1, seq=start, next_by_subj=subject)
+            if batch.messages:
+                count += 1 + batch.pending
+                first = batch.messages[0].time_ns
+                oldest = first if oldest is None else min(oldest, first)
+            newest = (await api.direct_get(stream, last_by_subj=subject)).seq
+            last = newest if last is None else max(last, newest)
+        except (MessageNotFound, NoResponders):
+            continue
+    return _Lag(count, oldest, last)
+
+
+def _row(group: str, partition: int, owner: MemberInfo | None, lag: _Lag | None, now: float) -> PartitionLag:
+    state = "unowned"
+    if owner is not None:
+        state = "absent" if not owner.active else "active" if owner.pinned else "standby"
+    seconds = None
+    if lag is not None:
+        seconds = round(max(0.0, now - lag.oldest_ns / 1e9), 3) if lag.oldest_ns is not None else 0.0
+    return PartitionLag(
+        group=group,
+        partition=partition,
+        owner=owner.member if owner is not None else None,
+        pinned=owner.pinned if owner is not None else None,
+        state=state,
+        ack_floor=owner.ack_floor if owner is not None and owner.active else None,
+        last_seq=lag.last_seq if lag is not None else None,
+        lag=lag.count if lag is not None else None,
+        lag_seconds=seconds,
+        in_flight=owner.in_flight if owner is not None else 0,
+        redelivered=owner.redelivered if owner is not None else 0,
+    )
