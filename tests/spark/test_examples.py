@@ -78,7 +78,7 @@ def test_the_scripts_keep_a_table_enrich_a_stream_and_count_in_windows(make_stre
             "counts.a",
             str(tmp_path / "c"),
             "--once",
-            *"--window=1s --late=0s".split(),
+            *windows,
         ],
     ]
     calls = [[str(EXAMPLES / script), *rest] for script, *rest in arguments]

@@ -45,7 +45,12 @@ WRITER_OPTIONS = OptionTable(
             choice("auto", "true", "false"),
             "publish chunks all-or-nothing: `auto` where the stream has allow_atomic, `true` demands it",
         ),
-        Option("maxInFlight", "4000", positive, "rows of a task that wait for their acknowledgement at the same time"),
+        Option(
+            "maxInFlight",
+            "4000",
+            positive,
+            "rows of a task that wait for their acknowledgement at the same time; a chunk of 1000 always may",
+        ),
         Option(
             "retryTimeout",
             "30s",

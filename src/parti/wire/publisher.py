@@ -38,7 +38,7 @@ from parti.wire.filters import SubjectFilter
 from parti.wire.frames import Frames, Ints, uints
 from parti.wire.options import ConnectOptions
 from parti.wire.outgoing import CHUNK_ROWS, Rows, atomic_frames, check_sizes, checked, joined_bytes, single_frames
-from parti.wire.target import Target, target_named, target_of
+from parti.wire.target import Target, find_target, target_of
 
 MAX_IN_FLIGHT = 4 * CHUNK_ROWS  # the server sheds a stream's load above 10,000 waiting messages (10167)
 PATIENCE = 30.0  # seconds without any acknowledgement before giving up; a leader election takes up to 6
@@ -185,11 +185,10 @@ class Publisher:
         return bool(self._batchable.mask(rows.subject.cast("string")).all())
 
     def _target(self, subject: str) -> Target | None:
-        """The stream, or None when we may not ask or nobody can say now: publishing itself will tell."""
+        """The stream, or None when we may not ask. An outage is waited out: guessing here would change the ids."""
         try:
-            with BlockingConnection.open(self.options, name=self._name) as connection:
-                return target_named(connection, self._expected) if self._expected else target_of(connection, subject)
-        except (AuthFailed, TransientError):
+            return find_target(self.options, stream=self._expected, subject=subject, patience=self._patience)
+        except AuthFailed:
             return None
 
     def _send(self, unit: _Unit) -> None:
