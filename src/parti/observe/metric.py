@@ -7,6 +7,7 @@ first message. What is unbounded (subjects, worker ids, keys, error texts) belon
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -23,6 +24,20 @@ class Kind(StrEnum):
     HISTOGRAM = "histogram"
 
 
+OTHER: Final = "other"
+"""The label value of everything that came after the first ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSeen:
+    """Label values that only the data tells: the first `count` keep their name, all later ones become "other"."""
+
+    count: int
+
+    def __len__(self) -> int:
+        return self.count + 1
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One metric. Malformed declarations are refused when the module is imported, not when a message arrives."""
@@ -30,8 +45,8 @@ class Metric:
     name: str
     kind: Kind
     help: str
-    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Label name -> every value it may take."""
+    labels: Mapping[str, tuple[str, ...] | FirstSeen] = field(default_factory=dict)
+    """Label name -> every value it may take, or how many."""
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram, in the unit that the name ends with."""
 
@@ -58,5 +73,6 @@ class Metric:
         if labels.keys() != self.labels.keys():
             raise UsageError(f"metric {self.name} has the labels {sorted(self.labels)}, not {sorted(labels)}")
         for name, value in labels.items():
-            if value not in self.labels[name]:
-                raise UsageError(f"metric {self.name}: {name}={value!r} is not one of {', '.join(self.labels[name])}")
+            allowed = self.labels[name]
+            if not isinstance(allowed, FirstSeen) and value not in allowed:
+                raise UsageError(f"metric {self.name}: {name}={value!r} is not one of {', '.join(allowed)}")

@@ -13,6 +13,7 @@ from prometheus_client.process_collector import ProcessCollector
 import parti
 from parti.errors import UsageError
 from parti.observe.catalog import BUILD_INFO, CATALOG, Kind, Metric
+from parti.observe.metric import OTHER, FirstSeen
 
 _Instrument = Counter | Gauge | Histogram
 _TYPES: Final[dict[Kind, type[Counter] | type[Gauge]]] = {Kind.COUNTER: Counter, Kind.GAUGE: Gauge}
@@ -29,6 +30,7 @@ class PrometheusMetrics:
         self._instruments = {metric: self._instrument(metric) for metric in catalog}
         # Bounded by the catalog: a series is looked up once and checked once.
         self._series: dict[tuple[str, tuple[tuple[str, str], ...]], _Instrument] = {}
+        self._seen: dict[tuple[str, str], set[str]] = {}
         if BUILD_INFO in self._instruments:
             self.set(BUILD_INFO, 1, version=parti.__version__)
 
@@ -63,8 +65,23 @@ class PrometheusMetrics:
             instrument = self._instruments[metric]
         except KeyError:
             raise UsageError(f"metric {metric.name} is not in the catalog: declare it there") from None
-        series = self._series[key] = instrument.labels(**labels) if labels else instrument
+        known = self._known(metric, labels)
+        series = instrument.labels(**known) if labels else instrument
+        if known == labels:
+            self._series[key] = series
         return series
+
+    def _known(self, metric: Metric, labels: dict[str, str]) -> dict[str, str]:
+        """The labels, with "other" in place of a value that came after the first ones."""
+        known = dict(labels)
+        for name, value in labels.items():
+            if isinstance(limit := metric.labels[name], FirstSeen):
+                seen = self._seen.setdefault((metric.name, name), set())
+                if value not in seen and len(seen) >= limit.count:
+                    known[name] = OTHER
+                else:
+                    seen.add(value)
+        return known
 
     def _instrument(self, metric: Metric) -> _Instrument:
         names = tuple(metric.labels)

@@ -1,0 +1,81 @@
+"""A breaker per host: a host that fails is left alone for a while, then asked once. Pure: time is handed in."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from parti.config.deliver import DeliverSection
+
+_BUCKETS = 6
+
+
+class Breaker:
+    """Closed: everything passes. Open: nothing does. Then one probe decides.
+
+    Opens when, within the window, at least `breaker_calls` calls ended and `breaker_ratio` of them failed.
+    """
+
+    __slots__ = ("_calls", "_failed", "_open_for", "_open_until", "_probing", "_ratio", "_recent", "_span")
+
+    def __init__(self, config: DeliverSection) -> None:
+        self._calls = config.breaker_calls
+        self._ratio = config.breaker_ratio
+        self._open_for = config.breaker_open
+        self._span = config.breaker_window / _BUCKETS
+        self._recent: deque[list[float]] = deque(maxlen=_BUCKETS)  # start, calls, failures
+        self._failed = 0  # in a row: a host that answers nothing at all needs no whole window to be judged
+        self._open_until = 0.0
+        self._probing = False
+
+    def __repr__(self) -> str:
+        state = "closed" if not self._open_until else "probing" if self._probing else "open"
+        return f"<Breaker {state}>"
+
+    @property
+    def is_open(self) -> bool:
+        return self._open_until > 0
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is remembered that would be missed."""
+        return not self._open_until and not self._failed
+
+    def ask(self, now: float) -> float:
+        """0 when a call may start; else the seconds to wait before asking again. A probe must be `record`ed."""
+        if not self._open_until:
+            return 0.0
+        if now < self._open_until:
+            return self._open_until - now
+        if self._probing:
+            return self._open_for / 4
+        self._probing = True
+        return 0.0
+
+    def forget_probe(self) -> None:
+        """A call that was let through never took place."""
+        self._probing = False
+
+    def record(self, now: float, *, failed: bool) -> bool:
+        """Count a call that ended; True when the host counts as down from now on and did not before."""
+        if self._open_until:
+            self._probing = False
+            if failed:
+                self._open_until = now + self._open_for
+            else:
+                self._open_until = 0.0
+                self._failed = 0
+                self._recent.clear()
+            return False
+        self._failed = self._failed + 1 if failed else 0
+        if not self._recent or now - self._recent[-1][0] >= self._span:
+            self._recent.append([now, 0, 0])
+        self._recent[-1][1] += 1
+        self._recent[-1][2] += failed
+        oldest = now - self._span * _BUCKETS
+        calls = sum(bucket[1] for bucket in self._recent if bucket[0] > oldest)
+        failures = sum(bucket[2] for bucket in self._recent if bucket[0] > oldest)
+        if failed and calls >= self._calls and failures >= calls * self._ratio:
+            self._open_until = now + self._open_for
+            self._recent.clear()
+            return True
+        return False

@@ -1,0 +1,187 @@
+"""The dead letters of delivery: what could not be delivered rests in `<stream>_DLQ`, complete, until somebody decides.
+
+A letter is the task's own bytes and headers, with the reason, the last status, the first 4 KB of the response and the
+attempts beside them. It is stored before the task is let go, and once, however often it is sent.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+
+from parti.clock import Clock
+from parti.errors import UsageError
+from parti.subjects import matches
+from parti.tasks import names as n
+from parti.tasks.errors import Reason
+from parti.tasks.held import Held
+from parti.tasks.policy import Attempt
+from parti.wire.api import JetStreamApi
+from parti.wire.errors import MessageNotFound
+from parti.wire.stored import StoredMessage
+
+REASON = "Parti-Reason"
+ERROR = "Parti-Error"
+STATUS = "Parti-Status"
+OUTCOME = "Parti-Outcome"
+RESPONSE = "Parti-Response"
+TRIGGER = "Parti-Trigger"
+HOST = "Parti-Host"
+CUT = "Parti-Data-Cut"
+_LONGEST_ERROR = 500
+_LONGEST_HOST = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One dead letter; `data` is what the publisher wrote."""
+
+    sequence: int
+    id: str
+    subject: str
+    reason: str
+    error: str
+    outcome: str
+    status: int
+    attempts: int
+    trigger: str
+    host: str
+    time: float
+    """Unix seconds when it was buried."""
+    first_seen: float
+    source: str
+    response: bytes = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    data: bytes = field(repr=False)
+
+    @classmethod
+    def from_stored(cls, stored: StoredMessage) -> Letter:
+        headers = stored.headers
+        try:
+            response = base64.b64decode(headers.get(RESPONSE, ""))
+        except binascii.Error:
+            response = b""
+        return cls(
+            sequence=stored.seq,
+            id=headers.get(n.TASK_ID, ""),
+            subject=headers.get(n.SUBJECT, ""),
+            reason=headers.get(REASON, ""),
+            error=headers.get(ERROR, ""),
+            outcome=headers.get(OUTCOME, ""),
+            status=_whole(headers.get(STATUS)),
+            attempts=_whole(headers.get(n.ATTEMPTS)),
+            trigger=headers.get(TRIGGER, ""),
+            host=headers.get(HOST, ""),
+            time=stored.time_ns / 1e9,
+            first_seen=float(headers.get(n.FIRST_SEEN) or 0),
+            source=headers.get(n.SEQUENCE, ""),
+            response=response,
+            headers=headers,
+            data=stored.data,
+        )
+
+
+def one_line(text: str, longest: int = _LONGEST_ERROR) -> str:
+    """Text fit for one header line."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text[: 2 * longest]).split())[:longest]
+
+
+class DeadLetters:
+    """Puts tasks to rest, and brings them back."""
+
+    def __init__(self, js: JetStreamApi, names: n.Names) -> None:
+        self._js = js
+        self._names = names
+
+    async def bury(self, held: Held, reason: Reason, attempt: Attempt) -> None:
+        """When this returns, the letter is stored. An error is the caller's to retry: the task must not be let go."""
+        collection = held.task.collection if held.task is not None else ""
+        headers = held.carried() | {
+            REASON: reason.value,
+            ERROR: one_line(attempt.error),
+            OUTCOME: attempt.outcome.value,
+            STATUS: str(attempt.status),
+            RESPONSE: base64.b64encode(attempt.response).decode(),
+            TRIGGER: one_line(held.trigger, _LONGEST_HOST),
+            HOST: one_line(held.host, _LONGEST_HOST),
+            # By the place in the stream: a replay that fails again is another letter, not a duplicate of this one.
+            n.MSG_ID: f"dlq:{held.source}",
+        }
+        subject = self._names.letter(held.database, collection, reason.value)
+        try:
+            await self._js.publish(subject, held.data, headers=headers)
+        except UsageError:
+            # The task and our headers together are over the server's max_payload; the task stream still has the task.
+            headers |= {RESPONSE: "", CUT: str(len(held.data))}
+            await self._js.publish(subject, b"", headers=headers)
+
+    async def letters(self, pattern: str = ">", *, after: int = 0) -> AsyncIterator[Letter]:
+        """The letters whose subject behind the stream's name matches `pattern`, oldest first."""
+        wanted = f"{self._names.dead_letters}.{pattern}"
+        sequence = after
+        while True:
+            try:
+                stored = await self._js.msg_get(self._names.dead_letters, seq=sequence + 1, next_by_subj=wanted)
+            except MessageNotFound:
+                return
+            sequence = stored.seq
+            yield Letter.from_stored(stored)
+
+    async def get(self, sequence: int) -> Letter:
+        """One letter; raises `MessageNotFound`."""
+        return Letter.from_stored(await self._js.msg_get(self._names.dead_letters, seq=sequence))
+
+    async def replay(
+        self,
+        pattern: str = ">",
+        *,
+        rate: float = 100.0,
+        clock: Clock,
+        chosen: Callable[[Letter], bool] = lambda _letter: True,
+    ) -> AsyncIterator[Letter]:
+        """Publish letters again, oldest first and at most `rate` a second, with the id they had; then remove them.
+
+        Letters buried meanwhile are left alone: a task that fails again does not go round in circles.
+        """
+        last = int((await self._js.stream_info(self._names.dead_letters))["state"]["last_seq"])
+        started, done = clock.now(), 0
+        async for letter in self.letters(pattern):
+            if letter.sequence > last:
+                return
+            if not chosen(letter):
+                continue
+            await clock.sleep(max(0.0, started + done / rate - clock.now()))
+            await self.replay_one(letter)
+            done += 1
+            yield letter
+
+    async def replay_one(self, letter: Letter) -> None:
+        """When this returns, the task stands in its stream again, and the letter is gone."""
+        if CUT in letter.headers:
+            raise UsageError(
+                f"letter {letter.sequence} holds no data, as the task was too large: find it in the task stream "
+                f"({letter.source}) and publish it again"
+            )
+        dropped = (REASON, ERROR, OUTCOME, STATUS, RESPONSE, TRIGGER, HOST)
+        ours = (n.ATTEMPTS, n.FIRST_SEEN, n.SUBJECT, n.SEQUENCE)
+        headers = {
+            name: value
+            for name, value in letter.headers.items()
+            if name not in dropped and name not in ours and not name.lower().startswith("nats-")
+        }
+        headers |= {n.TASK_ID: letter.id, n.MSG_ID: f"replay:{letter.source}:{letter.sequence}"}
+        subject = letter.subject
+        if not matches(f"{self._names.stream}.>", subject):
+            raise UsageError(f"letter {letter.sequence} has the subject {subject!r}, which is not of the task stream")
+        await self._js.publish(subject, letter.data, headers=headers)
+        await self._js.msg_delete(self._names.dead_letters, letter.sequence)
+
+    async def purge(self, pattern: str = ">") -> int:
+        """Remove the letters for good; returns how many there were."""
+        return await self._js.stream_purge(self._names.dead_letters, filter=f"{self._names.dead_letters}.{pattern}")
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0

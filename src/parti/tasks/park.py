@@ -1,0 +1,113 @@
+"""The park: where a document waits on the server for longer than memory should hold it, with its order kept.
+
+A parked document is a queue of its tasks (one subject) and one schedule that will wake it. Nothing of it occupies the
+consumer: a delayed Nak would invert the order and fill MaxAckPending (DELIVERY.md 1.7). Only the owner of a document's
+partition writes to its queue.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from parti.clock import Clock
+from parti.tasks import names as n
+from parti.tasks.held import Held
+from parti.wire.api import JetStreamApi
+from parti.wire.errors import MessageNotFound
+from parti.wire.stored import StoredMessage
+
+
+class WakeUp(msgspec.Struct, frozen=True):
+    """What a wake-up says: which task is the head, and how often it was tried."""
+
+    head: str = ""
+    attempts: int = 0
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(WakeUp)
+
+
+def decode_wake(data: bytes) -> WakeUp:
+    """What a wake-up says; a damaged one says nothing about the head, which is then tried from its own count."""
+    try:
+        return _DECODER.decode(data)
+    except msgspec.DecodeError:
+        return WakeUp()
+
+
+class Park:
+    """The park of one partition."""
+
+    def __init__(self, js: JetStreamApi, names: n.Names, slot: int, clock: Clock) -> None:
+        self._js = js
+        self._names = names
+        self._slot = slot
+        self._clock = clock
+
+    async def keys(self) -> set[str]:
+        """The documents that are parked now."""
+        found: set[str] = set()
+        async for page in self._js.stream_subjects(self._names.park, self._names.parked(self._slot, "*")):
+            found.update(subject.rpartition(".")[2] for subject in page)
+        return found
+
+    async def scheduled(self) -> set[str]:
+        """The documents that have a wake-up coming: scheduled, or waiting to be taken."""
+        found: set[str] = set()
+        for pattern in (self._names.wake_schedule(self._slot, "*"), self._names.wake(self._slot, "*")):
+            async for page in self._js.stream_subjects(self._names.park, pattern):
+                found.update(subject.rpartition(".")[2] for subject in page)
+        return found
+
+    async def append(self, held: Held) -> None:
+        """When this returns, the task stands at the end of its document's queue; a second time changes nothing."""
+        headers = held.carried() | {n.MSG_ID: f"q:{held.source}"}
+        await self._js.publish(self._names.parked(self._slot, held.key), held.data, headers=headers)
+
+    async def wake_after(self, key: str, wait: float, head: str, attempts: int) -> None:
+        """When this returns, the document will be woken after `wait` seconds, by whoever owns it then."""
+        headers = self._schedule(wait, self._names.wake(self._slot, key))
+        subject = self._names.wake_schedule(self._slot, key)
+        await self._js.publish(subject, _ENCODER.encode(WakeUp(head, attempts)), headers=headers)
+
+    async def alone(self, held: Held, wait: float) -> None:
+        """When this returns, the task alone will come back after `wait` seconds."""
+        headers = held.carried() | self._schedule(wait, self._names.alone(self._slot, held.key))
+        number = held.source.rpartition(":")[2]
+        subject = self._names.alone_schedule(self._slot, held.key, int(number) if number.isdecimal() else 0)
+        await self._js.publish(subject, held.data, headers=headers)
+
+    async def first(self, key: str) -> StoredMessage | None:
+        """The head of a document's queue, from the stream's leader."""
+        try:
+            return await self._js.msg_get(self._names.park, seq=1, next_by_subj=self._names.parked(self._slot, key))
+        except MessageNotFound:
+            return None
+
+    async def last(self, key: str) -> StoredMessage | None:
+        """The end of a document's queue."""
+        try:
+            return await self._js.msg_get(self._names.park, last_by_subj=self._names.parked(self._slot, key))
+        except MessageNotFound:
+            return None
+
+    async def remove(self, sequence: int) -> None:
+        """When this returns, that task is no longer parked."""
+        try:
+            await self._js.msg_delete(self._names.park, sequence)
+        except MessageNotFound:
+            return
+
+    async def remove_before(self, key: str, sequence: int) -> int:
+        """Forget the tasks of the document that stand before `sequence`; returns how many there were."""
+        return await self._js.stream_purge(self._names.park, filter=self._names.parked(self._slot, key), seq=sequence)
+
+    def _schedule(self, wait: float, target: str) -> dict[str, str]:
+        at = datetime.fromtimestamp(self._clock.wall(), UTC) + timedelta(seconds=max(wait, 0.0))
+        return {
+            "Nats-Schedule": f"@at {at.isoformat(timespec='milliseconds').replace('+00:00', 'Z')}",
+            "Nats-Schedule-Target": target,
+        }
