@@ -11,6 +11,7 @@ _COMMANDS = {
     "doctor": Entry("parti.cli.doctor:doctor", "Check this machine and the NATS server, and say what to do."),
     "config": Entry("parti.cli.config:config", "Show the configuration and where each value comes from."),
     "group": Entry("parti.cli.group:group", "Work with partitioned consumer groups."),
+    "dlq": Entry("parti.cli.dlq:dlq", "List, show, replay and purge dead letters."),
     "bench": Entry("parti.cli.bench:bench", "Measure how fast parti is on this machine."),
     "prove": Entry("parti.cli.prove:prove", "Prove a promise of parti under real faults."),
     "completion": Entry("parti.cli.completion:completion", "Print the completion script for a shell."),

@@ -1,0 +1,179 @@
+"""`parti dlq`: the dead letters of a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+
+from parti.cli.output import json_option, note, plain, print_json, print_table
+from parti.cli.settings import log_quietly, with_config
+from parti.config import LoadedConfig
+from parti.errors import UsageError
+
+T = TypeVar("T")
+
+
+@click.group()
+def dlq() -> None:
+    """List, show, send back and throw away messages that no handler could take (stream <STREAM>_DLQ)."""
+
+
+@dlq.command("ls")
+@click.argument("stream")
+@click.option("--subject", default=">", show_default=True, help="Only messages of this subject; wildcards allowed.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 100_000), help="At most so many.")
+@json_option
+@with_config
+def list_letters(loaded: LoadedConfig, stream: str, subject: str, limit: int, as_json: bool) -> None:
+    """The letters of STREAM, oldest first."""
+
+    async def gather(letters: Any) -> tuple[list[Any], int]:
+        found: list[Any] = []
+        async for letter in letters.walk(subject=subject):
+            found.append(letter)
+            if len(found) >= limit:
+                break
+        return found, await letters.count()
+
+    found, total = _run(loaded, stream, gather)
+    if as_json:
+        print_json({"stream": stream, "total": total, "letters": [_summary(letter) for letter in found]})
+        return
+    rows = [
+        [
+            str(letter.sequence),
+            plain(letter.subject),
+            str(letter.original_sequence),
+            plain(letter.reason),
+            str(letter.attempts),
+            _time(letter.time),
+            plain(letter.error[:80]),
+        ]
+        for letter in found
+    ]
+    print_table(["letter", "subject", "sequence", "reason", "attempts", "buried", "error"], rows)
+    note(f"{len(found)} of {total} letters")
+
+
+@dlq.command("show")
+@click.argument("stream")
+@click.argument("letter", type=int)
+@json_option
+@with_config
+def show(loaded: LoadedConfig, stream: str, letter: int, as_json: bool) -> None:
+    """One letter of STREAM with its headers and data."""
+    found = _run(loaded, stream, lambda letters: letters.get(letter))
+    if as_json:
+        data = base64.b64encode(found.data).decode()
+        print_json(_summary(found) | {"headers": dict(found.headers), "data_base64": data})
+        return
+    for name, value in _summary(found).items():
+        click.echo(f"{name}: {value}")
+    for name, value in found.headers.items():
+        click.echo(f"header {name}: {value}")
+    click.echo(found.data.decode("utf-8", "replace"))
+
+
+@dlq.command("replay")
+@click.argument("stream")
+@click.argument("letters", type=int, nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All letters.")
+@click.option("--subject", help="The letters of this subject; wildcards allowed.")
+@json_option
+@with_config
+def replay(
+    loaded: LoadedConfig,
+    stream: str,
+    letters: tuple[int, ...],
+    everything: bool,
+    subject: str | None,
+    as_json: bool,
+) -> None:
+    """Publish messages of LETTERS again to their own subject, and remove each letter once it is stored."""
+    _one_choice(letters, everything, subject)
+
+    async def send(office: Any) -> int:
+        count = 0
+        if letters:
+            for sequence in letters:
+                await office.replay(await office.get(sequence))
+                count += 1
+            return count
+        async for letter in office.walk(subject=subject or ">"):
+            await office.replay(letter)
+            count += 1
+        return count
+
+    _tell("replayed", _run(loaded, stream, send), as_json)
+
+
+@dlq.command("purge")
+@click.argument("stream")
+@click.argument("letters", type=int, nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All letters.")
+@click.option("--subject", help="The letters of this subject; wildcards allowed.")
+@json_option
+@with_config
+def purge(
+    loaded: LoadedConfig,
+    stream: str,
+    letters: tuple[int, ...],
+    everything: bool,
+    subject: str | None,
+    as_json: bool,
+) -> None:
+    """Remove LETTERS for good."""
+    _one_choice(letters, everything, subject)
+    removed = _run(loaded, stream, lambda office: office.purge(subject=subject, sequences=letters))
+    _tell("removed", removed, as_json)
+
+
+def _one_choice(letters: tuple[int, ...], everything: bool, subject: str | None) -> None:
+    if sum((bool(letters), everything, subject is not None)) != 1:
+        raise UsageError("name the letters: their numbers, --subject, or --all")
+
+
+def _tell(word: str, count: int, as_json: bool) -> None:
+    if as_json:
+        print_json({word: count})
+    else:
+        click.echo(f"{count} {word}")
+
+
+def _summary(letter: Any) -> dict[str, Any]:
+    return {
+        "letter": letter.sequence,
+        "subject": letter.subject,
+        "sequence": letter.original_sequence,
+        "reason": letter.reason,
+        "error": letter.error,
+        "attempts": letter.attempts,
+        "worker": letter.worker,
+        "consumer": letter.consumer,
+        "buried": _time(letter.time),
+        "bytes": len(letter.data),
+    }
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _run(loaded: LoadedConfig, stream: str, act: Callable[[Any], Awaitable[T]]) -> T:
+    from parti.wire.api import JetStreamApi
+    from parti.wire.configured import configured_options
+    from parti.wire.connect import connect
+    from parti.worker.letters import DeadLetters
+
+    log_quietly(loaded)
+
+    async def main() -> T:
+        async with await connect(configured_options(loaded).options) as connection:
+            return await act(DeadLetters(JetStreamApi(connection), stream))
+
+    return asyncio.run(main())

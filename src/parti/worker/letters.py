@@ -1,0 +1,78 @@
+"""Working with dead letters: list them, look at one, send them back, throw them away."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from parti.errors import UsageError
+from parti.subjects import matches
+from parti.wire.api import JetStreamApi
+from parti.wire.errors import MessageNotFound, StreamNotFound
+from parti.worker.dead_letters import DeadLetter, dead_letter_stream, dead_letter_subject, original_headers
+
+_PAGE = 256
+_PAGE_BYTES = 8 << 20
+
+
+class DeadLetters:
+    """The dead letters of one stream."""
+
+    def __init__(self, js: JetStreamApi, stream: str) -> None:
+        self._js = js
+        self.stream = stream
+        self.name = dead_letter_stream(stream)
+
+    async def count(self) -> int:
+        """How many there are; 0 when none was ever written."""
+        try:
+            return int((await self._js.stream_info(self.name))["state"]["messages"])
+        except StreamNotFound:
+            return 0
+
+    async def walk(self, *, subject: str = ">", start: int = 1) -> AsyncIterator[DeadLetter]:
+        """The letters of messages whose subject matches, oldest first; one page is held at a time."""
+        try:
+            info = await self._js.stream_info(self.name)
+        except StreamNotFound:
+            return
+        first, last = int(info["state"]["first_seq"]), int(info["state"]["last_seq"])
+        position = max(start, first)
+        while position <= last:
+            page = await self._js.direct_get_batch(self.name, batch=_PAGE, seq=position, max_bytes=_PAGE_BYTES)
+            if not page.messages:
+                return
+            for stored in page.messages:
+                letter = DeadLetter.from_stored(stored)
+                position = letter.sequence + 1
+                if letter.sequence <= last and matches(subject, letter.subject):
+                    yield letter
+
+    async def get(self, sequence: int) -> DeadLetter:
+        """One letter by its sequence in the dead-letter stream."""
+        try:
+            return DeadLetter.from_stored(await self._js.msg_get(self.name, seq=sequence))
+        except (MessageNotFound, StreamNotFound):
+            raise UsageError(f"{self.name} has no letter {sequence}: see `parti dlq ls {self.stream}`") from None
+
+    async def replay(self, letter: DeadLetter) -> int:
+        """Publish the message again where it came from, then remove the letter; returns its new stream sequence.
+
+        Safe to repeat: the stream takes a letter's message once within its duplicate window.
+        """
+        headers = original_headers(letter) | {"Nats-Msg-Id": f"replay:{self.name}:{letter.sequence}"}
+        ack = await self._js.publish(letter.subject, letter.data, headers=headers)
+        await self._js.msg_delete(self.name, letter.sequence)
+        return ack.seq
+
+    async def purge(self, *, subject: str | None = None, sequences: Sequence[int] = ()) -> int:
+        """Remove letters: those named, those whose message's subject matches, or all; returns how many."""
+        if sequences:
+            for sequence in sequences:
+                letter = await self.get(sequence)
+                await self._js.msg_delete(self.name, letter.sequence)
+            return len(sequences)
+        try:
+            pattern = dead_letter_subject(self.stream, subject) if subject else None
+            return await self._js.stream_purge(self.name, filter=pattern)
+        except StreamNotFound:
+            return 0
