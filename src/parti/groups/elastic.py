@@ -86,8 +86,9 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
     async def _advised(self) -> AsyncIterator[None]:
         """Learn at once that another member's consumer is gone, so that its partitions can be taken."""
 
-        async def wake(_: Any) -> None:
-            if self.state is MemberState.JOINING:
+        async def wake(advisory: Any) -> None:
+            # Our own name: the pinned instance makes it anew, and a create at the same moment fails (500).
+            if self.state is MemberState.JOINING and advisory.subject.split(".")[-1] != self._consumer:
                 self._wake_at = None
                 self._signal(lambda: None)
 

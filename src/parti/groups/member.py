@@ -38,7 +38,7 @@ from parti.observe.health import HealthCheck
 from parti.observe.metrics import NO_METRICS, Metrics
 from parti.wire.columns import Deliveries
 from parti.wire.connect import Connection
-from parti.wire.errors import ConsumerNotFound, StreamNotFound, WrongPinId
+from parti.wire.errors import ApiError, ConsumerNotFound, StreamNotFound, WrongPinId
 from parti.wire.kv_model import Change, Operation
 from parti.wire.stored import parse_time
 from parti.worker.dead_letters import DeadLetterOffice
@@ -47,6 +47,7 @@ _NANOSECONDS = 1e9
 _STOP_WITHIN = 10.0  # a supervisor gives a process about that long between SIGTERM and SIGKILL
 _SETTLE_EVERY = 0.03
 _RESET_SINCE = (2, 14, 0)
+_SERVER_FAILED = 500  # such as a consumer that is made while its predecessor's files are being removed
 
 
 class Frozen(TransientError):
@@ -288,9 +289,16 @@ class GroupConsumer(Generic[R]):
             elif self._work.holding and self._puller.pin is not None:
                 await self._settle_pin()
         except PartiError as error:
-            if not (error.retriable or error.category is Category.TRANSIENT):
+            if not self._may_pass(error):
                 raise
             self._retry(error)
+
+    def _may_pass(self, error: PartiError) -> bool:
+        """Whether trying again can help. A member that was joined once gives up only when its group has changed."""
+        if isinstance(error, GroupError):
+            return False
+        server_failed = isinstance(error, ApiError) and error.code >= _SERVER_FAILED
+        return error.retriable or error.category is Category.TRANSIENT or server_failed or bool(self._held)
 
     async def _begin(self, wanted: tuple[str, ...]) -> None:
         """Have the right consumer, and pull from it."""

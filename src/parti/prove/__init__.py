@@ -7,4 +7,5 @@ from typing import Final
 # Name on the command line -> module that defines PROOF. Only names, so that `parti --help` imports none of them.
 PROOFS: Final[dict[str, str]] = {
     "spark": "parti.prove.spark",
+    "group": "parti.prove.group",
 }
