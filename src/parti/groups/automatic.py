@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from parti.clock import Clock
 from parti.errors import PartiError, UnknownOutcome
-from parti.groups.distribution import assignment, filters_of, least_moves
+from parti.groups.distribution import assignment, filters_of, next_mapping
 from parti.groups.errors import BadTemplate, GroupError, GroupNotFound
 from parti.groups.names import check_group
 from parti.groups.records import ElasticRecord
@@ -53,7 +53,7 @@ def next_membership(record: ElasticRecord, live: set[str], known: set[str]) -> N
     wanted = sorted(live | foreign, key=lambda name: (not current.get(name), name))[: record.max_members]
     if foreign and len(filters_of(record)) > 1:
         return NewMembership(members=tuple(sorted(wanted)))
-    return NewMembership(mappings=least_moves(current, wanted, record.max_members))
+    return NewMembership(mappings=next_mapping(record, wanted))
 
 
 class Registrar:

@@ -112,7 +112,7 @@ class GroupCalls(Generic[R]):
             member,
             listed,
             partitions,
-            active=waiting > 0 or self.kind is GroupKind.ELASTIC,
+            active=waiting > 0 or self.kind is not GroupKind.STATIC,
             pinned=pinned_id(info),
             waiting=waiting,
             pending=int(info["num_pending"]),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from parti.clock import Clock, SystemClock
 from parti.errors import NoResponders
 from parti.groups.common import MemberInfo
-from parti.groups.distribution import assignment, filters_of
+from parti.groups.distribution import assignment, filters_of, partition_subject
 from parti.groups.elastic_groups import ElasticGroups
 from parti.groups.errors import WorkQueueMissing
 from parti.groups.names import GroupKind, work_queue
@@ -46,7 +46,7 @@ async def describe(
     stored = await groups.get(stream, group)
     members = {info.member: info for info in await groups.members(stream, group)}
     owner_of = {partition: name for name, owned in assignment(stored.record).items() for partition in owned}
-    elastic = groups.kind is GroupKind.ELASTIC
+    elastic = groups.kind is not GroupKind.STATIC
     read = work_queue(stream, group) if elastic else stream
     try:
         info = await groups.api.stream_info(read)
@@ -61,7 +61,10 @@ async def describe(
     for partition in range(stored.record.max_members):
         owner = members.get(owner_of.get(partition, ""))
         start = 1 if elastic or owner is None else owner.ack_floor + 1
-        lag = await _lag(groups.api, read, [f"{partition}.{each}" for each in filters], start) if direct else None
+        subjects = [f"{partition}.{each}" for each in filters]
+        if elastic:
+            subjects = [partition_subject(stored.record, partition)]
+        lag = await _lag(groups.api, read, subjects, start) if direct else None
         rows.append(_row(group, partition, owner, lag, clock.wall()))
     return rows
 

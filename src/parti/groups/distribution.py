@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from parti.groups.records import ElasticRecord, MemberMapping, Membership, PartitioningFilter, StaticRecord
+from parti.groups import compact
+from parti.groups.records import (
+    CompactRecord,
+    ElasticRecord,
+    MemberMapping,
+    Membership,
+    PartitioningFilter,
+    StaticRecord,
+)
 from parti.subjects import matches, partition_of
 
 
-def balanced(members: Sequence[str], max_members: int) -> dict[str, tuple[int, ...]]:
-    """The reference's cut: blocks of equal size in the order of names, then the rest one each (section 5)."""
+def balanced(
+    members: Sequence[str], max_members: int, order: Sequence[int] | None = None
+) -> dict[str, tuple[int, ...]]:
+    """The reference's cut: blocks of equal size in the order of names, then the rest one each (section 5).
+
+    `order` is the order in which partitions are cut; theirs is 0, 1, 2 and so on.
+    """
     names = sorted(set(members))[:max_members]
     if not names:
         return {}
+    order = order or range(max_members)
     size = max_members // len(names)
-    owned: dict[str, list[int]] = {name: list(range(k * size, (k + 1) * size)) for k, name in enumerate(names)}
-    for offset, partition in enumerate(range(len(names) * size, max_members)):
+    owned: dict[str, list[int]] = {name: list(order[k * size : (k + 1) * size]) for k, name in enumerate(names)}
+    for offset, partition in enumerate(order[len(names) * size :]):
         owned[names[offset]].append(partition)
     return {name: tuple(partitions) for name, partitions in owned.items()}
 
@@ -23,11 +37,16 @@ def balanced(members: Sequence[str], max_members: int) -> dict[str, tuple[int, .
 def assignment(record: Membership) -> dict[str, tuple[int, ...]]:
     """Each member's partitions in the order of its filters; members beyond the number of partitions own none."""
     if record.members:
-        return {**dict.fromkeys(record.members, ()), **balanced(record.members, record.max_members)}
-    owned: dict[str, tuple[int, ...]] = {}
+        owned = balanced(record.members, record.max_members, _order(record))
+        return {name: owned.get(name, ()) for name in {**dict.fromkeys(record.members), **owned}}
+    mapped: dict[str, tuple[int, ...]] = {}
     for mapping in record.mappings:
-        owned[mapping.member] = owned.get(mapping.member, ()) + mapping.partitions
-    return owned
+        mapped[mapping.member] = mapped.get(mapping.member, ()) + mapping.partitions
+    return mapped
+
+
+def _order(record: Membership) -> list[int] | None:
+    return compact.block_order(record.max_members) if isinstance(record, CompactRecord) else None
 
 
 def partitions_of(record: Membership, member: str) -> tuple[int, ...]:
@@ -51,6 +70,8 @@ def partition_filters(record: Membership, member: str) -> tuple[str, ...]:
     (10138), so that there the repeats are dropped.
     """
     partitions = partitions_of(record, member)
+    if isinstance(record, CompactRecord):
+        return compact.cover(partitions, record.max_members)
     filters = filters_of(record) or (">",)
     if not record.members:
         filters = (">",)
@@ -72,6 +93,8 @@ def transform(each: PartitioningFilter, max_members: int) -> dict[str, str]:
 def transforms(record: ElasticRecord) -> list[dict[str, str]]:
     """The subject transforms of the group's work queue; without filters every subject takes part."""
     filters = record.partitioning_filters or (PartitioningFilter(">"),)
+    if isinstance(record, CompactRecord):
+        return [compact.transform(each, record.max_members) for each in filters]
     return [transform(each, record.max_members) for each in filters]
 
 
@@ -88,8 +111,28 @@ def predict(record: ElasticRecord, subject: str) -> int | None:
     return None
 
 
+def partition_subject(record: Membership, partition: int) -> str:
+    """The filter of one partition alone, in the stream that the group's members read."""
+    if isinstance(record, CompactRecord):
+        return compact.cover([partition], record.max_members)[0]
+    return f"{partition}.>"
+
+
+def partition_depth(record: Membership) -> int:
+    """How many leading tokens of a subject tell the partition; the last of them is its number."""
+    return compact.depth(record.max_members) if isinstance(record, CompactRecord) else 1
+
+
+def next_mapping(record: Membership, members: Sequence[str]) -> tuple[MemberMapping, ...]:
+    """The group's partitions mapped to `members` with the fewest moves from where they are now."""
+    return least_moves(assignment(record), members, record.max_members, _order(record))
+
+
 def least_moves(
-    current: Mapping[str, Sequence[int]], members: Sequence[str], max_members: int
+    current: Mapping[str, Sequence[int]],
+    members: Sequence[str],
+    max_members: int,
+    order: Sequence[int] | None = None,
 ) -> tuple[MemberMapping, ...]:
     """An even mapping of all partitions to `members` that takes away from nobody more than it must.
 
@@ -99,23 +142,24 @@ def least_moves(
     names = sorted(set(members))[:max_members]
     if not names:
         return ()
+    place = {partition: at for at, partition in enumerate(order or range(max_members))}.__getitem__
     low, larger = divmod(max_members, len(names))
     kept: dict[str, list[int]] = {}
     taken: set[int] = set()
     for name in names:
-        mine = sorted({p for p in current.get(name, ()) if 0 <= p < max_members and p not in taken})
+        mine = sorted({p for p in current.get(name, ()) if 0 <= p < max_members and p not in taken}, key=place)
         kept[name] = mine
         taken.update(mine)
     # Those who own most keep the larger shares: any other choice would move one more partition.
     by_size = sorted(names, key=lambda name: (-len(kept[name]), name))
-    share = {name: low + (1 if place < larger else 0) for place, name in enumerate(by_size)}
+    share = {name: low + (1 if rank < larger else 0) for rank, name in enumerate(by_size)}
     free = [p for p in range(max_members) if p not in taken]
     for name in names:
         free += kept[name][share[name] :]
         del kept[name][share[name] :]
-    free.sort()
+    free.sort(key=place)
     for name in names:
         need = share[name] - len(kept[name])
-        kept[name] = sorted(kept[name] + free[:need])
+        kept[name] = sorted(kept[name] + free[:need], key=place)
         del free[:need]
     return tuple(MemberMapping(name, tuple(kept[name])) for name in names)

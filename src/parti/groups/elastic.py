@@ -37,18 +37,20 @@ async def elastic_consume(
     options: MemberOptions | None = None,
     *,
     automatic: AutomaticMembership | None = None,
+    compact: bool = False,
 ) -> ElasticMember:
     """Join the group as an instance of `member`; messages come while the member is listed and this instance pinned.
 
     A member that is not listed waits until it is; with `automatic` it is listed while an instance of it is joined, and
-    no administrator is needed. Raises `GroupNotFound`, `WorkQueueMissing`, `BadTemplate`; later
-    outages are waited out. End it with `await consumer.stop()`, or use it in `async with`.
+    no administrator is needed. `compact` joins a group of the compact layout. Raises `GroupNotFound`,
+    `WorkQueueMissing`, `BadTemplate`; later outages are waited out. End it with `await consumer.stop()`, or use it in
+    `async with`.
     """
     options = options or MemberOptions()
     options.template.check_kind(GroupKind.ELASTIC)
     check_stream(stream), check_group(group), check_member(member)
     api = JetStreamApi(connection)
-    store = elastic_store(api, options.clock)
+    store = elastic_store(api, options.clock, compact=compact)
     stored = await store.get(stream, group)
     try:
         await api.stream_info(work_queue(stream, group))
@@ -101,7 +103,7 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
                 await subscription.unsubscribe()
 
     async def _join(self, filters: tuple[str, ...]) -> dict[str, Any] | None:
-        config = self._template.config(self.kind, self._consumer, filters)
+        config = self._template.config(GroupKind.ELASTIC, self._consumer, filters)
         try:
             info = await self._api.consumer_create(self._queue_stream, config, action="create")
         except WorkQueueFilterNotUnique:

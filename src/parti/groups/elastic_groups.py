@@ -11,7 +11,7 @@ from parti.groups.common import DeletePlan, GroupCalls, is_group_consumer
 from parti.groups.distribution import transforms
 from parti.groups.errors import GroupExists, GroupIsMapped, GroupNotFound, NameCollision, NoMembersGiven
 from parti.groups.names import GroupKind, check_group, check_member, check_members, check_stream, work_queue
-from parti.groups.records import ElasticRecord, MemberMapping, PartitioningFilter, encode
+from parti.groups.records import CompactRecord, ElasticRecord, MemberMapping, PartitioningFilter, encode
 from parti.groups.rules import check_elastic, check_mappings
 from parti.groups.store import NewMembership, Stored, elastic_store
 from parti.wire.api import JetStreamApi
@@ -25,8 +25,11 @@ class ElasticGroups(GroupCalls[ElasticRecord]):
 
     kind = GroupKind.ELASTIC
 
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection, elastic_store(JetStreamApi(connection)))
+    def __init__(self, connection: Connection, *, compact: bool = False) -> None:
+        """`compact`: the groups in the compact layout, which only parti's members can read; see `compact.py`."""
+        super().__init__(connection, elastic_store(JetStreamApi(connection), compact=compact))
+        if compact:
+            self.kind = GroupKind.COMPACT
 
     def consumer_place(self, stream: str, group: str, member: str) -> tuple[str, str]:
         return work_queue(stream, group), member
@@ -51,7 +54,7 @@ class ElasticGroups(GroupCalls[ElasticRecord]):
         """
         check_stream(stream)
         check_group(group)
-        record = ElasticRecord(
+        record = (CompactRecord if self.kind is GroupKind.COMPACT else ElasticRecord)(
             max_members=max_members,
             partitioning_filters=None if filters is None else tuple(filters),
             max_buffered_msgs=max_buffered_msgs,

@@ -24,7 +24,7 @@ from parti.errors import (
     TransientError,
 )
 from parti.groups.common import pinned_id
-from parti.groups.distribution import partition_filters, partitions_of
+from parti.groups.distribution import partition_depth, partition_filters, partitions_of
 from parti.groups.errors import GroupChanged, GroupError, InvalidGroup, OwnershipLost
 from parti.groups.events import EventKind, GroupEvent, GroupEvents, Listener, MemberState
 from parti.groups.message import GroupHandler, GroupMessage, messages_of
@@ -375,7 +375,8 @@ class GroupConsumer(Generic[R]):
         try:
             messages = messages_of(
                 deliveries,
-                elastic=self.kind is GroupKind.ELASTIC,
+                elastic=self.kind is not GroupKind.STATIC,
+                depth=partition_depth(self.record),
                 settle=self,
                 lane=self._work.lane,
                 member=self.member,

@@ -84,9 +84,19 @@ GroupHandler = Callable[[GroupMessage], Awaitable[object] | object]
 
 
 def messages_of(
-    deliveries: Deliveries, *, elastic: bool, settle: Settle, lane: Lane, member: str, received_at: float
+    deliveries: Deliveries,
+    *,
+    elastic: bool,
+    depth: int,
+    settle: Settle,
+    lane: Lane,
+    member: str,
+    received_at: float,
 ) -> list[GroupMessage]:
-    """The messages of a read, in order; each owns its bytes, since the receive buffer is used again."""
+    """The messages of a read, in order; each owns its bytes, since the receive buffer is used again.
+
+    `depth` is how many leading tokens tell the partition, of which the last is its number.
+    """
     frames = deliveries.frames
     delivered, sequences, times = (
         numbers.tolist() for numbers in (deliveries.delivered, deliveries.stream_seq, deliveries.timestamp)
@@ -94,7 +104,8 @@ def messages_of(
     made: list[GroupMessage] = []
     for index, sequence in enumerate(sequences):
         subject = frames.subject(index).decode()
-        token, _, rest = subject.partition(".")
+        tokens = subject.split(".", depth)
+        token, rest = tokens[-2] if len(tokens) > 1 else "", tokens[-1]
         if not token.isdecimal():
             raise ForeignConsumer(f"the subject {subject!r} carries no partition: the consumer is not of this group")
         message = GroupMessage()

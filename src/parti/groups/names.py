@@ -19,10 +19,11 @@ _LONGEST = 255  # the server's limit for names
 
 
 class GroupKind(StrEnum):
-    """The two kinds of groups."""
+    """The kinds of groups. A compact one is an elastic one that only parti's members can read."""
 
     STATIC = "static"
     ELASTIC = "elastic"
+    COMPACT = "compact"
 
     @property
     def bucket(self) -> str:

@@ -88,6 +88,11 @@ class ElasticRecord(Membership):
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactRecord(ElasticRecord):
+    """An elastic group in the compact layout: the same fields, in a bucket that no other language reads."""
+
+
 def _limit(value: int) -> int:
     return 0 if value < 0 else value  # the server turns 0 into -1; both mean no limit
 
@@ -176,8 +181,17 @@ def decode_static(raw: bytes) -> StaticRecord:
     return StaticRecord(**found.membership(), filters=filters)
 
 
+def decode_compact(raw: bytes) -> ElasticRecord:
+    """The record of a compact group, not yet validated; raises `RecordUnreadable`."""
+    return _decode_elastic(raw, CompactRecord)
+
+
 def decode_elastic(raw: bytes) -> ElasticRecord:
     """The record, not yet validated; raises `RecordUnreadable`."""
+    return _decode_elastic(raw, ElasticRecord)
+
+
+def _decode_elastic(raw: bytes, kind: type[ElasticRecord]) -> ElasticRecord:
     found = _Reader(raw)
     filters: tuple[PartitioningFilter, ...] | None = None
     listed = found.value("partitioning_filters", list)
@@ -186,7 +200,7 @@ def decode_elastic(raw: bytes) -> ElasticRecord:
     elif single := found.text("filter"):
         wildcards = found.value("partitioning_wildcards", list) or found.value("partitioning-wildcards", list) or []
         filters = (PartitioningFilter(single, found.integers("partitioning_wildcards", wildcards)),)
-    return ElasticRecord(
+    return kind(
         **found.membership(),
         partitioning_filters=filters,
         max_buffered_msgs=found.number("max_buffered_msg") or found.number("msg-buffer-size"),

@@ -22,7 +22,14 @@ from parti.groups.errors import (
     WildcardOutOfRange,
     WildcardRepeated,
 )
-from parti.groups.records import ElasticRecord, MemberMapping, Membership, PartitioningFilter, StaticRecord
+from parti.groups.records import (
+    CompactRecord,
+    ElasticRecord,
+    MemberMapping,
+    Membership,
+    PartitioningFilter,
+    StaticRecord,
+)
 from parti.subjects import overlaps, validate_subject
 
 
@@ -69,6 +76,8 @@ def check_static(record: StaticRecord) -> None:
 def check_elastic_record(record: ElasticRecord) -> None:
     """What the reference checks of every elastic record."""
     check_membership(record)
+    if isinstance(record, CompactRecord) and record.max_members & (record.max_members - 1):
+        raise BadMaxMembers(f"max_members is {record.max_members}: the compact layout needs a power of two")
     for each in record.partitioning_filters or ():
         check_partitioning(each)
 

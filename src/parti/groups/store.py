@@ -18,6 +18,7 @@ from parti.groups.records import (
     MemberMapping,
     Membership,
     StaticRecord,
+    decode_compact,
     decode_elastic,
     decode_static,
     edit_membership,
@@ -174,5 +175,9 @@ def static_store(api: JetStreamApi, clock: Clock | None = None) -> RecordStore[S
     return RecordStore(api, GroupKind.STATIC, decode_static, clock=clock or SystemClock())
 
 
-def elastic_store(api: JetStreamApi, clock: Clock | None = None) -> RecordStore[ElasticRecord]:
+def elastic_store(
+    api: JetStreamApi, clock: Clock | None = None, *, compact: bool = False
+) -> RecordStore[ElasticRecord]:
+    if compact:
+        return RecordStore(api, GroupKind.COMPACT, decode_compact, clock=clock or SystemClock())
     return RecordStore(api, GroupKind.ELASTIC, decode_elastic, clock=clock or SystemClock())

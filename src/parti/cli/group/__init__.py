@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from parti.cli.group.aliases import AliasGroup
-from parti.cli.group.elastic import elastic
+from parti.cli.group.elastic import compact, elastic
 from parti.cli.group.prompt import prompt
 from parti.cli.group.static import static
 
@@ -21,4 +21,5 @@ def group() -> None:
 
 group.add_command(static)
 group.add_command(elastic)
+group.add_command(compact)
 group.add_command(prompt)

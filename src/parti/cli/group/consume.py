@@ -76,10 +76,13 @@ async def consume_until(
     async with await connect(options) as connection:
         consumer: GroupConsumer[Any]
         place = (joining.stream, joining.group, joining.member)
-        if joining.kind is GroupKind.ELASTIC:
-            consumer = await elastic_consume(connection, *place, handler, members, automatic=joining.automatic)
-        else:
+        if joining.kind is GroupKind.STATIC:
             consumer = await static_consume(connection, *place, handler, members)
+        else:
+            compact = joining.kind is GroupKind.COMPACT
+            consumer = await elastic_consume(
+                connection, *place, handler, members, automatic=joining.automatic, compact=compact
+            )
         ended, stopped = asyncio.create_task(consumer.wait()), asyncio.create_task(until.wait())
         try:
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)

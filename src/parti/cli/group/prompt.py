@@ -12,7 +12,7 @@ import click
 
 from parti.cli.group.aliases import AliasGroup
 from parti.cli.group.consume import Joining, consume_until, event_text, show_text
-from parti.cli.group.elastic import elastic
+from parti.cli.group.elastic import compact, elastic
 from parti.cli.group.parse import seconds
 from parti.cli.group.static import static
 from parti.cli.output import note
@@ -176,7 +176,7 @@ def prompt(loaded: LoadedConfig) -> None:
     """An interactive shell with the same verbs; `help` lists them."""
     log_quietly(loaded)
     options = configured_options(loaded).options
-    _KINDS.update({GroupKind.STATIC: static, GroupKind.ELASTIC: elastic})
+    _KINDS.update({GroupKind.STATIC: static, GroupKind.ELASTIC: elastic, GroupKind.COMPACT: compact})
     shell = Shell(options, _same_flags(click.get_current_context().params))
     try:
         while True:

@@ -31,8 +31,9 @@ def run(loaded: LoadedConfig, kind: GroupKind, act: Callable[[Any], Awaitable[T]
 
     async def connected() -> T:
         async with await connect(options) as connection:
-            groups = ElasticGroups(connection) if kind is GroupKind.ELASTIC else StaticGroups(connection)
-            return await act(groups)
+            if kind is GroupKind.STATIC:
+                return await act(StaticGroups(connection))
+            return await act(ElasticGroups(connection, compact=kind is GroupKind.COMPACT))
 
     return asyncio.run(connected())
 
