@@ -1,11 +1,27 @@
-"""JetStream in Spark: `format("jetstream")` for batch and streaming, reading and writing.
+"""JetStream in Spark: `format("jetstream")` for batch and streaming, and the ordered pipeline.
 
-from parti.spark import session
+from parti.spark import Pipeline, session
 
 spark = session("orders")
 orders = spark.readStream.format("jetstream").option("stream", "ORDERS").load()
+
+Pipeline(name="orders", stream="ORDERS", handler=handle, checkpoint="checkpoints/orders").run(spark)
 """
+
+from typing import TYPE_CHECKING, Any
 
 from parti.spark.session import session
 
-__all__ = ["session"]
+if TYPE_CHECKING:
+    from parti.spark.pipeline import Emit, Outcomes, Pipeline, Results, Retries, Standby
+
+__all__ = ["Emit", "Outcomes", "Pipeline", "Results", "Retries", "Standby", "session"]
+
+
+def __getattr__(name: str) -> Any:
+    """The pipeline's names, imported when first used: Spark is an extra, and sources are looked up in this package."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from parti.spark import pipeline
+
+    return getattr(pipeline, name)

@@ -1,0 +1,8 @@
+"""The ordered pipeline: one handler, run on Spark at scale, in order for each key."""
+
+from parti.spark.pipeline.definition import Outcomes, Pipeline, Results
+from parti.spark.pipeline.emit import Emit
+from parti.spark.pipeline.lease import Standby
+from parti.spark.pipeline.policy import Retries
+
+__all__ = ["Emit", "Outcomes", "Pipeline", "Results", "Retries", "Standby"]

@@ -1,0 +1,193 @@
+"""One micro-batch: plan it, run the handler once for each message, store what came of it.
+
+Called by Spark for each batch, and again with the same number when a batch is replayed. What is stored here is either
+idempotent by the number of the batch or has ids that the server knows again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parti.errors import FatalError
+from parti.observe.logs import get_logger
+from parti.spark.pipeline.definition import Pipeline
+from parti.spark.pipeline.files import Files
+from parti.spark.pipeline.lease import DriverLease
+from parti.spark.pipeline.outcomes import RESULTS, Outcome, outcome_ddl
+from parti.spark.pipeline.parking import Parking
+from parti.spark.pipeline.plan import Plan, PlanKind
+from parti.spark.pipeline.stage import Stage
+
+log = get_logger("spark.pipeline")
+
+
+class PipelineStopped(FatalError):
+    """A message could not be handled and the policy is to stop; its batch is not committed and will be replayed."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a running pipeline has done; batches that were replayed count again."""
+
+    batches: int = 0
+    messages: int = 0
+    done: int = 0
+    dead_lettered: int = 0
+    parked: int = 0
+    """Messages that are parked now."""
+    handler_seconds: float = 0.0
+    by_batch: list[dict[str, float]] = field(default_factory=list)
+    """Of the last thousand batches: number, messages, seconds."""
+
+    @property
+    def handler_us(self) -> float | None:
+        """Microseconds a message that the handler took, over all of them."""
+        return self.handler_seconds / self.messages * 1e6 if self.messages else None
+
+
+class BatchRunner:
+    """What Spark calls for each batch of one query."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        plan: Plan,
+        stage: Stage,
+        files: Files,
+        checkpoint: str,
+        due: Path,
+        lease: DriverLease | None,
+    ) -> None:
+        self.totals = Totals()
+        self._pipeline = pipeline
+        self._plan = plan
+        self._stage = stage
+        self._lease = lease
+        self._files = files
+        self._parking = Parking(files, f"{checkpoint}/parked", due) if stage.parking else None
+
+    def __call__(self, frame: Any, number: int) -> None:
+        """Returns when everything that came of the batch is stored; whatever it raises ends the query."""
+        began = time.perf_counter()
+        self._check_lease()
+        # The session of the batch is a clone that Spark made for the query: the user's keeps its settings.
+        frame.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")  # it would coalesce the ordered tasks
+        outcomes, counted = self._observed(self._outcomes(frame, number))
+        several = self._parking is not None or self._sinks() > 1
+        if several:
+            outcomes = outcomes.persist()  # each sink evaluates it, and the handler must run once
+        try:
+            self._store(outcomes, number)
+            found = counted.get
+            if self._parking is not None:
+                self._parking.store(outcomes, number, int(found["parked"] or 0))
+        finally:
+            if several:
+                outcomes.unpersist()
+        self._judge(found, number)
+        self._check_lease()
+        self._count(found, number, time.perf_counter() - began)
+
+    def _check_lease(self) -> None:
+        if self._lease is not None:
+            self._lease.check()
+
+    def _outcomes(self, frame: Any, number: int) -> Any:
+        if self._plan.kind is PlanKind.FUSED:
+            return frame
+        if self._parking is not None:
+            frame = self._parking.joined(frame, number)
+        # By sequence alone, not by partition and sequence: lanes then find many keys at once (PIPELINE.md 0).
+        ordered = frame.repartition(self._plan.tasks, "partition").sortWithinPartitions("sequence")
+        ddl = outcome_ddl(results=self._stage.with_results, parking=self._stage.parking)
+        return ordered.mapInArrow(self._stage.run, ddl)
+
+    def _observed(self, outcomes: Any) -> tuple[Any, Any]:
+        """The same rows, and what is counted of them while they pass by."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
+        def count(outcome: Outcome) -> Any:
+            return f.count(f.when(f.col("outcome") == outcome.value, 1))
+
+        first = f.min(
+            f.when(f.col("outcome") == Outcome.FAILED.value, f.concat_ws(" ", "sequence", "subject", "error"))
+        )
+        observation = Observation()
+        observed = outcomes.observe(
+            observation,
+            f.count(f.lit(1)).alias("messages"),
+            count(Outcome.DEAD).alias("dead"),
+            count(Outcome.PARKED).alias("parked"),
+            count(Outcome.FAILED).alias("failed"),
+            count(Outcome.SKIPPED).alias("skipped"),
+            f.sum("took").alias("took"),
+            first.alias("first_failed"),
+        )
+        return observed, observation
+
+    def _sinks(self) -> int:
+        sinks = (self._pipeline.results, self._pipeline.outcomes)
+        return sum((sink.parquet is not None) + (sink.write is not None) for sink in sinks)
+
+    def _store(self, outcomes: Any, number: int) -> None:
+        """Evaluate the batch into every sink of Spark's side, at least once."""
+        kept = [name for name in outcomes.columns if name not in _INTERNAL]
+        rows = outcomes.select(*kept)
+        sinks = self._pipeline.outcomes
+        if not self._sinks() or self._parking is not None:
+            outcomes.write.format("noop").mode("append").save()
+        if sinks.parquet is not None:
+            self._parquet(rows, sinks.parquet, number)
+        if sinks.write is not None:
+            sinks.write(rows, number)
+        if self._stage.with_results:
+            results = _exploded(outcomes)
+            if self._pipeline.results.parquet is not None:
+                self._parquet(results, self._pipeline.results.parquet, number)
+            if self._pipeline.results.write is not None:
+                self._pipeline.results.write(results, number)
+
+    def _parquet(self, rows: Any, folder: str, number: int) -> None:
+        """Write the batch beside its place, then put it there: a reader sees all of it or nothing."""
+        files = self._files.within(folder)
+        fresh = f".batch-{number}-{self._stage.epoch}"
+        rows.write.mode("overwrite").parquet(files.at(fresh))
+        self._check_lease()
+        files.move(fresh, f"batch={number}")
+
+    def _judge(self, found: dict[str, Any], number: int) -> None:
+        if found["failed"]:
+            raise PipelineStopped(
+                f"pipeline {self._pipeline.name}: {found['failed']} messages of batch {number} failed, first "
+                f"{found['first_failed']}; nothing of the batch is committed. Correct the handler and start again"
+            )
+
+    def _count(self, found: dict[str, Any], number: int, seconds: float) -> None:
+        totals = self.totals
+        messages, dead, parked = int(found["messages"] or 0), int(found["dead"] or 0), int(found["parked"] or 0)
+        totals.batches += 1
+        totals.messages += messages
+        totals.dead_lettered += dead
+        totals.parked = parked
+        totals.done += messages - dead - parked
+        totals.handler_seconds += float(found["took"] or 0.0)
+        totals.by_batch.append({"batch": number, "messages": messages, "seconds": round(seconds, 4)})
+        del totals.by_batch[:-1000]
+        if dead or parked:
+            log.warning("pipeline.batch", batch=number, messages=messages, dead_lettered=dead, parked=parked)
+
+
+_INTERNAL = frozenset({RESULTS, "value", "timestamp", "headers", "parked_until", "parked_times"})
+
+
+def _exploded(outcomes: Any) -> Any:
+    """One row for each result, with where it came from."""
+    from pyspark.sql import functions as f
+
+    origin = ("stream", "sequence", "key", "partition", "epoch")
+    each = outcomes.select(*origin, f.posexplode(RESULTS).alias("number", "result"))
+    return each.select(*origin, "number", "result.subject", "result.value")

@@ -1,0 +1,159 @@
+"""A pipeline as its author writes it: a stream, a handler, and what becomes of its results.
+
+from parti.spark import Emit, Pipeline, Results
+
+async def enrich(message):
+    return Emit(await lookup(message.data))
+
+pipeline = Pipeline(name="orders", stream="ORDERS", handler=enrich, results=Results(subject="enriched.{key}"))
+pipeline.run()
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from parti.config.units import parse_duration
+from parti.errors import ConfigError
+from parti.spark.pipeline.lease import Standby
+from parti.spark.pipeline.plan import Facts, Plan, choose
+from parti.spark.pipeline.policy import Policy, Retries
+from parti.spark.pipeline.source import PayloadKey
+from parti.spark.pipeline.stage import Kind
+from parti.wire.options import ConnectOptions
+from parti.worker.handler import is_async
+
+if TYPE_CHECKING:
+    from parti.spark.pipeline.running_query import RunningPipeline
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_PAYLOAD = "payload:"
+
+SparkSink = Callable[[Any, int], None]
+"""Called with a DataFrame and the number of its batch; called again with the same number when a batch is replayed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Where results go; any combination. Results are what a handler returns as `Emit`."""
+
+    subject: str | None = None
+    """Publish each to this subject of a stream; {key}, {subject} and {partition} are filled in."""
+    stream: str | None = None
+    """The stream that must take them; found by the subject when it is not given."""
+    parquet: str | None = None
+    """A folder; each batch writes `batch=N` in it, whole or not at all."""
+    write: SparkSink | None = None
+    """Any other Spark sink."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """Where the outcome rows go; without any they are only counted."""
+
+    parquet: str | None = None
+    write: SparkSink | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """One handler over one stream, in order for each key, on Spark. Immutable; `run` or `start` it."""
+
+    name: str
+    """Names the query, its ids and its lease; two pipelines must not share one."""
+    stream: str
+    handler: Callable[..., Any]
+    """As in the worker plane: a plain or async function of a message; or, by `kind`, of a whole batch."""
+    kind: Kind = "message"
+    subjects: tuple[str, ...] = ()
+    key: str = "subject"
+    """What is kept in order: `subject`, tokens such as `2,3` or `orders.*`, or `payload:field` of a JSON payload."""
+    partitions: int = 64  # enough to spread evenly over any usual number of cores
+    partition_by: str | None = None
+    """What is hashed, when it is not the key; `token:N` when a token is the partition already."""
+    headers: bool = True
+    """Whether handlers and dead letters get the headers of messages."""
+    start_at: str = "earliest"
+    """`earliest`, `latest`, a sequence, or a time; counts for a new checkpoint only."""
+    checkpoint: str = ""
+    """Folder of positions and parked messages; has no default, because without it nothing survives a restart."""
+    trigger: str = "0s"
+    """How often a batch begins (`0s`: as soon as the last one is done), or `available-now`: what is there, then end."""
+    batch_size: int | None = 100_000
+    """Messages of one batch at most; the memory of a batch is bounded by it."""
+    plan: Literal["auto", "fused", "shuffled"] = "auto"
+    concurrency: int = 1000
+    retries: Retries = field(default_factory=Retries)
+    results: Results = field(default_factory=Results)
+    outcomes: Outcomes = field(default_factory=Outcomes)
+    commit: Literal["none", "durable", "purge"] = "none"
+    durable: str | None = None
+    standby: Standby | None = None
+    """Run behind a lease, so that further drivers may wait to take over."""
+    nats: ConnectOptions = field(default_factory=ConnectOptions)
+    master: str = "local[*]"
+    spark: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the Spark session, when this pipeline makes it."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(f"pipeline name {self.name!r}: use up to 64 letters, digits, '-' and '_'")
+        if not callable(self.handler):
+            raise ConfigError(f"pipeline {self.name}: the handler is {type(self.handler).__name__}, not a function")
+        if self.kind not in ("message", "arrow", "pandas"):
+            raise ConfigError(f"pipeline {self.name}: kind {self.kind!r} is none of message, arrow, pandas")
+        if not self.checkpoint:
+            raise ConfigError(f"pipeline {self.name}: name a checkpoint folder, without it nothing survives a restart")
+        if self.partitions < 1 or self.concurrency < 1 or (self.batch_size is not None and self.batch_size < 1):
+            raise ConfigError(f"pipeline {self.name}: partitions, concurrency and batch_size are at least 1")
+        if self.key.startswith(_PAYLOAD) and self.partition_by is not None:
+            raise ConfigError(f"pipeline {self.name}: with key {self.key} the partition is that of the key")
+        if self.trigger != "available-now":
+            parse_duration(self.trigger)
+
+    @property
+    def payload_key(self) -> PayloadKey | None:
+        """The field of the payload that is the key, if one is."""
+        if not self.key.startswith(_PAYLOAD):
+            return None
+        return PayloadKey(self.key.removeprefix(_PAYLOAD), self.partitions)
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(self.retries)
+
+    def planned(self, cores: int, measured_us: float | None = None) -> Plan:
+        """The plan for so many cores."""
+        kind: Literal["plain", "async", "batch"] = "async" if is_async(self.handler) else "plain"
+        if self.kind != "message":
+            kind = "batch"
+        return choose(Facts(cores, kind, self.retries.then == "park", measured_us, self.plan))
+
+    def source_options(self) -> dict[str, str]:
+        """The options of the source, as Spark takes them; without the connection, which holds secrets."""
+        options = {"stream": self.stream, "commit": self.commit, "numPartitions": str(self.partitions)}
+        optional = {
+            "subjects": ",".join(self.subjects),
+            "maxOffsetsPerTrigger": str(self.batch_size or ""),
+            "durable": self.durable or "",
+            "partitionBy": self.partition_by or "",
+            "keyTokens": "" if self.payload_key is not None else self.key,
+        }
+        if self.commit != "purge":
+            at = "startingTimestamp" if "-" in self.start_at else "startingOffsets"
+            optional[at] = self.start_at
+        return options | {name: text for name, text in optional.items() if text}
+
+    def start(self, spark: Any = None) -> RunningPipeline:
+        """Start it on this session, or on one of its own; returns when it runs, or waits for its lease."""
+        from parti.spark.pipeline.running_query import RunningPipeline
+
+        return RunningPipeline(self, spark).start()
+
+    def run(self, spark: Any = None) -> None:
+        """Run until it is stopped (or, with trigger available-now, until all is done); its failure is raised."""
+        with self.start(spark) as running:
+            running.wait()

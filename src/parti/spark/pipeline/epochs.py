@@ -1,0 +1,69 @@
+"""One checkpoint folder per epoch: what a stale driver still writes, nobody reads.
+
+Spark guards a shared checkpoint only by "the first writer of a file wins", whoever that is: in a run the stale driver
+won and the new one died (PIPELINE.md 5). So each owner works on a copy of its predecessor's folder, taken once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from parti.spark.pipeline.files import Files
+
+_KEPT = 3  # folders of earlier epochs; a stale driver whose folder is gone fails, as it should
+# Commits before offsets: an offset written in between is a batch to be redone; a commit without its offset is nonsense.
+_COPIED = ("metadata", "commits", "offsets", "parked", "cost.json")
+
+
+def folder(epoch: int) -> str:
+    return f"epoch-{epoch:010d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The batch that the predecessor planned and did not commit."""
+
+    batch: int
+    planned_at: float
+    """Unix seconds."""
+    last: int
+    """Its last sequence."""
+    first: int
+    """The sequence behind which it begins."""
+
+
+def prepare(files: Files, epoch: int) -> str:
+    """The name of this epoch's folder, holding a copy of the newest earlier one; left alone if it exists."""
+    mine = folder(epoch)
+    if files.exists(mine):
+        return mine
+    earlier = [name for name in files.names() if name.startswith("epoch-") and name < mine and "." not in name]
+    if earlier:
+        fresh = f"{mine}.copying"
+        files.delete(fresh)
+        for name in _COPIED:
+            if files.exists(f"{earlier[-1]}/{name}"):
+                files.copy(f"{earlier[-1]}/{name}", f"{fresh}/{name}")
+        files.move(fresh, mine)
+    for name in earlier[:-_KEPT]:
+        files.delete(name)
+    return mine
+
+
+def replay_of(files: Files, checkpoint: str) -> Replay | None:
+    """The batch that a query on this checkpoint begins with, when it was begun before."""
+    planned = _numbers(files, f"{checkpoint}/offsets")
+    done = _numbers(files, f"{checkpoint}/commits")
+    if not planned or (done and done[-1] >= planned[-1]):
+        return None
+    text = files.read(f"{checkpoint}/offsets/{planned[-1]}") or ""
+    before = files.read(f"{checkpoint}/offsets/{planned[-2]}") if len(planned) > 1 else None
+    lines = text.splitlines()
+    end = json.loads(lines[2])
+    start = json.loads(before.splitlines()[2])["sequence"] if before else end["started"]
+    return Replay(planned[-1], json.loads(lines[1])["batchTimestampMs"] / 1000, int(end["sequence"]), int(start))
+
+
+def _numbers(files: Files, folder: str) -> list[int]:
+    return sorted(int(name) for name in files.names(folder) if name.isdigit())

@@ -1,0 +1,73 @@
+"""Small files and folders beside a checkpoint, on any file system that Spark can write to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Files:
+    """Hadoop's file system behind one root folder, through the session's JVM. For the driver only."""
+
+    def __init__(self, spark: Any, root: str) -> None:
+        self._spark = spark
+        self._jvm = spark._jvm
+        self._conf = spark._jsc.hadoopConfiguration()
+        self.root = root.rstrip("/")
+        self._fs = self._path("").getFileSystem(self._conf)
+
+    def __repr__(self) -> str:
+        return f"<Files {self.root}>"
+
+    def at(self, name: str) -> str:
+        """The address of a file or folder, as Spark takes it."""
+        return f"{self.root}/{name}" if name else self.root
+
+    def within(self, root: str) -> Files:
+        """The same for another root folder."""
+        return Files(self._spark, root)
+
+    def exists(self, name: str) -> bool:
+        return bool(self._fs.exists(self._path(name)))
+
+    def names(self, folder: str = "") -> list[str]:
+        """What is in a folder, sorted; nothing when there is no such folder."""
+        if not self.exists(folder):
+            return []
+        return sorted(str(status.getPath().getName()) for status in self._fs.listStatus(self._path(folder)))
+
+    def read(self, name: str) -> str | None:
+        """The text of a small file, None when there is none."""
+        if not self.exists(name):
+            return None
+        stream = self._fs.open(self._path(name))
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def write(self, name: str, text: str) -> None:
+        """Replace a small file; a reader sees the old text or the new, or for a moment none."""
+        fresh = self._path(f"{name}.new")
+        stream = self._fs.create(fresh, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+        self.move(f"{name}.new", name)
+
+    def move(self, source: str, target: str) -> None:
+        """Rename, over what is there."""
+        if self.exists(target):
+            self.delete(target)
+        self._fs.rename(self._path(source), self._path(target))
+
+    def delete(self, name: str) -> None:
+        self._fs.delete(self._path(name), True)
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy a file, or a folder with all in it."""
+        utils = self._jvm.org.apache.hadoop.fs.FileUtil
+        utils.copy(self._fs, self._path(source), self._fs, self._path(target), False, True, self._conf)
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self.at(name))

@@ -1,0 +1,168 @@
+"""Outcomes as rows: what became of each message of a batch, as the columns that Spark, the audit and people read."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from parti.spark.pipeline.emit import Emit
+from parti.spark.pipeline.message import Rows, micros
+from parti.wire.outgoing import HEADERS
+
+
+class Outcome(StrEnum):
+    """How a message ended in this batch."""
+
+    DONE = "done"
+    DEAD = "dead-lettered"
+    PARKED = "parked"
+    """It failed, or waits behind one of its key that did; it is kept and comes again."""
+    FAILED = "failed"
+    """It failed and the policy is to stop: the batch is not committed."""
+    SKIPPED = "skipped"
+    """It was not tried, because another message stopped the pipeline."""
+
+
+RESULTS = "results"
+_RESULT: Final = pa.struct([("subject", pa.string()), ("value", pa.binary())])
+_COLUMNS: Final[tuple[tuple[str, str, pa.DataType], ...]] = (
+    ("stream", "string", pa.string()),
+    ("sequence", "bigint", pa.int64()),
+    ("subject", "string", pa.string()),
+    ("partition", "int", pa.int32()),
+    ("key", "string", pa.string()),
+    ("outcome", "string", pa.string()),
+    ("attempts", "int", pa.int32()),
+    ("latency", "double", pa.float64()),
+    ("took", "double", pa.float64()),
+    ("error", "string", pa.string()),
+    ("epoch", "bigint", pa.int64()),
+    ("owner", "string", pa.string()),
+    ("finished", "timestamp", pa.timestamp("us", tz="UTC")),
+)
+_PARKED: Final[tuple[tuple[str, str, pa.DataType], ...]] = (
+    ("value", "binary", pa.binary()),
+    ("timestamp", "timestamp", pa.timestamp("us", tz="UTC")),
+    (
+        "headers",
+        "array<struct<key:string,value:binary>>",
+        HEADERS,
+    ),
+    ("parked_until", "double", pa.float64()),
+    ("parked_times", "int", pa.int32()),
+)
+
+
+def outcome_ddl(*, results: bool, parking: bool) -> str:
+    """The schema as Spark writes it; `results` and `parking` add what only some pipelines need."""
+    columns = [f"{name} {kind}" for name, kind, _ in _COLUMNS]
+    if results:
+        columns.append(f"{RESULTS} array<struct<subject:string,value:binary>>")
+    if parking:
+        columns += [f"{name} {kind}" for name, kind, _ in _PARKED]
+    return ", ".join(columns)
+
+
+class Tally:
+    """The outcomes of one Arrow batch while its messages run; cheap for the usual case, done at the first attempt."""
+
+    __slots__ = ("codes", "ended", "errors", "parked", "remaining", "results", "rows", "took", "wall")
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.remaining = len(rows)
+        self.took: list[float] = [0.0] * len(rows)
+        self.ended: list[float] = [0.0] * len(rows)
+        """When each was done, on `time.perf_counter`."""
+        self.codes: dict[int, Outcome] = {}
+        self.errors: dict[int, str] = {}
+        self.results: dict[int, tuple[Emit, ...]] = {}
+        self.parked: dict[int, tuple[float, int]] = {}
+        """(until when, how often so far) of parked messages."""
+        self.wall = time.time() - time.perf_counter()
+
+    def __repr__(self) -> str:
+        return f"<Tally {self.remaining} of {len(self.rows)} open>"
+
+    def shorten(self, count: int) -> None:
+        """Let the batch end behind its first `count` messages; none of the others may have been started."""
+        self.remaining -= len(self.rows) - count
+        self.rows.batch = self.rows.batch.slice(0, count)
+        del self.took[count:], self.ended[count:]
+        self.parked = {index: found for index, found in self.parked.items() if index < count}
+
+    def to_arrow(self, *, results: bool, parking: bool) -> pa.RecordBatch:
+        """All rows of the batch with their outcome, in the order they came."""
+        rows, batch, count = self.rows, self.rows.batch, len(self.rows)
+        finished = ((np.array(self.ended) + self.wall) * 1e6).astype(np.int64)
+        latency = np.maximum(finished - micros(batch), 0) / 1e6
+        columns: dict[str, pa.Array] = {
+            "stream": pa.repeat(rows.stream, count),
+            "sequence": batch.column("sequence"),
+            "subject": batch.column("subject"),
+            "partition": batch.column("partition"),
+            "key": pc.coalesce(batch.column("key"), batch.column("subject")),
+            "outcome": _filled(Outcome.DONE.value, {i: code.value for i, code in self.codes.items()}, count),
+            "attempts": pa.array(_numbers(1, rows.attempts, count)),
+            "latency": pa.array(latency),
+            "took": pa.array(np.array(self.took)),
+            "error": _filled(None, self.errors, count),
+            "epoch": pa.array(np.full(count, rows.epoch, dtype=np.int64)),
+            "owner": pa.repeat(rows.owner, count),
+            "finished": pa.array(finished).cast(pa.timestamp("us", tz="UTC")),
+        }
+        fields = [pa.field(name, kind) for name, _, kind in _COLUMNS]
+        if results:
+            columns[RESULTS] = self._results(count)
+            fields.append(pa.field(RESULTS, pa.list_(_RESULT)))
+        if parking:
+            columns |= self._parking(count)
+            fields += [pa.field(name, kind) for name, _, kind in _PARKED]
+        return pa.RecordBatch.from_arrays([columns[field.name] for field in fields], schema=pa.schema(fields))
+
+    def _results(self, count: int) -> pa.Array:
+        if not self.results:
+            return pa.nulls(count, pa.list_(_RESULT))
+        made: list[Any] = [None] * count
+        for index, emitted in self.results.items():
+            made[index] = [{"subject": one.subject, "value": one.data} for one in emitted]
+        return pa.array(made, pa.list_(_RESULT))
+
+    def _parking(self, count: int) -> dict[str, pa.Array]:
+        """What a parked message needs to come again; nothing of the others."""
+        kept = np.zeros(count, dtype=bool)
+        kept[list(self.parked)] = True
+        mask = pa.array(kept)
+        until = np.zeros(count)
+        times = np.zeros(count, dtype=np.int32)
+        for index, (at, often) in self.parked.items():
+            until[index], times[index] = at, often
+        batch = self.rows.batch
+        found = {name: kind for name, _, kind in _PARKED}
+        columns = {"parked_until": pa.array(until), "parked_times": pa.array(times)}
+        for name in ("value", "timestamp", "headers"):
+            whole = batch.column(name) if name in batch.schema.names else pa.nulls(count, found[name])
+            columns[name] = pc.if_else(mask, whole, pa.scalar(None, whole.type)).cast(found[name])
+        return columns
+
+
+def _numbers(usual: int, other: dict[int, int], count: int) -> npt.NDArray[np.int32]:
+    made = np.full(count, usual, dtype=np.int32)
+    for index, value in other.items():
+        made[index] = value
+    return made
+
+
+def _filled(usual: str | None, other: dict[int, str], count: int) -> pa.Array:
+    if not other:
+        return pa.nulls(count, pa.string()) if usual is None else pa.repeat(usual, count)
+    made: list[str | None] = [usual] * count
+    for index, value in other.items():
+        made[index] = value
+    return pa.array(made, pa.string())

@@ -1,0 +1,80 @@
+"""Parked messages between batches: kept in the checkpoint, joined with the next batch, driven again when due.
+
+The state after batch N is a folder `parked/N`. A replay of batch N reads `parked/N-1` as the first run did and writes
+`parked/N` anew, so that it is exact without any log of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from parti.errors import FatalError
+from parti.spark.pipeline.files import Files
+from parti.spark.pipeline.outcomes import Outcome
+
+MOST = 100_000
+"""Parked messages; they travel with every batch, so that more of them would slow down everything else."""
+_COLUMNS = ("key", "value", "subject", "partition", "sequence", "timestamp", "headers", "parked_until", "parked_times")
+
+
+class TooManyParked(FatalError):
+    """Nearly everything fails: the fault is not in single messages. Find it, then start the pipeline again."""
+
+
+class Parking:
+    """The parked messages of one query. `due` is a local file that tells the reader when the next of them is due."""
+
+    def __init__(self, files: Files, folder: str, due: Path) -> None:
+        self._files = files
+        self._folder = folder
+        self._due = due
+
+    def __repr__(self) -> str:
+        return f"<Parking {self._folder}>"
+
+    def joined(self, frame: Any, number: int) -> Any:
+        """The batch, together with the messages that are parked."""
+        from pyspark.sql import functions as f
+
+        if "headers" not in frame.columns:
+            frame = frame.withColumn("headers", f.lit(None).cast("array<struct<key:string,value:binary>>"))
+        frame = frame.select(*_COLUMNS[:-2], f.lit(0.0).alias("parked_until"), f.lit(0).alias("parked_times"))
+        self._files.delete(f"{self._folder}/{number - 2}")
+        before = f"{self._folder}/{number - 1}"
+        if not self._files.exists(f"{before}/_SUCCESS"):
+            return frame
+        parked = frame.sparkSession.read.schema(frame.schema).parquet(self._files.at(before))
+        return frame.unionByName(parked)
+
+    def store(self, outcomes: Any, number: int, count: int) -> None:
+        """Keep what is parked after this batch, and leave word when the first of it is due."""
+        from pyspark.sql import functions as f
+
+        name = f"{self._folder}/{number}"
+        if count > MOST:
+            raise TooManyParked(f"{count} messages are parked, more than {MOST}: the batch is not committed")
+        if not count:
+            self._files.delete(name)
+            with contextlib.suppress(FileNotFoundError):
+                self._due.unlink()
+            return
+        parked = outcomes.where(f.col("outcome") == Outcome.PARKED.value).select(*_COLUMNS)
+        parked.coalesce(1).write.mode("overwrite").parquet(self._files.at(name))
+        self.announce(parked.agg(f.min("parked_until")).first()[0])
+
+    def resume(self, spark: Any, last_batch: int) -> None:
+        """Leave word of what an earlier run has parked."""
+        from pyspark.sql import functions as f
+
+        name = f"{self._folder}/{last_batch}"
+        if self._files.exists(f"{name}/_SUCCESS"):
+            self.announce(spark.read.parquet(self._files.at(name)).agg(f.min("parked_until")).first()[0])
+
+    def announce(self, due: float) -> None:
+        """Tell the reader when to make a batch even if nothing new comes."""
+        fresh = self._due.with_suffix(".new")
+        fresh.write_text(repr(due))
+        os.replace(fresh, self._due)

@@ -1,0 +1,78 @@
+"""What follows from a handler's answer inside a batch: done, again after a wait, or the end of its tries. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from parti.errors import ConfigError
+from parti.spark.pipeline.outcomes import Outcome
+from parti.worker.outcomes import Again, Bury, DeadLetterReason, Done, RetryPolicy
+
+Then = Literal["dead-letter", "park", "stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How a message that fails is tried again, and what happens when that did not help."""
+
+    attempts: int = 3  # outlives a blip of what the handler calls
+    delays: tuple[float, ...] = (0.1, 0.5, 2.0)  # seconds; the batch waits for its slowest key, so they are short
+    budget: float = 10.0  # seconds a message may wait in all within one batch, also with Retry(after=...)
+    timeout: float = 0.0  # seconds of one attempt; 0: no limit, because only the handler's author knows one
+    then: Then = "dead-letter"
+    park_delays: tuple[float, ...] = (10.0, 60.0, 300.0)  # between the drives of a parked key; the last one repeats
+    park_limit: int = 0  # drives before a parked message is dead-lettered after all; 0: never
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ConfigError(f"retry attempts {self.attempts}: give at least 1")
+        if not self.delays or min(self.delays) < 0 or not self.park_delays or min(self.park_delays) <= 0:
+            raise ConfigError("retry delays and park delays need at least one wait each, none of them negative")
+        if self.budget < 0 or self.timeout < 0:
+            raise ConfigError(f"retry budget {self.budget} and timeout {self.timeout} must not be negative")
+        if self.then not in ("dead-letter", "park", "stop"):
+            raise ConfigError(f"retry then = {self.then!r}: choose dead-letter, park or stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """No further attempt in this batch."""
+
+    outcome: Outcome
+    error: str
+    reason: DeadLetterReason = DeadLetterReason.MAX_DELIVER
+    park_for: float = 0.0
+
+
+Verdict = Done | Again | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`Retries` as decisions."""
+
+    retries: Retries = field(default_factory=Retries)
+
+    def decide(self, outcome: object, *, attempt: int, waited: float, parked: int) -> Verdict:
+        """What follows when attempt number `attempt` ended with `outcome`.
+
+        `waited` are the seconds that the message has waited in this batch, `parked` how often it was parked before.
+        """
+        retries = self.retries
+        decision = RetryPolicy(retries.attempts, retries.delays).decide(outcome, attempt)
+        if isinstance(decision, Again) and waited + decision.delay > retries.budget:
+            return self._end(decision.error, parked)
+        if isinstance(decision, Bury):
+            if decision.reason is DeadLetterReason.REJECTED:
+                return Ended(Outcome.DEAD, decision.error, decision.reason)
+            return self._end(decision.error, parked)
+        return decision
+
+    def _end(self, error: str, parked: int) -> Ended:
+        retries = self.retries
+        if retries.then == "stop":
+            return Ended(Outcome.FAILED, error)
+        if retries.then == "park" and not 0 < retries.park_limit <= parked:
+            return Ended(Outcome.PARKED, error, park_for=retries.park_delays[min(parked, len(retries.park_delays) - 1)])
+        return Ended(Outcome.DEAD, error)

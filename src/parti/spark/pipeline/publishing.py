@@ -1,0 +1,234 @@
+"""What a task publishes: results and dead letters, in the order they came about, each stored once.
+
+One thread of the task publishes over one connection, chunk after chunk: the next chunk is sent when the one before is
+acknowledged, so that no failure can let a later result of a key overtake an earlier one. Ids are made of pipeline,
+stream and sequence: a task that runs again publishes under the same ids. With a fence every publish names the epoch
+marker it relies on, and the server itself refuses those of a stale owner (PIPELINE.md 5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from parti.errors import ConfigError
+from parti.spark.pipeline.emit import Emit
+from parti.spark.pipeline.message import RowMessage
+from parti.spark.pipeline.outcomes import Outcome
+from parti.spark.pipeline.policy import Ended
+from parti.subjects import validate_subject
+from parti.wire.options import ConnectOptions
+from parti.wire.outgoing import CHUNK_ROWS, HEADERS, Rows, chunk_id, chunks
+from parti.wire.publisher import Publisher
+from parti.worker.dead_letters import dead_letter_subject, letter_headers
+from parti.worker.outcomes import Bury, DeadLetterReason
+
+_WAITING = 8  # chunks between the handlers and the publishing thread; beyond that the handlers wait
+_PATIENCE = 60.0  # seconds without an acknowledgement before the task fails and is run again
+
+Fences = Mapping[str, tuple[str, int]]
+"""Stream -> (subject of its marker, sequence of the marker)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultSink:
+    """Results as messages of a stream."""
+
+    connect: ConnectOptions
+    stream: str
+    subject: str
+    """May hold {key}, {subject} and {partition} of the message the result came from."""
+    fence: tuple[str, int] | None = None
+    known: frozenset[str] = frozenset()
+    """Ids that the stream holds already, of a batch that is replayed after the stream forgot them."""
+
+    def fenced(self, fences: Fences) -> ResultSink:
+        return replace(self, fence=fences.get(self.stream))
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Messages that no handler could take, in the dead-letter stream of their stream."""
+
+    connect: ConnectOptions
+    stream: str
+    """The dead-letter stream."""
+    fence: tuple[str, int] | None = None
+
+    def fenced(self, fences: Fences) -> Letters:
+        return replace(self, fence=fences.get(self.stream))
+
+
+def result_id(pipeline: str, stream: str, sequence: int, number: int) -> str:
+    """The id of the result with this number of this message, whoever computes it."""
+    return f"{pipeline}:{stream}:{sequence}:{number}"
+
+
+class TaskSinks:
+    """The publishing side of one task. `flush` returns when everything is stored; errors come up in `check`."""
+
+    def __init__(self, results: ResultSink | None, letters: Letters | None, *, pipeline: str, stream: str) -> None:
+        self._results = results
+        self._letters = letters
+        self._pipeline = pipeline
+        self._stream = stream
+        self._lines = {
+            kind: _Line(sink.connect, sink.stream, sink.fence, f"{pipeline}-{kind}")
+            for kind, sink in (("results", results), ("letters", letters))
+            if sink is not None
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for line in self._lines.values():
+            line.close()
+
+    def emit(self, message: RowMessage, results: tuple[Emit, ...]) -> Ended | None:
+        """Publish the results of a message; an end when one of them has no valid subject."""
+        sink = self._results
+        if sink is None:
+            return None
+        try:
+            named = self.named(message, results)
+        except ConfigError as error:
+            return Ended(Outcome.DEAD, f"no subject for a result: {error}", DeadLetterReason.REJECTED)
+        for number, result in enumerate(named):
+            name = result_id(self._pipeline, self._stream, message.sequence, number)
+            if name not in sink.known:
+                assert result.subject is not None
+                self._lines["results"].put(result.subject, result.data, name, None)
+        return None
+
+    def named(self, message: RowMessage, results: tuple[Emit, ...]) -> tuple[Emit, ...]:
+        """The same results, each with its subject; ConfigError when one is not valid."""
+        template = self._results.subject if self._results is not None else None
+        if template is None:
+            return results
+        return tuple(
+            result
+            if result.subject is not None and validate_subject(result.subject)
+            else replace(result, subject=validate_subject(_fill(template, message)), more=())
+            for result in results
+        )
+
+    def bury(self, message: RowMessage, end: Ended) -> None:
+        """Publish a dead letter."""
+        assert self._letters is not None
+        decision = Bury(end.reason, end.error)
+        headers = letter_headers(message, decision, stream=self._stream, consumer=self._pipeline)
+        name = headers.pop("Nats-Msg-Id")
+        lines = [{"key": key, "value": value.encode()} for key, value in headers.items()]
+        self._lines["letters"].put(dead_letter_subject(self._stream, message.subject), message.data, name, lines)
+
+    def check(self) -> None:
+        """Raise what went wrong in the publishing thread."""
+        for line in self._lines.values():
+            line.check()
+
+    def flush(self) -> None:
+        """When this returns, every result and letter is stored."""
+        for line in self._lines.values():
+            line.flush()
+
+
+def _fill(template: str, message: RowMessage) -> str:
+    if "{" not in template:
+        return template
+    number = message.rows.partitions[message.index]
+    return template.format(key=message.key, subject=message.subject, partition=number if number is not None else "none")
+
+
+class _Line:
+    """One ordered line of messages to one stream, with its thread. It connects when the first message comes."""
+
+    def __init__(self, connect: ConnectOptions, stream: str, fence: tuple[str, int] | None, name: str) -> None:
+        self._connect = connect
+        self._stream = stream
+        self._fence = fence
+        self._name = name
+        self._waiting: queue.Queue[list[tuple[str, bytes, str, Any]] | None] = queue.Queue(_WAITING)
+        self._filling: list[tuple[str, bytes, str, Any]] = []
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._closed = threading.Event()
+
+    def put(self, subject: str, data: bytes, name: str, headers: Any) -> None:
+        self._filling.append((subject, data, name, headers))
+        if len(self._filling) >= CHUNK_ROWS:
+            self._hand_over(self._filling)
+            self._filling = []
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def flush(self) -> None:
+        if self._filling:
+            self._hand_over(self._filling)
+            self._filling = []
+        if self._thread is not None:
+            self._hand_over(None)
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def close(self) -> None:
+        """Give up what is not published."""
+        self._closed.set()
+        if self._thread is not None:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._waiting.get_nowait()
+            self._waiting.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _hand_over(self, chunk: list[tuple[str, bytes, str, Any]] | None) -> None:
+        self.check()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"parti-{self._name}", daemon=True)
+            self._thread.start()
+        self._waiting.put(chunk)
+
+    def _run(self) -> None:
+        try:
+            self._publish()
+        except BaseException as error:  # raised again in the task's own thread
+            self._error = error
+            while self._waiting.get() is not None:  # nobody may wait for room that never comes
+                pass
+
+    def _publish(self) -> None:
+        with Publisher(
+            self._connect,
+            stream=self._stream,
+            max_in_flight=CHUNK_ROWS,
+            patience=_PATIENCE,
+            name=self._name,
+            expect=self._fence,
+        ) as publisher:
+            while (waiting := self._waiting.get()) is not None and not self._closed.is_set():
+                for number, rows in enumerate(chunks([_rows(waiting)])):
+                    publisher.publish(rows, chunk_id(self._name, number, rows))
+            publisher.flush()
+
+
+def _rows(chunk: list[tuple[str, bytes, str, Any]]) -> Rows:
+    subjects, data, names, headers = zip(*chunk, strict=True)
+    return Rows(
+        value=pa.array(data, pa.binary()),
+        subject=pa.array([subject.encode() for subject in subjects], pa.binary()),
+        headers=None if headers[0] is None else pa.array(headers, HEADERS),
+        msg_id=pa.array([name.encode() for name in names], pa.binary()),
+    )

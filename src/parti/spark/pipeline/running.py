@@ -1,0 +1,297 @@
+"""Running per-message handlers over the Arrow batches of a task: in a row, in threads, or in lanes on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from parti.spark.pipeline.emit import Emit
+from parti.spark.pipeline.guard import Guard
+from parti.spark.pipeline.lanes import Lanes
+from parti.spark.pipeline.message import RowMessage
+from parti.spark.pipeline.outcomes import Outcome, Tally
+from parti.spark.pipeline.policy import Ended, Policy
+from parti.spark.pipeline.publishing import TaskSinks
+from parti.worker.outcomes import Ack, Retry, describe
+
+if TYPE_CHECKING:
+    from parti.spark.pipeline.stage import Stage
+
+_SLICE = 256  # messages between two looks at whether a plain handler waits
+_THREADS = 32
+_SLOW_CALL = 0.0005  # seconds: a handler that takes longer, and gives up the processor meanwhile, is moved to threads
+_SLOW: set[tuple[int, str]] = set()
+"""Pipelines whose plain handler was seen to wait, by process: the next task of this worker starts in threads."""
+
+
+def _waits() -> int:
+    """How often this thread gave up the processor by itself; a busy machine does not make a handler look idle."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+class _Task:
+    """What all ways to run have in common: the lanes of one task, and the batches that are not finished."""
+
+    def __init__(self, stage: Stage, sinks: TaskSinks, loop: asyncio.AbstractEventLoop, call: Any) -> None:
+        self.stage = stage
+        self.sinks = sinks
+        self.loop = loop
+        self.open: deque[Tally] = deque()
+        self.lanes = Lanes(call, stage.policy, _tally_of, self.on_end, concurrency=stage.concurrency)
+
+    def on_end(self, message: RowMessage, end: Ended | tuple[Emit, ...]) -> Ended | None:
+        """Hand results and letters to the sinks; a result that no stream can take ends its message instead."""
+        if isinstance(end, Ended):
+            if end.outcome is Outcome.DEAD:
+                self.sinks.bury(message, end)
+            return None
+        refused = self.sinks.emit(message, end)
+        if refused is not None:
+            self.sinks.bury(message, refused)
+            return refused
+        if self.stage.with_results:
+            message.rows.tally.results[message.index] = self.sinks.named(message, end)
+        return None
+
+    def add(self, batch: pa.RecordBatch) -> Tally:
+        tally = self.stage.open(batch)
+        self.open.append(tally)
+        self._park(tally)
+        return tally
+
+    def _park(self, tally: Tally) -> None:
+        """Keys whose parked messages are not due stay parked for the whole task."""
+        now, keys = time.time(), tally.rows.keys if tally.parked else []
+        for index, (until, _) in tally.parked.items():
+            if until > now and keys[index] not in self.lanes.busy:
+                self.lanes.park(keys[index], until)
+
+    def finished(self) -> Iterator[Tally]:
+        while self.open and not self.open[0].remaining:
+            yield self.open.popleft()
+
+
+def _tally_of(message: RowMessage) -> Tally:
+    return message.rows.tally  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop of this task; uvloop where it is installed."""
+    try:
+        import uvloop
+
+        loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    except ImportError:
+        loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        yield loop
+    finally:
+        asyncio.set_event_loop(None)
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+def run_lanes(stage: Stage, batches: Iterator[pa.RecordBatch], sinks: TaskSinks) -> Iterator[Tally]:
+    """An async handler: the next batch is read in a thread while lanes work on those before it."""
+    with _event_loop() as loop, ThreadPoolExecutor(1, thread_name_prefix="parti-read") as reader:
+        task = _Task(stage, sinks, loop, stage.handler)
+        yield from _through_lanes(task, batches, reader)
+
+
+def _through_lanes(task: _Task, batches: Iterator[pa.RecordBatch], reader: ThreadPoolExecutor) -> Iterator[Tally]:
+    lanes, loop, window = task.lanes, task.loop, task.stage.window
+
+    async def feed() -> bool:
+        """Take in one more batch, when there is room for it; False when there is none."""
+        coming = loop.run_in_executor(reader, next, batches, None)
+        batch = await coming
+        if batch is None:
+            return False
+        tally = task.add(batch)
+        rows, push = tally.rows, lanes.push
+        for index, key in enumerate(rows.keys):
+            push(RowMessage(rows, index), key)
+            if lanes.pending > window:
+                await lanes.below(window // 2)
+        return True
+
+    async def finish() -> None:
+        await lanes.below(0, task.open[0])
+
+    try:
+        while loop.run_until_complete(feed()):
+            yield from task.finished()
+        while task.open:
+            loop.run_until_complete(finish())
+            yield from task.finished()
+    finally:
+        loop.run_until_complete(lanes.close())
+
+
+def run_inline(stage: Stage, batches: Iterator[pa.RecordBatch], sinks: TaskSinks) -> Iterator[Tally]:
+    """A plain handler: called in a row; what needs a second attempt goes on in its lane while others run."""
+    slow = (os.getpid(), stage.pipeline)
+    with _event_loop() as loop, Guard(stage.policy.retries.timeout) as guard:
+        inline = _Inline(stage, sinks, loop, guard)
+        if slow not in _SLOW:
+            yield from inline.run(batches)
+            if inline.waits:
+                _SLOW.add(slow)
+    if slow in _SLOW:
+        rest = inline.rest
+        yield from _run_threads(stage, batches if rest is None else _chain(rest, batches), sinks)
+
+
+def _chain(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from others
+
+
+def _run_threads(stage: Stage, batches: Iterator[pa.RecordBatch], sinks: TaskSinks) -> Iterator[Tally]:
+    """A plain handler that waits: lanes as for an async one, each call in a thread. A deaf one ends the worker."""
+    with (
+        _event_loop() as loop,
+        ThreadPoolExecutor(1, thread_name_prefix="parti-read") as reader,
+        ThreadPoolExecutor(min(stage.concurrency, _THREADS), thread_name_prefix="parti-handler") as threads,
+        Guard(stage.policy.retries.timeout) as guard,
+    ):
+
+        def watched(message: RowMessage) -> Any:
+            guard.threads[threading.get_ident()] = time.monotonic()
+            try:
+                return stage.handler(message)
+            finally:
+                del guard.threads[threading.get_ident()]
+
+        def call(message: RowMessage) -> Any:
+            return loop.run_in_executor(threads, watched, message)
+
+        # A call in a thread cannot be cancelled: the guard watches it instead of the lanes.
+        unlimited = replace(stage, policy=Policy(replace(stage.policy.retries, timeout=0.0)))
+        yield from _through_lanes(_Task(unlimited, sinks, loop, call), batches, reader)
+
+
+class _Inline(_Task):
+    """Calls in a row, watched by the guard."""
+
+    def __init__(self, stage: Stage, sinks: TaskSinks, loop: asyncio.AbstractEventLoop, guard: Guard) -> None:
+        super().__init__(stage, sinks, loop, self._again)
+        self._guard = guard
+        self.waits = False
+        """Whether the handler was seen to wait for most of its time."""
+        self.rest: pa.RecordBatch | None = None
+        """What of a batch is left when that was seen."""
+
+    async def _again(self, message: RowMessage) -> Any:
+        return self._guarded(message)
+
+    def _guarded(self, message: RowMessage) -> Any:
+        guard = self._guard
+        if not guard.limit:
+            return self.stage.handler(message)
+        guard.since = time.monotonic()
+        try:
+            return self.stage.handler(message)
+        finally:
+            guard.since = 0.0
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Tally]:
+        wait = self.loop.run_until_complete
+        try:
+            for batch in batches:
+                done = self._run_batch(batch)
+                if self.lanes.pending:
+                    wait(self._turn())
+                yield from self.finished()
+                if done < batch.num_rows:
+                    self.rest = batch.slice(done)
+                    break
+            while self.open:
+                wait(self.lanes.below(0, self.open[0]))
+                yield from self.finished()
+        finally:
+            wait(self.lanes.close())
+
+    async def _turn(self) -> None:
+        """Let lanes whose wait is over have their turn, and keep what waits bounded."""
+        await asyncio.sleep(0)
+        await self.lanes.below(self.stage.window)
+
+    def _run_batch(self, batch: pa.RecordBatch) -> int:
+        """Call the handler for each message; fewer than all when it turned out to wait."""
+        tally = self.add(batch)
+        count = len(tally.rows)
+        for start in range(0, count, _SLICE):
+            if self._has_stopped():
+                self._skip(tally, start)
+                break
+            stop = min(start + _SLICE, count)
+            began, waits = time.perf_counter(), _waits()
+            self._run_slice(tally, start, stop)
+            each, waits = (time.perf_counter() - began) / (stop - start), _waits() - waits
+            if self.lanes.pending:
+                self.loop.run_until_complete(self._turn())
+            if each > _SLOW_CALL and waits > (stop - start) / 2:
+                self.waits = True
+                tally.shorten(stop)
+                return stop
+        return count
+
+    def _has_stopped(self) -> bool:
+        return self.lanes.stopped
+
+    def _skip(self, tally: Tally, start: int) -> None:
+        """The pipeline is to stop: try nothing more."""
+        for index in range(start, len(tally.rows)):
+            tally.codes[index] = Outcome.SKIPPED
+            tally.ended[index] = time.perf_counter()
+        tally.remaining -= len(tally.rows) - start
+
+    def _run_slice(self, tally: Tally, start: int, stop: int) -> None:
+        rows, lanes, clock, make = tally.rows, self.lanes, time.perf_counter, RowMessage
+        call = self._guarded if self._guard.limit else self.stage.handler
+        ends: list[float] = []
+        done = ends.append
+        ended = 0
+        outcome: object
+        began = clock()
+        for index in range(start, stop):
+            message = make(rows, index)
+            if lanes.busy and rows.keys[index] in lanes.busy:
+                lanes.push(message, rows.keys[index])
+                done(clock())
+                continue
+            try:
+                outcome = call(message)
+            except Exception as error:  # whatever a handler raises is a failed attempt of its message
+                outcome = Retry(error=describe(error))
+            done(clock())
+            if outcome is None or type(outcome) is Ack:
+                ended += 1
+            elif isinstance(outcome, Emit):
+                self._emitted(message, outcome)
+                ended += 1
+            else:
+                lanes.resume(message, rows.keys[index], outcome)
+        tally.ended[start:stop] = ends
+        tally.took[start:stop] = [end - begin for begin, end in zip([began, *ends[:-1]], ends, strict=True)]
+        tally.remaining -= ended
+
+    def _emitted(self, message: RowMessage, outcome: Emit) -> None:
+        refused = self.on_end(message, outcome.all())
+        if refused is not None:
+            tally = _tally_of(message)
+            tally.codes[message.index], tally.errors[message.index] = refused.outcome, refused.error

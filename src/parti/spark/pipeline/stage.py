@@ -1,0 +1,89 @@
+"""The handler stage of a Spark task: messages in, outcome rows out, in stream order for each key.
+
+What is described here travels from the driver to the executors once; `run` is what both plans call there: the fused one
+inside the reading task, the shuffled one behind the sort. It picks how to run the handler:
+
+- inline: a plain function, called in a row. The fastest by far, and right while it does not wait;
+- threads: a plain function that was seen to wait for most of its time;
+- async: a coroutine function, in lanes;
+- batch: a function over Arrow or pandas, called with many messages at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from parti.spark.pipeline.message import Rows
+from parti.spark.pipeline.outcomes import Tally
+from parti.spark.pipeline.policy import Policy
+from parti.spark.pipeline.publishing import Letters, ResultSink, TaskSinks
+from parti.worker.handler import is_async
+
+Kind = Literal["message", "arrow", "pandas"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What every task of a pipeline does with its messages; immutable and picklable."""
+
+    handler: Callable[..., Any]
+    pipeline: str
+    stream: str
+    kind: Kind = "message"
+    policy: Policy = field(default_factory=Policy)
+    concurrency: int = (
+        1000  # handlers at once in a task; 256 reached 53 k/s where this reached 94 k/s (PIPELINE.md 1.3)
+    )
+    window: int = 20_000  # messages in the lanes of a task at once
+    batch_rows: int = 10_000  # messages of one call of a batch function
+    owner: str = ""
+    epoch: int = 0
+    with_results: bool = False
+    """Whether outcome rows carry the results, for sinks on Spark's side."""
+    results: ResultSink | None = None
+    letters: Letters | None = None
+
+    @property
+    def parking(self) -> bool:
+        """Whether rows carry what a parked message needs to come again."""
+        return self.policy.retries.then == "park"
+
+    def at(self, epoch: int, owner: str, fences: dict[str, tuple[str, int]]) -> Stage:
+        """The stage of an owner: its publishes are refused by the server once another owner has set its marker."""
+        return replace(
+            self,
+            epoch=epoch,
+            owner=owner,
+            results=self.results and self.results.fenced(fences),
+            letters=self.letters and self.letters.fenced(fences),
+        )
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Every message of the batches with its outcome. When it ends, results and dead letters are stored."""
+        from parti.spark.pipeline.batch_calls import run_batches
+        from parti.spark.pipeline.running import run_inline, run_lanes
+
+        with TaskSinks(self.results, self.letters, pipeline=self.pipeline, stream=self.stream) as sinks:
+            if self.kind != "message":
+                run = run_batches
+            elif is_async(self.handler):
+                run = run_lanes
+            else:
+                run = run_inline
+            for tally in run(self, (part for part in batches if part.num_rows), sinks):
+                sinks.check()
+                yield tally.to_arrow(results=self.with_results, parking=self.parking)
+            sinks.flush()
+
+    def open(self, batch: pa.RecordBatch) -> Tally:
+        """The rows of an Arrow batch, with room for their outcomes."""
+        tally = Tally(Rows(batch, self.stream, self.epoch, self.owner))
+        tally.rows.tally = tally
+        if self.parking and "parked_until" in batch.schema.names:
+            until, times = batch.column("parked_until").to_pylist(), batch.column("parked_times").to_pylist()
+            tally.parked = {i: (at, often or 0) for i, (at, often) in enumerate(zip(until, times, strict=True)) if at}
+        return tally
