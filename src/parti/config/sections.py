@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from parti.config.control import ControlConfig
 from parti.config.deliver import DeliverSection
 from parti.config.setting import Section, Setting, Unit
 from parti.config.worker import WorkerConfig
@@ -133,4 +134,5 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     retry: RetrySection = RetrySection()
     observe: ObserveSection = ObserveSection()
     worker: WorkerConfig = WorkerConfig()
+    control: ControlConfig = ControlConfig()
     deliver: DeliverSection = DeliverSection()

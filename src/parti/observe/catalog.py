@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 import parti
-from parti.observe.delivery_metrics import DELIVERY_METRICS
 from parti.observe.control_metrics import CONTROL_METRICS
+from parti.observe.delivery_metrics import DELIVERY_METRICS
 from parti.observe.group_metrics import GROUP_METRICS
 from parti.observe.metric import MAX_SERIES, Kind, Metric
 from parti.observe.worker_metrics import WORKER_METRICS
@@ -25,5 +25,12 @@ READY: Final = Metric(
     "1 when every health check passed at the last question, 0 when one failed.",
 )
 
-CATALOG: Final[tuple[Metric, ...]] = (BUILD_INFO, READY, *WORKER_METRICS, *CONTROL_METRICS, *GROUP_METRICS, *DELIVERY_METRICS)
+CATALOG: Final[tuple[Metric, ...]] = (
+    BUILD_INFO,
+    READY,
+    *WORKER_METRICS,
+    *CONTROL_METRICS,
+    *GROUP_METRICS,
+    *DELIVERY_METRICS,
+)
 """What `/metrics` can show. A later part adds its metrics here."""

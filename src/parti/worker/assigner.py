@@ -296,17 +296,18 @@ class Assigner:
         state.stopped = True
         if not state.running:
             return
-        state.idle = asyncio.Event()
+        idle = state.idle = state.idle or asyncio.Event()
         try:
             async with asyncio.timeout(self._config.drain_timeout):
-                await state.idle.wait()
+                await idle.wait()
         except TimeoutError:
             for runner in list(self._desk.pool.running):
                 if runner.lane is not None and runner.lane.state is state and runner.task is not None:
                     runner.task.cancel()
-            await state.idle.wait()
+            await idle.wait()
         finally:
-            state.idle = None
+            if state.idle is idle:
+                state.idle = None
 
     async def _stop_all(self, states: Iterable[PartitionState]) -> None:
         async with asyncio.TaskGroup() as group:

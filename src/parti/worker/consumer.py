@@ -205,6 +205,22 @@ class WorkerConsumer:
         engine.begin_catch_up([state])
         return target
 
+    def renew_lease(self, lease: Lease) -> None:
+        """From the next message on, the partition's handlers run under this lease."""
+        _, state = self._state(lease.partition)
+        state.lease = lease
+
+    async def last_sequence(self) -> int:
+        """The stream's last sequence, from its leader."""
+        engine = self._start()
+        return await engine.durable.last_sequence()
+
+    def use_fence(self, fence: Fence) -> None:
+        """Ask this fence from now on; only before the first update."""
+        if self._engine is not None:
+            raise UsageError("this worker is running: give it its fence before the first update")
+        self._fence = fence
+
     async def hold_partition(self, partition: PartitionId) -> int:
         """Begin again with a stopped partition: forget what is in hand of it, hold what comes; returns its target T.
 
@@ -242,6 +258,15 @@ class WorkerConsumer:
     @property
     def worker_id(self) -> str:
         return self._worker_id
+
+    @property
+    def js(self) -> JetStreamApi:
+        return self._js
+
+    @property
+    def consumer_name(self) -> str:
+        """The durable in use; empty before the first update."""
+        return self._engine.durable.name if self._engine is not None else ""
 
     @property
     def subjects(self) -> tuple[str, ...]:

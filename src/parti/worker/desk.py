@@ -43,13 +43,14 @@ class Desk:
         self.on_first: Callable[[], None] | None = None
         """Told once when messages come after an attach: the pull loop works."""
         self.on_lag: Callable[[int], None] | None = None
-        """Told with each read how many messages the server has behind it."""
+        """Told with each read how many messages of the whole stream are about to come behind it."""
         self.batches = BatchSize(config.pull_batch_size, limit=max(1, config.capacity // 2))
         self._metrics = recorder.metrics
         self._loop = asyncio.get_running_loop()
         self._kick_due = False
         self._room = asyncio.Event()
         self._last_read = 0.0
+        self._spacing = 1.0  # stream sequences from one of our messages to the next
 
     def __repr__(self) -> str:
         return f"<Desk {self.ledger!r} {self.pool!r}>"
@@ -110,6 +111,7 @@ class Desk:
         ledger.in_hand += taken
         highest = max(sequences)
         if highest > ledger.high:
+            self._spacing += 0.2 * ((highest - ledger.high) / len(sequences) - self._spacing)
             ledger.high = highest
         if answers and self.connection is not None:
             self.connection.write(b"".join(answers))
@@ -118,7 +120,7 @@ class Desk:
             tell, self.on_first = self.on_first, None
             tell()
         if self.on_lag is not None:
-            self.on_lag(pending[-1])
+            self.on_lag(int(pending[-1] * max(self._spacing, 1.0)))
 
     def feed(self, place: Place, sequence: int, data: bytes, head: bytes, timestamp: float) -> bool:
         """Take one message of a range read; False when it was received before."""

@@ -108,6 +108,7 @@ class Engine:
             retries=state.retries,
             dead_letters=state.dead_letters,
             stopped=state.stopped,
+            held=state.stopped and state.target is not None,
         )
 
     async def run(self) -> None:

@@ -32,6 +32,8 @@ class PartitionInfo:
     retries: int
     dead_letters: int
     stopped: bool
+    held: bool
+    """Stopped, and waiting for `take_over` to be told where to begin."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,95 @@
+"""The [control] section: who shares the work, how members are judged, and how partitions move. Seeds 000 and 003."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from parti.config.setting import Section, Setting, Unit
+from parti.errors import ConfigError
+
+
+class ControlConfig(Section, frozen=True, kw_only=True):
+    """One namespace is one group of workers that shares the partitions of one stream."""
+
+    namespace: Annotated[str, Setting("workers of one namespace share the work; two applications need two")] = "default"
+    bucket_replicas: Annotated[int, Setting("of the bucket `parti-<namespace>`; 3 on a cluster", at_least=1)] = 1
+    bucket_storage: Annotated[
+        Literal["file", "memory"], Setting("file: positions must outlive a restart of the server")
+    ] = "file"
+    worker_id_prefix: Annotated[str, Setting("worker ids are `<prefix>-<number>`, as in the Go library")] = "worker"
+    worker_id_min: Annotated[int, Setting("lowest number of the pool", at_least=0)] = 0
+    worker_id_max: Annotated[int, Setting("highest number of the pool; one id (min = max) is a valid pool")] = 99
+    instance: Annotated[
+        str, Setting("name that survives restarts, such as a pod's: gets its worker id back at once")
+    ] = ""
+    heartbeat_interval: Annotated[
+        float, Setting("between renewals of a lease; two may be lost", Unit.DURATION, at_least=0.05)
+    ] = 2.0
+    heartbeat_ttl: Annotated[
+        float, Setting("a crash is covered one TTL later; shorter takes slow machines for dead", Unit.DURATION)
+    ] = 6.0
+    lease_margin: Annotated[
+        float, Setting("the holder stops this much early, others wait this much longer", Unit.DURATION, at_least=0)
+    ] = 0.3
+    cold_start_window: Annotated[
+        float, Setting("after the first assignment, joins are gathered for this long", Unit.DURATION, at_least=0)
+    ] = 10.0
+    planned_scale_window: Annotated[
+        float, Setting("joins within it become one rebalance; a crash never waits", Unit.DURATION, at_least=0)
+    ] = 2.0
+    rebalance_cooldown: Annotated[
+        float, Setting("least time between two planned rebalances; a crash never waits", Unit.DURATION, at_least=0)
+    ] = 2.0
+    strategy: Annotated[
+        Literal["sticky", "consistent-hash", "weighted-consistent-hash", "round-robin"],
+        Setting("sticky moves the least and spreads evenly"),
+    ] = "sticky"
+    layout: Annotated[
+        Literal["per-worker", "per-partition"],
+        Setting("per-partition: for file streams with many subjects, grouped into 64 to 256 slots"),
+    ] = "per-worker"
+    prepare_timeout: Annotated[
+        float, Setting("for the next owner to be ready and the old one to stop", Unit.DURATION, at_least=0.05)
+    ] = 2.0
+    prepare_retries: Annotated[int, Setting("nudges before a move is aborted; seed 003", at_least=0)] = 3
+    commit_timeout: Annotated[
+        float, Setting("for the next owner to accept; one write", Unit.DURATION, at_least=0.05)
+    ] = 1.0
+    commit_retries: Annotated[int, Setting("nudges before a move is rolled back; seed 003", at_least=0)] = 5
+    parallel_moves: Annotated[int, Setting("partitions on the move at once", at_least=1)] = 256
+    checkpoint_every: Annotated[
+        float, Setting("a crash repeats at most this much, and what was in hand", Unit.DURATION, at_least=0.02)
+    ] = 0.15
+    shutdown_timeout: Annotated[
+        float, Setting("for handing everything over on stop; fits into a SIGTERM grace of 10s", Unit.DURATION)
+    ] = 8.0
+    degraded_after: Annotated[
+        float, Setting("NATS unreachable for this long is degraded mode; a reconnect takes less", Unit.DURATION)
+    ] = 2.0
+    recovery_grace: Annotated[
+        float, Setting("after an outage members get this long to renew before they count as dead", Unit.DURATION)
+    ] = 8.0
+    alert_after: Annotated[
+        tuple[str, ...], Setting("degraded for so long: info, warning, error and critical alert")
+    ] = ("30s", "2m", "5m", "10m")
+    source: Annotated[
+        str, Setting("`static`, `kv:<bucket>`, or `subjects:<filter>:<token>`: where the partitions come from")
+    ] = "static"
+    partitions: Annotated[
+        tuple[str, ...], Setting("the static source: keys joined by dots; `p-{0..63}` counts; `:<n>` is a weight")
+    ] = ()
+
+    def __post_init__(self) -> None:
+        if self.worker_id_max < self.worker_id_min:
+            raise ConfigError(
+                f"control.worker_id_max ({self.worker_id_max}) is below control.worker_id_min ({self.worker_id_min})"
+            )
+        if self.heartbeat_ttl < 2 * self.heartbeat_interval:
+            raise ConfigError(
+                f"control.heartbeat_ttl ({self.heartbeat_ttl:g}s) must be at least twice control.heartbeat_interval "
+                f"({self.heartbeat_interval:g}s)"
+            )
+        if self.lease_margin >= self.heartbeat_ttl / 4:
+            raise ConfigError(f"control.lease_margin ({self.lease_margin:g}s) must be below a quarter of heartbeat_ttl")
+        if len(self.alert_after) != 4:
+            raise ConfigError("control.alert_after needs four times: info, warning, error, critical")

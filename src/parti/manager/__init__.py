@@ -1,0 +1,20 @@
+"""The control plane on real NATS: a manager per worker, partition sources, layouts, hooks."""
+
+from parti.config.control import ControlConfig
+from parti.manager.hooks import AlertLevel, Hooks, ManagerState
+from parti.manager.manager import Manager
+from parti.manager.sources import CallableSource, KvSource, PartitionSource, StaticSource, SubjectSource, expand
+
+__all__ = [
+    "AlertLevel",
+    "CallableSource",
+    "ControlConfig",
+    "Hooks",
+    "KvSource",
+    "Manager",
+    "ManagerState",
+    "PartitionSource",
+    "StaticSource",
+    "SubjectSource",
+    "expand",
+]

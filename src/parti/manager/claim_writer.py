@@ -1,0 +1,53 @@
+"""Writing claims as a member: by CAS, and whatever happens, what the bucket holds is heard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from parti.clock import Clock
+from parti.control.signals import WriteFailed
+from parti.errors import PartiError
+from parti.manager.host import Host
+from parti.manager.kv_store import Store
+from parti.model import Claim, PartitionId
+
+
+class ClaimWriter:
+    """The member's own transitions: ready, release, accept, caught up."""
+
+    def __init__(self, host: Host, feed: Callable[[PartitionId, WriteFailed], None]) -> None:
+        self._host = host
+        self._feed = feed
+
+    def write(self, claim: Claim, expected: int) -> None:
+        if self._host.may_act():
+            self._host.spawn(self._write(claim, expected), "parti-claim")
+
+    async def _write(self, claim: Claim, expected: int) -> None:
+        host = self._host
+        stamped = stamp(claim, host.clock)
+        revision = await host.store.write_claim(stamped, expected)
+        if revision is not None:
+            host.heard_claim(stamped, revision)
+            return
+        self._feed(claim.partition, WriteFailed())
+        await hear_again(host, host.store, claim.partition)
+
+
+async def hear_again(host: Host, store: Store, partition: PartitionId) -> None:
+    """Read the claim from the leader of the bucket until it is known, and tell everybody."""
+    while True:
+        try:
+            claim, revision = await store.claim(partition)
+        except PartiError:
+            await host.clock.sleep(0.1)
+            continue
+        if claim is not None:
+            host.heard_claim(claim, revision)
+        return
+
+
+def stamp(claim: Claim, clock: Clock) -> Claim:
+    """The claim with the time of its writing, for people."""
+    return replace(claim, updated=round(clock.wall(), 3))

@@ -1,0 +1,278 @@
+"""The records of one namespace in its bucket: typed reads, compare-and-set writes, and a watch over what matters.
+
+One bucket `parti-<namespace>` holds everything, so that a revision is never used twice and one watch tells all changes
+in order. Keys under `live.` are watched by every worker; positions change many times a second and lie outside of it.
+
+    live.lease.<worker>   live.leader   live.assignment   live.claim.<partition>   positions.<worker>   part.<n>
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from parti.control import records
+from parti.control.election import LeaderRecord
+from parti.control.identity import LeaseRecord
+from parti.control.records import Unreadable
+from parti.errors import ConfigError, PartiError
+from parti.model import Assignment, Checkpoint, Claim, PartitionId, WorkerId
+from parti.observe import control_metrics as m
+from parti.observe.logs import get_logger
+from parti.observe.metrics import NO_METRICS, Metrics
+from parti.wire.api import JetStreamApi
+from parti.wire.errors import WrongLastSequence
+from parti.wire.kv import KeyValue
+from parti.wire.kv_model import Change, KeyExists, KeyNotFound, Operation, SnapshotDone
+
+_NAMESPACE = re.compile(r"[-_a-zA-Z0-9]{1,64}")
+_PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
+_LEASE, _LEADER, _ASSIGNMENT, _CLAIM = "live.lease.", "live.leader", "live.assignment", "live.claim."
+_HEADERS: Final = 1_024  # bytes of a message besides its value: subject and expectation headers
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseChange:
+    worker: WorkerId
+    record: LeaseRecord | None
+    revision: int
+    expired: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderChange:
+    record: LeaderRecord | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentChange:
+    assignment: Assignment
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimChange:
+    claim: Claim
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Everything there was at the start has been told."""
+
+
+Told = LeaseChange | LeaderChange | AssignmentChange | ClaimChange | Complete
+
+
+def bucket_of(namespace: str) -> str:
+    """The bucket of a namespace; ConfigError when the name does not fit."""
+    if not _NAMESPACE.fullmatch(namespace):
+        raise ConfigError(f"control.namespace {namespace!r}: use 1 to 64 letters, digits, '-' and '_'")
+    return f"parti-{namespace}"
+
+
+def key_of(partition: PartitionId) -> str:
+    """The claim's key. A partition key may hold what a bucket key may not; such bytes are written as =XX."""
+    return _CLAIM + "".join(c if c in _PLAIN else "".join(f"={b:02X}" for b in c.encode()) for c in partition)
+
+
+class Store:
+    """All that the control plane reads and writes. Writes return the new revision, or None when nothing is certain.
+
+    None means refused by compare-and-set or unknown (no answer): read the record and decide anew, never guess.
+    """
+
+    def __init__(self, kv: KeyValue, *, metrics: Metrics = NO_METRICS) -> None:
+        self.kv = kv
+        self._metrics = metrics
+        self._log = get_logger("control", bucket=kv.bucket)
+        self._limit = kv.api.connection.max_payload - _HEADERS
+
+    def __repr__(self) -> str:
+        return f"<Store {self.kv.bucket}>"
+
+    @classmethod
+    async def open(
+        cls,
+        js: JetStreamApi,
+        namespace: str,
+        *,
+        replicas: int = 1,
+        storage: str = "file",
+        metrics: Metrics = NO_METRICS,
+    ) -> Store:
+        """The namespace's bucket, made where there is none."""
+        kv = await KeyValue.ensure(
+            js,
+            bucket_of(namespace),
+            replicas=replicas,
+            storage=storage,
+            description=f"parti: leases, leader, assignment, claims and positions of {namespace}",
+        )
+        return cls(kv, metrics=metrics)
+
+    # -- leases -------------------------------------------------------------------------------------------------------
+
+    async def leases(self) -> dict[WorkerId, tuple[LeaseRecord, int]]:
+        """Each as the bucket's leader has it: a lagging replica's list would show leases older than they are."""
+        workers = [WorkerId(key.removeprefix(_LEASE)) for key in await self.kv.keys(f"{_LEASE}>")]
+        read = await asyncio.gather(*(self.lease(worker) for worker in workers))
+        return {
+            w: (record, revision) for w, (record, revision) in zip(workers, read, strict=True) if record is not None
+        }
+
+    async def lease(self, worker: WorkerId) -> tuple[LeaseRecord | None, int]:
+        return await self._get(_LEASE + worker, records.decode_lease)
+
+    async def write_lease(self, record: LeaseRecord, expected: int) -> int | None:
+        return await self._cas(_LEASE + record.member.worker, records.encode_lease(record), expected)
+
+    # -- leader -------------------------------------------------------------------------------------------------------
+
+    async def leader(self) -> tuple[LeaderRecord | None, int]:
+        return await self._get(_LEADER, records.decode_leader)
+
+    async def write_leader(self, record: LeaderRecord, expected: int) -> int | None:
+        return await self._cas(_LEADER, records.encode_leader(record), expected)
+
+    # -- assignment ---------------------------------------------------------------------------------------------------
+
+    async def assignment(self) -> tuple[Assignment | None, int]:
+        """The stored assignment; (None, revision) also for one that cannot be read: it is to be written anew."""
+        try:
+            entry = await self.kv.get(_ASSIGNMENT)
+        except KeyNotFound as gone:
+            return None, gone.revision
+        return await self._assembled(entry.value), entry.revision
+
+    async def _assembled(self, head: bytes) -> Assignment | None:
+        count = records.parts_of(head)
+        if isinstance(count, Unreadable):
+            self._report(_ASSIGNMENT, count)
+            return None
+        parts: list[bytes] = []
+        for number in range(count):
+            try:
+                parts.append((await self.kv.get(f"part.{number}")).value)
+            except KeyNotFound:
+                break
+        return self._read(_ASSIGNMENT, head, lambda data: records.decode_assignment(data, parts))
+
+    async def write_assignment(self, assignment: Assignment, expected: int) -> int | None:
+        """Parts first, the head last and by CAS: a half-written assignment does not match its head's digest."""
+        head, parts = records.encode_assignment(assignment, self._limit)
+        try:
+            for number, part in enumerate(parts):
+                await self.kv.put(f"part.{number}", part)
+        except PartiError as error:
+            self._log.warning("assignment.part_failed", error=str(error))
+            return None
+        return await self._cas(_ASSIGNMENT, head, expected)
+
+    # -- claims -------------------------------------------------------------------------------------------------------
+
+    async def claims(self) -> dict[PartitionId, tuple[Claim, int]]:
+        found = {}
+        for entry in await self.kv.entries(f"{_CLAIM}>"):
+            claim = self._claim(entry.key, entry.value)
+            if claim is not None:
+                found[claim.partition] = (claim, entry.revision)
+        return found
+
+    async def claim(self, partition: PartitionId) -> tuple[Claim | None, int]:
+        return await self._get(key_of(partition), records.decode_claim)
+
+    async def write_claim(self, claim: Claim, expected: int) -> int | None:
+        return await self._cas(key_of(claim.partition), records.encode_claim(claim), expected, count=True)
+
+    # -- positions ----------------------------------------------------------------------------------------------------
+
+    async def checkpoint(self, worker: WorkerId) -> tuple[Checkpoint | None, int]:
+        return await self._get(f"positions.{worker}", records.decode_checkpoint)
+
+    async def write_checkpoint(self, checkpoint: Checkpoint, expected: int) -> int | None:
+        data = records.encode_checkpoint(checkpoint)
+        return await self._cas(f"positions.{checkpoint.member.worker}", data, expected)
+
+    # -- the watch ----------------------------------------------------------------------------------------------------
+
+    async def changes(self) -> AsyncGenerator[Told, None]:
+        """What is there, `Complete`, then every change; records that cannot be read are reported and skipped."""
+        async with aclosing(self.kv.watch("live.>")) as changes:
+            async for change in changes:
+                if isinstance(change, SnapshotDone):
+                    yield Complete()
+                    continue
+                told = await self._told(change)
+                if told is not None:
+                    yield told
+
+    async def _told(self, change: Change) -> Told | None:
+        key, value = change.key, change.value
+        if key.startswith(_LEASE):
+            worker = WorkerId(key.removeprefix(_LEASE))
+            if value is None:
+                return LeaseChange(worker, None, change.revision, change.operation is Operation.EXPIRED)
+            record = self._read(key, value, records.decode_lease)
+            matches = record is not None and record.member.worker == worker
+            return LeaseChange(worker, record, change.revision, expired=False) if matches else None
+        if key == _LEADER:
+            leader = self._read(key, value, records.decode_leader) if value is not None else None
+            return LeaderChange(leader, change.revision) if leader is not None or value is None else None
+        if key == _ASSIGNMENT and value is not None:
+            assignment = await self._assembled(value)
+            return AssignmentChange(assignment, change.revision) if assignment is not None else None
+        if key.startswith(_CLAIM) and value is not None:
+            claim = self._claim(key, value)
+            return ClaimChange(claim, change.revision) if claim is not None else None
+        return None
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    async def _get(self, key: str, decode: Callable[[bytes], T | Unreadable]) -> tuple[T | None, int]:
+        try:
+            entry = await self.kv.get(key)
+        except KeyNotFound:
+            return None, 0
+        return self._read(key, entry.value, decode), entry.revision
+
+    async def _cas(self, key: str, value: bytes, expected: int, *, count: bool = False) -> int | None:
+        result, revision = "success", None
+        try:
+            if expected:
+                revision = await self.kv.update(key, value, expected)
+            else:
+                revision = await self.kv.create(key, value)
+        except (WrongLastSequence, KeyExists):
+            result = "conflict"
+        except PartiError as error:
+            result = "unknown"
+            self._log.info("store.write_failed", key=key, error=str(error))
+        if count:
+            self._metrics.count(m.CLAIM_WRITES, result=result)
+        return revision
+
+    def _claim(self, key: str, value: bytes) -> Claim | None:
+        claim = self._read(key, value, records.decode_claim)
+        if claim is not None and key_of(claim.partition) != key:
+            self._report(key, Unreadable(records.Fault.FOREIGN, f"the claim of {claim.partition!r} lies here"))
+            return None
+        return claim
+
+    def _read(self, key: str, value: bytes, decode: Callable[[bytes], T | Unreadable]) -> T | None:
+        read = decode(value)
+        if isinstance(read, Unreadable):
+            self._report(key, read)
+            return None
+        return read
+
+    def _report(self, key: str, unreadable: Unreadable) -> None:
+        self._metrics.count(m.UNREADABLE, fault=unreadable.fault.value)
+        self._log.warning("record.unreadable", key=key, fault=unreadable.fault.value, detail=unreadable.detail)

@@ -1,0 +1,298 @@
+"""Leading: the election's and the leader's effects on real NATS. Nothing here decides; see control.election, reconcile.
+
+A leader lives as long as one term. Its writes are compare-and-set on what its decision was based on, so that one that
+was deposed without knowing cannot undo a newer leader's work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from parti.control import election, reconcile
+from parti.control.assign import Strategy
+from parti.control.handoff import Finished, HandoffTerms, Nudge, StageDone
+from parti.control.lease import LeaseTerms
+from parti.control.membership import Change, Membership
+from parti.control.reconcile import Leader, Rules
+from parti.control.windows import Windows
+from parti.errors import PartiError
+from parti.manager.claim_writer import hear_again, stamp
+from parti.manager.host import Host
+from parti.manager.sources import PartitionSource
+from parti.model import Assignment, Claim, Layout, Member, Partition, PartitionId, Retention
+from parti.observe import control_metrics as m
+from parti.observe.logs import get_logger
+
+_BATCH = 0.003  # seconds of claim changes that become one step: a step looks at every partition
+_WRITERS = 128  # claim writes in flight at once
+_AGAIN = 0.1
+
+
+def rules_of(host: Host, retention: Retention) -> Rules:
+    """How the namespace is run, from its configuration and its stream."""
+    config = host.config
+    return Rules(
+        layout=Layout(config.layout),
+        retention=retention,
+        windows=Windows(config.cold_start_window, config.planned_scale_window, config.rebalance_cooldown),
+        handoff=HandoffTerms(
+            config.prepare_timeout, config.prepare_retries, config.commit_timeout, config.commit_retries
+        ),
+        parallel=config.parallel_moves,
+    )
+
+
+class Leadership:
+    """One member's part in electing a leader, and its work while it is one."""
+
+    def __init__(
+        self,
+        host: Host,
+        member: Member,
+        terms: LeaseTerms,
+        *,
+        source: PartitionSource,
+        strategy: Strategy,
+        rules: Rules,
+        start_cursor: Callable[[], Awaitable[int]],
+        nudge: Callable[[Member, PartitionId], None],
+        heard_assignment: Callable[[Assignment, int], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """`start_cursor`: where a partition begins that nobody ever owned; `changed`: tell that we lead, or no more."""
+        self.election = election.candidate(member, terms=terms)
+        self.leader: Leader | None = None
+        self.members: Membership | None = None
+        self._host = host
+        self._member = member
+        self._source = source
+        self._strategy = strategy
+        self._rules = rules
+        self._start_cursor = start_cursor
+        self._nudge = nudge
+        self._heard_assignment = heard_assignment
+        self._changed = changed
+        self._term_task: asyncio.Task[None] | None = None
+        self._batch: dict[PartitionId, tuple[Claim, int]] = {}
+        self._flush_due = False
+        self._writers = asyncio.Semaphore(_WRITERS)
+        self._log = get_logger("control", worker=member.worker)
+
+    def __repr__(self) -> str:
+        return f"<Leadership {self._member} {'leads' if self.leading else 'follows'} term={self.election.term}>"
+
+    @property
+    def leading(self) -> bool:
+        return self.election.may_lead(self._host.clock.now())
+
+    # -- what is heard ------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float, *, lead: bool) -> None:
+        """`lead`: also let the leader look at everything, which costs more."""
+        self._elect(election.Tick(now))
+        if lead:
+            self._lead(reconcile.Tick(now))
+
+    def leader_seen(self, record: election.LeaderRecord | None, revision: int) -> None:
+        floor = self.leader.assignment.term if self.leader is not None else 0
+        self._elect(election.LeaderSeen(self._host.clock.now(), record, revision, floor))
+
+    def claim_seen(self, claim: Claim, revision: int) -> None:
+        if self.leader is None:
+            return
+        known = self._batch.get(claim.partition)
+        if known is None or revision > known[1]:
+            self._batch[claim.partition] = (claim, revision)
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_later(_BATCH, self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        batch, self._batch = tuple(self._batch.values()), {}
+        if batch:
+            self._lead(reconcile.ClaimsSeen(self._host.clock.now(), batch))
+
+    def assignment_seen(self, assignment: Assignment, revision: int) -> None:
+        self._lead(reconcile.AssignmentSeen(self._host.clock.now(), assignment, revision))
+
+    def members_changed(self, members: Membership, changes: tuple[Change, ...]) -> None:
+        self.members = members
+        self._lead(reconcile.MembersChanged(self._host.clock.now(), members, changes))
+
+    def partitions_changed(self, partitions: tuple[Partition, ...], *, refresh: bool = False) -> None:
+        self._lead(reconcile.PartitionsChanged(self._host.clock.now(), partitions, refresh))
+
+    async def refresh(self) -> None:
+        """Read the source again and rebalance at once; does nothing on a follower."""
+        if self.leader is not None:
+            self.partitions_changed(await self._source.partitions(), refresh=True)
+
+    async def resign(self) -> None:
+        """Leave the term behind, so that the next leader need not wait for a lease to run out."""
+        if self.election.leading:
+            self.election, effects = election.step(self.election, election.Resign(self._host.clock.now()))
+            self._depose()
+            for effect in effects:
+                if isinstance(effect, election.WriteLeader):
+                    await self._host.store.write_leader(effect.record, effect.expected)
+
+    # -- the election -------------------------------------------------------------------------------------------------
+
+    def _elect(self, event: election.Event) -> None:
+        self.election, effects = election.step(self.election, event)
+        for effect in effects:
+            match effect:
+                case election.ReadLeader():
+                    self._host.spawn(self._read_leader(), "parti-read-leader")
+                case election.WriteLeader(record, expected):
+                    if self._host.may_act():
+                        self._host.spawn(self._write_leader(record, expected), "parti-write-leader")
+                case election.Elected(term):
+                    self._log.info("leader.elected", term=term)
+                    self._host.metrics.count(m.LEADER_CHANGES)
+                    self._host.spawn(self._serve_term(term), "parti-term")
+                case election.Deposed(term, reason):
+                    self._log.warning("leader.deposed", term=term, reason=reason)
+                    self._depose()
+                    self._changed()
+
+    def _depose(self) -> None:
+        self.leader = None
+        self._batch.clear()
+        if self._term_task is not None:
+            self._term_task.cancel()
+            self._term_task = None
+
+    async def _read_leader(self) -> None:
+        try:
+            record, revision = await self._host.store.leader()
+        except PartiError:
+            return  # the next tick asks again
+        self.leader_seen(record, revision)
+
+    async def _write_leader(self, record: election.LeaderRecord, expected: int) -> None:
+        revision = await self._host.store.write_leader(record, expected)
+        now = self._host.clock.now()
+        self._elect(election.NotWritten(now) if revision is None else election.Written(now, record, revision))
+
+    # -- one term -----------------------------------------------------------------------------------------------------
+
+    async def _serve_term(self, term: int) -> None:
+        """Read all there is, adopt it, then follow the source of partitions until the term ends."""
+        if self._term_task is not None:
+            self._term_task.cancel()
+        self._term_task = asyncio.current_task()
+        try:
+            await self._adopt(term)
+            async for partitions in self._source.changes():
+                self.partitions_changed(partitions)
+        except asyncio.CancelledError:
+            if self.election.leading and self.election.term == term:
+                raise
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()  # the term ended, not the member
+
+    async def _adopt(self, term: int) -> None:
+        host = self._host
+        while True:
+            try:
+                partitions = await self._source.partitions()
+                stored, revision = await host.store.assignment()
+                claims = await host.store.claims()
+                break
+            except PartiError as error:
+                host.failed(error)
+                await host.clock.sleep(_AGAIN)
+        while self.members is None:
+            await host.clock.sleep(_AGAIN)
+        if not self.leading or self.election.term != term:
+            return
+        self.leader = reconcile.elect(
+            term,
+            host.clock.now(),
+            self.members,
+            partitions=partitions,
+            stored=stored,
+            stored_revision=revision,
+            claims=claims,
+            rules=self._rules,
+            strategy=self._strategy,
+        )
+        self._log.info("leader.adopted", term=term, partitions=len(partitions), claims=len(claims))
+        self._changed()
+        self._lead(reconcile.Tick(host.clock.now()))
+
+    # -- leading ------------------------------------------------------------------------------------------------------
+
+    def _lead(self, event: reconcile.Event) -> None:
+        if self.leader is None or not self.leading:
+            return
+        self.leader, effects = reconcile.step(self.leader, event)
+        for effect in effects:
+            match effect:
+                case reconcile.WriteAssignment(assignment, expected):
+                    self._host.spawn(self._write_assignment(assignment, expected), "parti-assignment")
+                case reconcile.WriteClaim(claim, expected, reason):
+                    self._host.spawn(self._write_claim(claim, expected, reason), "parti-claim")
+                case reconcile.ReadPositions(member, partitions, _):
+                    self._host.spawn(self._read_positions(member, partitions), "parti-positions")
+                case Nudge(member, partition):
+                    self._nudge(member, partition)
+                case StageDone(stage, seconds):
+                    self._host.metrics.observe(m.HANDOFF_PHASE, seconds, phase=stage.value)
+                case Finished(partition, result, seconds):
+                    self._host.metrics.count(m.HANDOFFS, result=result.value)
+                    self._host.metrics.observe(m.HANDOFF_DURATION, seconds)
+                    self._log.debug(
+                        "handoff.finished", partition=partition, result=result.value, took=round(seconds, 4)
+                    )
+
+    async def _write_assignment(self, assignment: Assignment, expected: int) -> None:
+        store = self._host.store
+        revision = await store.write_assignment(assignment, expected)
+        if revision is not None:
+            self._host.metrics.count(m.REBALANCES, reason=assignment.reason)
+            self._log.info("assignment.written", version=assignment.version, reason=assignment.reason)
+            self._heard_assignment(assignment, revision)
+            return
+        try:
+            found, revision = await store.assignment()
+        except PartiError:
+            return  # decided anew when the leader looks again
+        if found is not None:
+            self._heard_assignment(found, revision)
+
+    async def _write_claim(self, claim: Claim, expected: int, reason: str) -> None:
+        async with self._writers:
+            if not self.leading:
+                return
+            if expected == 0:
+                try:
+                    claim = replace(claim, cursor=max(claim.cursor, await self._start_cursor()))
+                except PartiError as error:
+                    self._host.failed(error)
+                    return  # decided anew when the leader looks again
+            stamped = stamp(claim, self._host.clock)
+            self._log.debug("claim.written", claim=str(claim), reason=reason)
+            revision = await self._host.store.write_claim(stamped, expected)
+        if revision is not None:
+            self._host.heard_claim(stamped, revision)
+        else:
+            await hear_again(self._host, self._host.store, claim.partition)
+
+    async def _read_positions(self, member: Member, partitions: tuple[PartitionId, ...]) -> None:
+        """How far a gone member got. Only its positions count: its ack floor also passes what was given up unread."""
+        try:
+            checkpoint, _ = await self._host.store.checkpoint(member.worker)
+        except PartiError:
+            return  # the leader asks again
+        if self.leader is None:
+            return
+        done: dict[PartitionId, int] = {}
+        for partition in partitions:
+            claim, _ = self.leader.claims.get(partition, (Claim(partition), 0))
+            done[partition] = checkpoint.position(partition, claim.epoch) if checkpoint is not None else 0
+        self._lead(reconcile.PositionsRead(self._host.clock.now(), member, done, {}))

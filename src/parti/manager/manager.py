@@ -1,0 +1,356 @@
+"""The manager: joins a worker to its namespace and keeps its partitions, its place and its promises."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable
+from typing import Any, Literal, Self
+
+from parti.clock import Clock, SystemClock
+from parti.config.control import ControlConfig
+from parti.control.assign import Strategy, strategy_named
+from parti.errors import ConfigError, PartiError, UsageError
+from parti.manager.agent import Agent, Ending
+from parti.manager.degraded import Degraded
+from parti.manager.hooks import HookRunner, Hooks, ManagerState
+from parti.manager.host import Host, Plane
+from parti.manager.kv_store import Store
+from parti.manager.layouts import plane_for
+from parti.manager.observer import Observer
+from parti.manager.sources import PartitionSource, StaticSource
+from parti.model import ClaimState, Lease, Member, Partition, PartitionId, Retention, WorkerId
+from parti.observe.health import HealthCheck
+from parti.observe.logs import get_logger
+from parti.observe.metrics import NO_METRICS, Metrics
+from parti.wire.api import JetStreamApi
+from parti.wire.connect import Connection
+from parti.worker import WorkerConsumer
+
+_LEASE_CALLS = 6  # a call may take this part of the TTL, so that a lost one leaves time for another
+
+
+class _ManagedFence:
+    """The worker's fence; stays the same while members come and go."""
+
+    def __init__(self) -> None:
+        self.agent: Agent | None = None
+
+    def may_pull(self) -> bool:
+        return self.agent is not None and self.agent.may_act()
+
+    def may_start(self, lease: Lease) -> bool:
+        return self.agent is not None and self.agent.allows(lease)
+
+
+class Manager:
+    """One worker of a namespace. After `start()` it is a live member; `stop()` hands its partitions over and leaves.
+
+    Promises: each partition has one owner and one epoch at a time; a planned move loses, repeats and reorders nothing;
+    a worker that lost its lease starts nothing more, also when it was frozen meanwhile; a crash repeats at most what
+    was in hand and what was done since the last position record. `consumer` is a WorkerConsumer, or any object with
+    `update_worker_consumer(worker_id, partitions)`; positions and handoffs without loss need a WorkerConsumer.
+    """
+
+    def __init__(
+        self,
+        config: ControlConfig,
+        nc: Connection,
+        source: PartitionSource | Iterable[Partition | str],
+        strategy: Strategy | str | None = None,
+        *,
+        consumer: Any,
+        hooks: Hooks | None = None,
+        metrics: Metrics = NO_METRICS,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config = config
+        self._nc = nc
+        self._clock = clock or SystemClock()
+        self._source: PartitionSource = StaticSource(source) if isinstance(source, Iterable) else source
+        chosen = strategy if strategy is not None else config.strategy
+        self._strategy: Strategy = strategy_named(chosen) if isinstance(chosen, str) else chosen
+        self._consumer = consumer
+        self._metrics = metrics
+        self._hooks = HookRunner(hooks or Hooks())
+        self._observer = Observer(self._hooks, metrics)
+        self._fence = _ManagedFence()
+        self._js = JetStreamApi(nc, timeout=max(0.25, config.heartbeat_ttl / _LEASE_CALLS))
+        self._store: Store | None = None
+        self._retention = Retention.LIMITS
+        self._agent: Agent | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._degraded = Degraded(config, nc, self._hooks, self._observer, metrics, self._clock)
+        self._stopping = False
+        self._subscriptions: list[Any] = []
+        self._instance = config.instance or f"process-{secrets.token_hex(6)}"
+        if isinstance(consumer, WorkerConsumer):
+            if consumer.config.pull_timeout >= config.heartbeat_ttl:
+                raise ConfigError(
+                    f"worker.pull_timeout ({consumer.config.pull_timeout:g}s) must be below control.heartbeat_ttl "
+                    f"({config.heartbeat_ttl:g}s): a frozen worker's pull would swallow the next owner's messages"
+                )
+            consumer.use_fence(self._fence)
+        elif not callable(getattr(consumer, "update_worker_consumer", None)):
+            raise UsageError(f"a consumer needs update_worker_consumer; {type(consumer).__name__} has none")
+
+    def __repr__(self) -> str:
+        owns, leader = len(self.owned()), "yes" if self.is_leader else "no"
+        return f"<Manager {self.worker_id or '-'} {self.state().value} owns={owns} leader={leader}>"
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def worker_id(self) -> WorkerId | None:
+        """The stable id; None while there is none."""
+        member = self._agent.member if self._agent is not None else None
+        return member.worker if member is not None else None
+
+    @property
+    def is_leader(self) -> bool:
+        return self._agent is not None and self._agent.leading
+
+    @property
+    def assignment(self) -> tuple[PartitionId, ...]:
+        """What the stored assignment gives to this worker."""
+        return self.assigned() or ()
+
+    @property
+    def term(self) -> int:
+        """The term of the assignment in force."""
+        return self._agent.assignment.term if self._agent is not None else 0
+
+    def owned(self) -> frozenset[PartitionId]:
+        """What this worker may act on now."""
+        plane = self._agent.plane if self._agent is not None else None
+        return plane.owned() if plane is not None else frozenset()
+
+    def assigned(self) -> tuple[PartitionId, ...] | None:
+        """As `assignment`; None before the first one was seen."""
+        agent = self._agent
+        if agent is None or agent.member is None or not agent.live.is_set() or not agent.assignment.term:
+            return None
+        return agent.assignment.of(agent.member.worker)
+
+    def leading(self) -> bool:
+        return self.is_leader
+
+    def state(self) -> ManagerState:
+        """Where this worker stands."""
+        agent = self._agent
+        if self._stopping:
+            return ManagerState.SHUTDOWN
+        if agent is None:
+            return ManagerState.INIT
+        if self._degraded.active:
+            return ManagerState.DEGRADED
+        if not agent.live.is_set():
+            return ManagerState.CLAIMING_ID
+        assigned = self.assigned()
+        if assigned is None:
+            return ManagerState.WAITING_ASSIGNMENT
+        return ManagerState.STABLE if set(assigned) == self.owned() else ManagerState.REBALANCING
+
+    def converged(self) -> bool:
+        """As far as this member sees: every partition is with its worker, caught up, and nothing moves."""
+        agent = self._agent
+        if agent is None or not agent.assignment.owners:
+            return False
+        if agent.leading and agent.leadership is not None and agent.leadership.leader is not None:
+            return agent.leadership.leader.converged
+        for partition, worker in agent.assignment.owners.items():
+            claim, _ = agent.claims.get(partition, (None, 0))
+            if claim is None or claim.state is not ClaimState.STABLE:
+                return False
+            if claim.owner is None or claim.owner.worker != worker:
+                return False
+        return True
+
+    async def wait_for(self, what: ManagerState | Literal["converged"], timeout: float | None = None) -> None:
+        """Return when this worker is in a state, or when the whole namespace has converged; TimeoutError otherwise."""
+
+        def reached() -> bool:
+            return self.converged() if what == "converged" else self.state() is what
+
+        async with asyncio.timeout(timeout):
+            await self._observer.wait_until(reached)
+
+    def health_check(self) -> HealthCheck:
+        """For `/readyz`: fails while this worker is no live member, or degraded. Having no partition is healthy."""
+
+        def problem() -> str | None:
+            state = self.state()
+            waiting = (ManagerState.INIT, ManagerState.CLAIMING_ID, ManagerState.SHUTDOWN, ManagerState.DEGRADED)
+            return f"the manager is {state.value}" if state in waiting else None
+
+        return HealthCheck("manager", problem)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self, timeout: float | None = 30.0) -> None:
+        """When this returns the worker is a live member. Having partitions is another matter: see `wait_for`."""
+        if self._main is not None:
+            raise UsageError("this manager was started before: make a new one")
+        config = self.config
+        self._store = await Store.open(
+            self._js,
+            config.namespace,
+            replicas=config.bucket_replicas,
+            storage=config.bucket_storage,
+            metrics=self._metrics,
+        )
+        self._retention = await self._read_retention()
+        self._observer.watch(self)
+        self._main = asyncio.get_running_loop().create_task(self._run(), name="parti-manager")
+        await self._listen()
+        live = asyncio.ensure_future(self._observer.wait_until(self._is_live))
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.wait({live, self._main}, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            await self.stop()
+            raise TimeoutError(
+                f"no worker id became free within {timeout:g} s: raise control.worker_id_max, or stop a worker"
+            ) from None
+        finally:
+            live.cancel()
+        if self._main.done():
+            await self._main
+
+    def _is_live(self) -> bool:
+        return self._agent is not None and self._agent.live.is_set()
+
+    async def _read_retention(self) -> Retention:
+        stream = getattr(getattr(self._consumer, "config", None), "stream", "")
+        if not stream:
+            return Retention.LIMITS
+        info = await self._js.stream_info(stream)
+        return Retention(info["config"]["retention"])
+
+    async def _run(self) -> None:
+        """One member after the other: a fenced one is followed by a new one, until `stop`."""
+        async with asyncio.TaskGroup() as group:
+            helpers = [
+                group.create_task(self._hooks.run()),
+                group.create_task(self._degraded.run(self._hold_judgement)),
+            ]
+            try:
+                while not self._stopping:
+                    agent = self._new_agent()
+                    self._agent = self._fence.agent = agent
+                    self._observer.touched()
+                    ending = await agent.run()
+                    if ending is Ending.STOPPED:
+                        break
+            finally:
+                for helper in helpers:
+                    helper.cancel()
+        await self._hooks.drain()
+
+    def _new_agent(self) -> Agent:
+        assert self._store is not None
+        return Agent(
+            self._store,
+            self.config,
+            source=self._source,
+            strategy=self._strategy,
+            retention=self._retention,
+            plane=self._plane,
+            observer=self._observer,
+            clock=self._clock,
+            metrics=self._metrics,
+            instance=self._instance,
+            start_cursor=self._start_cursor,
+            nudge=self._nudge,
+        )
+
+    def _plane(self, host: Host, member: Member) -> Plane:
+        return plane_for(self.config.layout, host, member, self._consumer, self._retention)
+
+    async def _start_cursor(self) -> int:
+        """Where a partition begins that nobody ever owned."""
+        settings = getattr(self._consumer, "config", None)
+        if getattr(settings, "start", "all") != "new":
+            return 0
+        info = await self._js.stream_info(settings.stream)  # type: ignore[union-attr]
+        return int(info["state"]["last_seq"])
+
+    def _hold_judgement(self, until: float) -> None:
+        if self._agent is not None:
+            self._agent.hold_judgement_until = until
+
+    async def stop(self, *, returning: bool = False) -> None:
+        """Hand every partition over, then leave; after this returns nothing runs and no handler will start.
+
+        `returning`: this worker will be back within one TTL (a restart), so its partitions stay with its id meanwhile.
+        """
+        if self._main is None:
+            return
+        self._stopping = True
+        self._observer.touched()
+        agent = self._agent
+        if agent is not None and not self._main.done():
+            try:
+                async with asyncio.timeout(self.config.shutdown_timeout):
+                    if not returning:
+                        await agent.leave()
+            except TimeoutError:
+                get_logger("control").warning("manager.leave_timeout", owned=len(self.owned()))
+            await agent.stop(returning=returning)
+        await self._main
+        await self._unlisten()
+
+    # -- talking ------------------------------------------------------------------------------------------------------
+
+    async def refresh_partitions(self) -> None:
+        """Have the leader, wherever it is, read the source again and rebalance at once."""
+        if self.is_leader and self._agent is not None and self._agent.leadership is not None:
+            await self._agent.leadership.refresh()
+        else:
+            await self._nc.publish(f"{self._subject}.refresh", b"")
+
+    @property
+    def _subject(self) -> str:
+        return f"parti.{self.config.namespace}"
+
+    async def _listen(self) -> None:
+        """Nudges and requests to refresh: hints only, nothing depends on them."""
+
+        async def nudged(message: Any) -> None:
+            agent = self._agent
+            worker = message.subject.rpartition(".")[2]
+            if agent is not None and agent.member is not None and agent.member.worker == worker:
+                agent.read_claim_again(PartitionId(message.data.decode(errors="replace")))
+
+        async def refresh(_: Any) -> None:
+            agent = self._agent
+            if agent is not None and agent.leading and agent.leadership is not None:
+                try:
+                    await agent.leadership.refresh()
+                except PartiError as error:
+                    agent.failed(error)
+
+        self._subscriptions = [
+            await self._nc.subscribe(f"{self._subject}.nudge.*", cb=nudged),
+            await self._nc.subscribe(f"{self._subject}.refresh", cb=refresh),
+        ]
+
+    async def _unlisten(self) -> None:
+        for subscription in self._subscriptions:
+            if not self._nc.is_closed:
+                await subscription.unsubscribe()
+        self._subscriptions = []
+
+    def _nudge(self, member: Member, partition: PartitionId) -> None:
+        if self._agent is not None and self._nc.is_connected:
+            self._agent.spawn(self._send_nudge(member, partition), "parti-nudge")
+
+    async def _send_nudge(self, member: Member, partition: PartitionId) -> None:
+        await self._nc.publish(f"{self._subject}.nudge.{member.worker}", partition.encode())

@@ -1,0 +1,97 @@
+"""What the manager shows and tells: its state, its assignment, who waits for what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from parti.manager.hooks import HookRunner, ManagerState
+from parti.model import Lease, PartitionId
+from parti.observe import control_metrics as m
+from parti.observe.logs import get_logger
+from parti.observe.metrics import Metrics
+
+log = get_logger("control")
+
+
+class View(Protocol):
+    """What is to be shown, computed from the member's state."""
+
+    def state(self) -> ManagerState: ...
+
+    def assigned(self) -> tuple[PartitionId, ...] | None: ...
+
+    def owned(self) -> frozenset[PartitionId]: ...
+
+    def leading(self) -> bool: ...
+
+
+class Observer:
+    """Told about every change; looks once per turn of the loop, tells hooks what differs, and wakes who waits."""
+
+    def __init__(self, hooks: HookRunner, metrics: Metrics) -> None:
+        self._runner = hooks
+        self._metrics = metrics
+        self._view: View | None = None
+        self._state = ManagerState.INIT
+        self._assigned: tuple[PartitionId, ...] | None = None
+        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._due = False
+
+    def watch(self, view: View) -> None:
+        self._view = view
+        self.look()
+
+    def touched(self) -> None:
+        """Something may have changed."""
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self.look)
+
+    def granted(self, lease: Lease) -> None:
+        self._runner.call(self._runner.hooks.on_partition_granted, lease)
+        self.touched()
+
+    def revoked(self, lease: Lease) -> None:
+        self._runner.call(self._runner.hooks.on_partition_revoked, lease)
+        self.touched()
+
+    def failed(self, error: Exception) -> None:
+        log.warning("control.error", kind=type(error).__name__, error=str(error))
+        self._runner.call(self._runner.hooks.on_error, error)
+
+    def look(self) -> None:
+        """Compare with what was told last."""
+        self._due = False
+        view, hooks = self._view, self._runner.hooks
+        if view is None:
+            return
+        state = view.state()
+        if state is not self._state:
+            log.info("manager.state", old=self._state.value, new=state.value)
+            self._runner.call(hooks.on_state_changed, self._state, state)
+            self._state = state
+        assigned = view.assigned()
+        if assigned is not None and assigned != self._assigned:
+            self._runner.call(hooks.on_assignment_changed, self._assigned or (), assigned)
+            self._assigned = assigned
+        self._metrics.set(m.OWNED, len(view.owned()))
+        self._metrics.set(m.IS_LEADER, 1 if view.leading() else 0)
+        waiting = []
+        for condition, future in self._waiters:
+            if future.done():
+                continue
+            if condition():
+                future.set_result(None)
+            else:
+                waiting.append((condition, future))
+        self._waiters = waiting
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Return when it is true; asked after every change."""
+        if condition():
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((condition, future))
+        await future

@@ -1,0 +1,248 @@
+"""The per-worker layout: one durable per worker, filters that follow the claims, catch-up by range reads.
+
+Decisions are those of `parti.control.holding`, one state per partition; messages are the WorkerConsumer's, which holds,
+reads ranges, notices gaps and resyncs by itself. So this module translates: a filter that is wanted becomes an update
+of the consumer, a grant becomes `take_over`, and the consumer's exact cursor is the one that a claim is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from parti.backoff import Backoff
+from parti.control import holding
+from parti.control.holding import Holding, Phase
+from parti.control.signals import (
+    AddFilter,
+    CatchUp,
+    ClaimSeen,
+    Discard,
+    Done,
+    DropFilter,
+    Fenced,
+    FilterAdded,
+    FilterDropped,
+    Granted,
+    LaneStopped,
+    LastRead,
+    Offer,
+    ReadLast,
+    ReadUpTo,
+    Revoked,
+    StopLane,
+    WriteClaim,
+)
+from parti.errors import PartiError, UsageError
+from parti.manager.claim_writer import ClaimWriter
+from parti.manager.host import Host
+from parti.manager.strip import strip_filters
+from parti.model import Claim, Lease, Member, Partition, PartitionId, Retention
+from parti.wire.errors import WorkQueueFilterNotUnique
+from parti.worker import MaxSubjectsExceeded, WorkerConsumer
+
+_AGAIN = 0.05
+
+
+class PerWorkerPlane:
+    """Performs the effects of `control.holding` with one WorkerConsumer."""
+
+    def __init__(self, host: Host, member: Member, consumer: WorkerConsumer, retention: Retention) -> None:
+        self._host = host
+        self._member = member
+        self._consumer = consumer
+        self._retention = retention
+        self._holdings: dict[PartitionId, Holding] = {}
+        self._adding: dict[PartitionId, int] = {}
+        self._catching: dict[PartitionId, tuple[int, int]] = {}
+        """Partition -> (up to, ticket) of a take-over that the consumer is working on."""
+        self._applied: frozenset[PartitionId] = frozenset()
+        self._wake = asyncio.Event()
+        self._closed = False
+        self._writer = ClaimWriter(host, self._feed)
+
+    def __repr__(self) -> str:
+        return f"<PerWorkerPlane {self._member} owns={len(self.owned())} filters={len(self._applied)}>"
+
+    # -- what the agent asks ------------------------------------------------------------------------------------------
+
+    def claim_seen(self, claim: Claim, revision: int) -> None:
+        if not self._closed:
+            self._feed(claim.partition, ClaimSeen(claim, revision))
+
+    def begin(self) -> None:
+        self._host.spawn(self._update_loop(), "parti-filters")
+        self._wake.set()
+
+    def allows(self, lease: Lease) -> bool:
+        held = self._holdings.get(lease.partition)
+        return held is not None and held.lease == lease
+
+    def holds_nothing(self) -> bool:
+        return all(h.lease is None and h.phase is Phase.IDLE and not h.filtered for h in self._holdings.values())
+
+    def owned(self) -> frozenset[PartitionId]:
+        return frozenset(p for p, h in self._holdings.items() if h.lease is not None)
+
+    def positions(self) -> dict[PartitionId, tuple[int, int]]:
+        found = {}
+        for partition, held in self._holdings.items():
+            if held.lease is not None and partition in self._applied and held.phase is not Phase.ADDING:
+                found[partition] = (held.lease.epoch, self._consumer.position(partition).cursor)
+        return found
+
+    def tick(self, now: float) -> None:  # noqa: ARG002 - the protocol's signature
+        """A take-over that is through is told: everything up to T is processed, not only read."""
+        for partition, (upto, ticket) in list(self._catching.items()):
+            held = self._holdings[partition]
+            if held.ticket != ticket or held.phase is not Phase.CATCHING_UP or partition not in self._applied:
+                del self._catching[partition]
+                continue
+            where = self._consumer.position(partition)
+            if where.target is None and where.cursor >= upto:
+                del self._catching[partition]
+                self._feed(partition, ReadUpTo(upto, ticket))
+
+    async def stop(self) -> dict[PartitionId, tuple[int, int]]:
+        self._closed = True
+        leases = {p: h.lease for p, h in self._holdings.items() if h.lease is not None and p in self._applied}
+        cursors = await asyncio.gather(*(self._consumer.stop_partition(p) for p in leases))
+        final = {p: (lease.epoch, cursor) for (p, lease), cursor in zip(leases.items(), cursors, strict=True)}
+        await self._consumer.close()
+        return final
+
+    async def abandon(self) -> None:
+        self._closed = True
+        for partition in list(self._holdings):
+            self._holdings[partition], effects = holding.step(self._holdings[partition], Fenced())
+            for effect in effects:
+                if isinstance(effect, Revoked):
+                    self._host.revoked(effect.lease)
+        await self._consumer.abandon()
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _state(self, partition: PartitionId) -> Holding:
+        held = self._holdings.get(partition)
+        if held is None:
+            held = self._holdings[partition] = Holding(partition, self._member, self._retention)
+        return held
+
+    def _feed(self, partition: PartitionId, event: holding.Event) -> None:
+        if self._closed:
+            return
+        self._holdings[partition], effects = holding.step(self._state(partition), event)
+        for effect in effects:
+            self._perform(partition, effect)
+
+    def _perform(self, partition: PartitionId, effect: holding.Effect) -> None:
+        match effect:
+            case AddFilter(_, ticket):
+                self._adding[partition] = ticket
+                self._wake.set()
+            case DropFilter():
+                self._adding.pop(partition, None)
+                self._wake.set()
+            case ReadLast(_, ticket):
+                self._host.spawn(self._read_last(partition, ticket), "parti-read-last")
+            case CatchUp(_, _, upto, ticket):
+                self._catching[partition] = (upto, ticket)
+            case StopLane():
+                self._host.spawn(self._stop_lane(partition), "parti-stop-lane")
+            case WriteClaim(claim, expected):
+                self._writer.write(claim, expected)
+            case Granted(lease):
+                self._start(lease)
+                self._host.granted(lease)
+            case Revoked(lease):
+                self._host.revoked(lease)
+            case Discard() | Offer():
+                pass  # the consumer keeps what it holds behind its own stop, and releases it in order by itself
+
+    def _start(self, lease: Lease) -> None:
+        """The lease is ours: begin at the cursor, go on from where we had stopped, or just carry the new epoch."""
+        partition = lease.partition
+        where = self._consumer.position(partition)
+        if not where.stopped or self._holdings[partition].phase is Phase.STOPPING:
+            self._consumer.renew_lease(lease)
+        elif where.held:
+            self._consumer.take_over(partition, after=self._holdings[partition].queued, lease=lease)
+        else:
+            self._consumer.resume_partition(partition, lease)
+
+    async def _stop_lane(self, partition: PartitionId) -> None:
+        cursor = await self._consumer.stop_partition(partition)
+        # What had not started is dropped here as well: the next owner reads it behind the cursor.
+        self._feed(partition, LaneStopped(cursor, cursor + 1))
+        self._feed(partition, Done(cursor))
+
+    async def _read_last(self, partition: PartitionId, ticket: int) -> None:
+        while True:
+            try:
+                last = await self._consumer.last_sequence()
+                break
+            except PartiError as error:
+                self._host.failed(error)
+                await self._host.clock.sleep(_AGAIN)
+        self._feed(partition, LastRead(last, ticket))
+
+    # -- the durable --------------------------------------------------------------------------------------------------
+
+    async def _update_loop(self) -> None:
+        """One update at a time, always with the whole set; what changes meanwhile goes into the next."""
+        waits = Backoff(base=_AGAIN, cap=1.0, max_tries=None).delays()
+        while not self._closed:
+            await self._wake.wait()
+            self._wake.clear()
+            wanted = self._wanted()
+            adding = dict(self._adding)
+            if (wanted == self._applied and not adding and self._consumer.worker_id) or not self._host.may_act():
+                continue
+            try:
+                await self._apply(wanted, adding)
+                waits = Backoff(base=_AGAIN, cap=1.0, max_tries=None).delays()
+            except PartiError as error:
+                self._host.failed(error)
+                self._wake.set()
+                await self._host.clock.sleep(next(waits))
+
+    def _wanted(self) -> frozenset[PartitionId]:
+        wanted = frozenset(p for p, h in self._holdings.items() if h.filtered)
+        limit = self._consumer.config.max_subjects
+        if len(wanted) <= limit:
+            return wanted
+        # More than one consumer can carry: what we have stays, the rest is not accepted and goes to somebody else.
+        extra = sorted(wanted - self._applied)[max(0, limit - len(wanted & self._applied)) :]
+        self._host.failed(MaxSubjectsExceeded(f"{len(wanted)} partitions are more than worker.max_subjects ({limit})"))
+        return wanted - set(extra)
+
+    async def _apply(self, wanted: frozenset[PartitionId], adding: dict[PartitionId, int]) -> None:
+        again = [p for p in adding if p in self._applied and p in wanted]
+        try:
+            await self._consumer.update_worker_consumer(
+                self._member.worker,
+                [Partition(tuple(p.split("."))) for p in sorted(wanted)],
+                hold=wanted - self._applied,
+                flush=True,
+                claimed=True,
+            )
+        except WorkQueueFilterNotUnique:
+            # A durable of a dead owner still has the filter. The claim says that nobody else may own these.
+            await strip_filters(self._consumer, wanted - self._applied)
+            raise
+        dropped, self._applied = self._applied - wanted, wanted
+        for partition in sorted(dropped):
+            self._feed(partition, FilterDropped())
+        for partition, ticket in adding.items():
+            if partition in wanted and self._adding.get(partition) == ticket:
+                del self._adding[partition]
+                target = await self._target(partition, fresh=partition not in again)
+                self._feed(partition, FilterAdded(target, ticket))
+
+    async def _target(self, partition: PartitionId, *, fresh: bool) -> int:
+        """T of a partition whose filter is in force: everything above it reaches us through our own consumer."""
+        where = self._consumer.position(partition)
+        if fresh and where.target is not None:
+            return where.target
+        if not where.stopped:
+            raise UsageError(f"partition {partition} is at work: its claim cannot ask for it to be added")
+        return await self._consumer.hold_partition(partition)

@@ -1,0 +1,98 @@
+"""Positions: one record per worker id, written several times a second, so that a crash repeats only that much.
+
+The record belongs to the worker id, not to the process: a successor takes over what its predecessor had written and
+keeps it until the claims have moved on. Each write is a CAS, so that a process that was replaced cannot write any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from parti.errors import PartiError
+from parti.manager.host import Host
+from parti.model import Checkpoint, Member, PartitionId
+from parti.observe import control_metrics as m
+
+Positions = Mapping[PartitionId, tuple[int, int]]
+
+_AGAIN = 0.1  # seconds after a write that failed
+
+
+class Checkpointer:
+    """Writes the positions of one member. `begin` first, then `run`; `finish` writes the last word."""
+
+    def __init__(self, host: Host, member: Member, owned_before: Callable[[PartitionId], bool]) -> None:
+        """`owned_before`: whether the claim of a partition still names an earlier process of this worker id."""
+        self._host = host
+        self._member = member
+        self._owned_before = owned_before
+        self._inherited: dict[PartitionId, tuple[int, int]] = {}
+        self._revision = 0
+        self._written: Positions | None = None
+
+    def __repr__(self) -> str:
+        return f"<Checkpointer {self._member} revision={self._revision} inherited={len(self._inherited)}>"
+
+    async def begin(self) -> None:
+        """From here on no write of an earlier process of this worker id can succeed."""
+        while not await self._attempt_begin():
+            await self._host.clock.sleep(_AGAIN)
+
+    async def _attempt_begin(self) -> bool:
+        try:
+            found, revision = await self._host.store.checkpoint(self._member.worker)
+        except PartiError:
+            return False
+        if found is not None:
+            self._inherited = dict(found.positions)
+        self._revision = revision
+        return await self._write({})
+
+    async def run(self, positions: Callable[[], Positions]) -> None:
+        """Write what changed, for as long as the member lives."""
+        every = self._host.config.checkpoint_every
+        while True:
+            await asyncio.sleep(every)
+            if self._host.may_act():
+                await self._write(positions())
+
+    async def finish(self, positions: Positions) -> bool:
+        """Store the final positions; False when the lease ran out before it could be done."""
+        while self._host.may_act():
+            if await self._write(positions):
+                return True
+            await self._host.clock.sleep(_AGAIN)
+        return False
+
+    async def _write(self, positions: Positions) -> bool:
+        self._inherited = {
+            p: at
+            for p, at in self._inherited.items()
+            if p not in positions and (not positions or self._owned_before(p))
+        }
+        whole = {**self._inherited, **positions}
+        if whole == self._written:
+            return True
+        checkpoint = Checkpoint(self._member, MappingProxyType(whole))
+        try:
+            revision = await self._host.store.write_checkpoint(checkpoint, self._revision)
+            if revision is None:
+                return await self._reread(whole)
+        except PartiError:
+            return False
+        self._revision, self._written = revision, whole
+        self._host.metrics.count(m.CHECKPOINTS)
+        return True
+
+    async def _reread(self, whole: Positions) -> bool:
+        """The answer was lost, or somebody else wrote: another process of our id ends us by its lease, not here."""
+        found, revision = await self._host.store.checkpoint(self._member.worker)
+        if found is not None and found.member != self._member and self._written is not None:
+            return False
+        self._revision = revision
+        if found is not None and found.member == self._member and dict(found.positions) == dict(whole):
+            self._written = whole
+            return True
+        return False

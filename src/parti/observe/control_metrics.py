@@ -1,0 +1,67 @@
+"""The metrics of the control plane; names of handoff metrics are those of seed 003 SC-P1-1."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from parti.observe.metric import Kind, Metric
+
+_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+IS_LEADER: Final = Metric("parti_leader", Kind.GAUGE, "1 while this worker leads its namespace.")
+MEMBERS: Final = Metric("parti_members", Kind.GAUGE, "Live members of the namespace, as this worker sees them.")
+OWNED: Final = Metric("parti_partitions_owned", Kind.GAUGE, "Partitions that this worker may act on.")
+DEGRADED: Final = Metric("parti_degraded", Kind.GAUGE, "1 while NATS is unreachable for longer than degraded_after.")
+FENCED: Final = Metric("parti_fenced_total", Kind.COUNTER, "Times this worker lost its lease and stopped by itself.")
+LEADER_CHANGES: Final = Metric("parti_leader_changes_total", Kind.COUNTER, "Times this worker became the leader.")
+REBALANCES: Final = Metric(
+    "parti_rebalances_total",
+    Kind.COUNTER,
+    "Assignments written, by reason.",
+    {"reason": ("cold_start", "planned_scale", "leave", "emergency", "partitions", "refresh", "adopt")},
+)
+HANDOFFS: Final = Metric(
+    "parti_handoff_total",
+    Kind.COUNTER,
+    "Moves that this leader watched, by how they ended.",
+    {"result": ("success", "timeout", "abort", "rollback")},
+)
+HANDOFF_DURATION: Final = Metric(
+    "parti_handoff_duration_seconds", Kind.HISTOGRAM, "From prepare to stable, as the leader saw it.", {}, _SECONDS
+)
+HANDOFF_PHASE: Final = Metric(
+    "parti_handoff_phase_duration_seconds",
+    Kind.HISTOGRAM,
+    "Time a move spent in one phase.",
+    {"phase": ("prepare", "commit", "catch_up", "done")},
+    _SECONDS,
+)
+CLAIM_WRITES: Final = Metric(
+    "parti_claim_cas_total",
+    Kind.COUNTER,
+    "Writes of claims: accepted, refused because somebody else was faster, or unknown.",
+    {"result": ("success", "conflict", "unknown")},
+)
+CHECKPOINTS: Final = Metric("parti_checkpoints_total", Kind.COUNTER, "Position records written.")
+UNREADABLE: Final = Metric(
+    "parti_records_unreadable_total",
+    Kind.COUNTER,
+    "Records of the bucket that were skipped.",
+    {"fault": ("foreign", "corrupt", "future")},
+)
+
+CONTROL_METRICS: Final = (
+    IS_LEADER,
+    MEMBERS,
+    OWNED,
+    DEGRADED,
+    FENCED,
+    LEADER_CHANGES,
+    REBALANCES,
+    HANDOFFS,
+    HANDOFF_DURATION,
+    HANDOFF_PHASE,
+    CLAIM_WRITES,
+    CHECKPOINTS,
+    UNREADABLE,
+)
