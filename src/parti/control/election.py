@@ -162,7 +162,7 @@ def _tick(state: Election, now: float) -> Step:
         return _write(state, state.term, now)
     if state.sighting is None:
         return replace(state, hold=state.hold.failed(now + state.hold.terms.renew_every)), (ReadLeader(),)
-    if state.leader not in (None, state.me) and not state.sighting.expired(now, state.hold.terms):
+    if state.leader not in (None, state.me) and not state.sighting.overdue(now, state.hold.terms):
         return state, ()
     return _write(replace(state, hold=replace(state.hold, revision=state.sighting.revision)), state.term + 1, now)
 

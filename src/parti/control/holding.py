@@ -128,7 +128,7 @@ def deliver(state: Holding, seq: int) -> tuple[Holding, Verdict]:
     if seq <= state.queued or (state.target is not None and seq <= state.target):
         return state, Verdict.ACK_WHEN_DONE
     if state.phase is Phase.LIVE:
-        return replace(state, queued=seq, tail=seq), Verdict.PROCESS
+        return _queue(state, seq), Verdict.PROCESS
     return state, Verdict.HOLD
 
 
@@ -175,7 +175,7 @@ def step(state: Holding, event: Event) -> Step:
         case Read(seq, ticket):
             if ticket != state.ticket or state.phase is not Phase.CATCHING_UP or seq <= state.queued:
                 return state, ()
-            return replace(state, queued=seq, tail=seq), ()
+            return _queue(state, seq), ()
         case ReadUpTo(seq, ticket):
             if ticket != state.ticket or state.phase is not Phase.CATCHING_UP or seq < (state.target or 0):
                 return state, ()
@@ -197,6 +197,11 @@ def step(state: Holding, event: Event) -> Step:
             return _let_go(state)
         case _:
             assert_never(event)
+
+
+def _queue(state: Holding, seq: int) -> Holding:
+    """One more message for the lane; `done` is brought up first, so that the cursor never goes back."""
+    return replace(state, queued=seq, tail=seq, done=state.cursor)
 
 
 def _resync(state: Holding) -> Step:
@@ -250,10 +255,7 @@ def _own(state: Holding, claim: Claim) -> Step:
     assert claim.owner == state.me
     if state.phase is Phase.ACCEPTING:
         start = max(claim.cursor, state.cursor)
-        tail = min(state.tail, start)
-        begun = replace(
-            state, phase=Phase.CATCHING_UP, queued=start, tail=tail, done=max(state.done, tail), lease=claim.lease()
-        )
+        begun = replace(state, phase=Phase.CATCHING_UP, queued=start, tail=start, done=start, lease=claim.lease())
         after, effects = _catch_up(begun)
         return after, (Granted(claim.lease()), *effects)
     if state.phase in (Phase.DRAINING, Phase.RELEASING):
@@ -341,8 +343,7 @@ def _keeps_filter(state: Holding, claim: Claim) -> bool:
 
 def _let_go(state: Holding) -> Step:
     cursor = state.cursor
-    tail = min(state.tail, cursor)
-    idle = replace(state, phase=Phase.IDLE, target=None, lease=None, queued=cursor, tail=tail, done=tail)
+    idle = replace(state, phase=Phase.IDLE, target=None, lease=None, queued=cursor, tail=cursor, done=cursor)
     revoked = (Revoked(state.lease),) if state.lease is not None else ()
     return idle, (*revoked, Discard(state.partition))
 

@@ -119,6 +119,8 @@ class PoolRead:
     """The whole bucket as read from its leader: id -> (record, revision). Absent ids are free."""
 
     now: float
+    asked: float
+    """When the read was sent."""
     leases: Mapping[WorkerId, tuple[LeaseRecord, int]]
 
 
@@ -212,8 +214,8 @@ def step(state: Identity, event: Event) -> Step:
             if state.phase is Phase.HELD:
                 return _write(state, now)
             return replace(state, hold=state.hold.failed(now + state.hold.terms.renew_every / 2)), (ReadPool(),)
-        case PoolRead(now, leases):
-            return _seek(state, now, leases)
+        case PoolRead():
+            return _seek(state, event)
         case OwnRead(now, record, revision):
             return _own_read(state, now, record, revision)
         case Written(now, beat, revision):
@@ -247,19 +249,20 @@ def _write(state: Identity, now: float) -> Step:
     return replace(state, hold=hold), (WriteLease(state.worker, record, hold.revision),)
 
 
-def _seek(state: Identity, now: float, leases: Mapping[WorkerId, tuple[LeaseRecord, int]]) -> Step:
+def _seek(state: Identity, event: PoolRead) -> Step:
     """Try the best id there is: one of our own instance, then one that rests, then the lowest free or expired one."""
     if state.phase is not Phase.SEEKING or state.hold.waiting:
         return state, ()
-    terms = state.hold.terms
+    now, terms = event.now, state.hold.terms
     sightings: dict[WorkerId, Sighting] = {}
     best: tuple[int, int, WorkerId, int, bool] | None = None
     for order, worker in enumerate(state.pool.ids()):
-        record, revision = leases.get(worker, (None, 0))
+        record, revision = event.leases.get(worker, (None, 0))
         seen = state.sightings.get(worker)
         if record is not None:
-            sightings[worker] = seen if seen is not None and seen.revision == revision else Sighting(revision, now)
-        expired = record is None or sightings[worker].expired(now, terms)
+            known = seen is not None and seen.revision == revision
+            sightings[worker] = seen.seen_again(event.asked) if known and seen else Sighting(revision, now)
+        expired = record is None or sightings[worker].expired(terms)
         if record is not None and state.instance and record.instance == state.instance:
             rank, clean = 0, expired or record.status.stopped
         elif record is not None and record.status is LeaseStatus.RESTING:

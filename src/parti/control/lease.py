@@ -49,14 +49,28 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """When this observer first saw a revision of somebody's lease, on the observer's own clock."""
+    """When this observer first saw a revision of somebody's lease, on the observer's own clock.
+
+    Not having heard of a renewal proves nothing: a watch can be blind for 15-20 s after a server restart (JETSTREAM.md
+    1.1). Only a read from the bucket's leader, sent after the time was up and still showing this revision, does.
+    """
 
     revision: int
     since: float
+    confirmed: float = NEVER
+    """When the last read that still showed this revision was *sent*."""
 
-    def expired(self, now: float, terms: LeaseTerms) -> bool:
-        """True only when the holder of this revision has certainly stopped by itself."""
+    def overdue(self, now: float, terms: LeaseTerms) -> bool:
+        """The time is up as far as we have heard: worth a confirming read, or a CAS on this very revision."""
         return now >= self.since + terms.ttl + terms.margin
+
+    def expired(self, terms: LeaseTerms) -> bool:
+        """True only when the holder of this revision has certainly stopped by itself."""
+        return self.overdue(self.confirmed, terms)
+
+    def seen_again(self, asked: float | None) -> Sighting:
+        """The same revision once more; `asked` is when that read was sent, None for a watch."""
+        return self if asked is None or asked <= self.confirmed else replace(self, confirmed=asked)
 
 
 @dataclass(frozen=True, slots=True)

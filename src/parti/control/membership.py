@@ -1,7 +1,8 @@
 """Who is here: members judged by identity, never by count.
 
 A member is *gone* only when it has certainly stopped by itself: one TTL and a margin after its last renewal was seen,
-or when its record says that it stopped cleanly. Only then may its partitions be taken without its consent.
+confirmed by a read that still finds no later one; or when its record says that it stopped cleanly. Only then may its
+partitions be taken without its consent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from types import MappingProxyType
 from typing import Final, assert_never
 
 from parti.control.identity import LeaseRecord, LeaseStatus
-from parti.control.lease import LeaseTerms, Sighting
+from parti.control.lease import NEVER, LeaseTerms, Sighting
 from parti.model import Member, WorkerId
 
 _REMEMBERED: Final = 1000  # members of the past whose end is known exactly; a forgotten one only waits one TTL again
@@ -26,6 +27,8 @@ class Seat:
     sighting: Sighting
     first_seen: float
     """When this member, not just this revision, was first seen."""
+    asked_at: float = NEVER
+    """When a confirming read was last asked for."""
     dead: bool = False
 
 
@@ -63,19 +66,13 @@ class Membership:
 
     def gone(self, member: Member, now: float) -> bool:
         """True only when this process has certainly stopped acting; the licence for a takeover."""
-        return now >= self.gone_at(member)
-
-    def gone_at(self, member: Member) -> float:
-        """When `gone` becomes true if nothing more is heard; the past when it already is."""
-        wait = self.terms.ttl + self.terms.margin
         seat = self.seats.get(member.worker)
         if seat is not None and seat.record.member == member:
-            return seat.sighting.since if seat.record.status.stopped else seat.sighting.since + wait
-        ended = self.ended.get(member)
-        if ended is not None:
-            return ended
-        # We never saw it hold the id. Its last renewal came before whatever we saw first in its place.
-        return (seat.first_seen if seat is not None else self.started) + wait
+            return seat.record.status.stopped or seat.sighting.expired(self.terms)
+        # Its id is another's, or nobody's: it can renew no more, and what it had runs out. If we never saw it hold the
+        # id, its last renewal came before whatever we saw first in its place.
+        first = seat.first_seen if seat is not None else self.started
+        return now >= self.ended.get(member, first + self.terms.ttl + self.terms.margin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +83,8 @@ class LeaseSeen:
     worker: WorkerId
     record: LeaseRecord | None
     revision: int
+    asked: float | None = None
+    """When the read from the bucket's leader that brought this was sent; None for a watch, which proves nothing."""
     expired: bool = False
     """The server removed the key by its own TTL, which proves that its holder's deadline has passed."""
 
@@ -135,33 +134,60 @@ class Died:
 Change = Joined | Restarted | Leaving | Left | Died
 
 
-def step(state: Membership, event: Event) -> tuple[Membership, tuple[Change, ...]]:
-    """The next view and what changed. A stale or repeated sighting changes nothing."""
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Read this lease from the bucket's leader, and answer with `LeaseSeen(asked=...)`."""
+
+    worker: WorkerId
+
+
+Effect = Change | Confirm
+
+
+def step(state: Membership, event: Event) -> tuple[Membership, tuple[Effect, ...]]:
+    """The next view, what changed, and what has to be read. A stale sighting changes nothing."""
     match event:
         case LeaseSeen():
             return _seen(state, event)
         case Tick(now):
-            dead = [
-                w
-                for w, seat in state.seats.items()
-                if not seat.dead
-                and seat.record.status is not LeaseStatus.LEFT
-                and seat.sighting.expired(now, state.terms)
-            ]
-            if not dead:
-                return state, ()
-            seats = {**state.seats, **{w: replace(state.seats[w], dead=True) for w in dead}}
-            changes = tuple(Died(state.seats[w].record.member) for w in sorted(dead))
-            return replace(state, seats=MappingProxyType(seats)), changes
+            return _ask(state, now)
         case _:
             assert_never(event)
 
 
-def _seen(state: Membership, event: LeaseSeen) -> tuple[Membership, tuple[Change, ...]]:
+def _ask(state: Membership, now: float) -> tuple[Membership, tuple[Effect, ...]]:
+    """Nothing was heard of them for too long: find out whether that is true."""
+    again = state.terms.renew_every / 2
+    silent = [
+        worker
+        for worker, seat in state.seats.items()
+        if not seat.dead
+        and seat.record.status is not LeaseStatus.LEFT
+        and seat.sighting.overdue(now, state.terms)
+        and now >= seat.asked_at + again
+    ]
+    if not silent:
+        return state, ()
+    seats = {**state.seats, **{w: replace(state.seats[w], asked_at=now) for w in silent}}
+    return replace(state, seats=MappingProxyType(seats)), tuple(Confirm(w) for w in sorted(silent))
+
+
+def _confirmed(state: Membership, seat: Seat, event: LeaseSeen) -> tuple[Membership, tuple[Effect, ...]]:
+    """The revision that we know, once more."""
+    sighting = seat.sighting.seen_again(event.asked)
+    if sighting is seat.sighting:
+        return state, ()
+    died = not seat.dead and seat.record.status is not LeaseStatus.LEFT and sighting.expired(state.terms)
+    again = replace(seat, sighting=sighting, dead=seat.dead or died)
+    seats = MappingProxyType({**state.seats, event.worker: again})
+    return replace(state, seats=seats), (Died(seat.record.member),) if died else ()
+
+
+def _seen(state: Membership, event: LeaseSeen) -> tuple[Membership, tuple[Effect, ...]]:
     worker, record, now = event.worker, event.record, event.now
     seat = state.seats.get(worker)
     if seat is not None and event.revision <= seat.sighting.revision:
-        return state, ()
+        return _confirmed(state, seat, event) if event.revision == seat.sighting.revision else (state, ())
     # Renewals may have happened that this observer never saw: only a proof shortens the wait from now.
     latest = now + state.terms.ttl + state.terms.margin
     if record is None:
@@ -170,7 +196,7 @@ def _seen(state: Membership, event: LeaseSeen) -> tuple[Membership, tuple[Change
         proven = event.expired or seat.record.status.stopped
         ended = _ended(state, seat.record.member, now if proven else latest)
         seats = {w: s for w, s in state.seats.items() if w != worker}
-        left: tuple[Change, ...] = () if seat.dead or seat.record.status.stopped else (Left(seat.record.member),)
+        left: tuple[Effect, ...] = () if seat.dead or seat.record.status.stopped else (Left(seat.record.member),)
         return replace(state, seats=MappingProxyType(seats), ended=ended), left
     ended = state.ended
     changes: list[Change] = []

@@ -181,21 +181,20 @@ def step(state: Leader, event: Event) -> Step:
             pacing = state.pacing
             for change in changes:
                 pacing = pacing.ask(now, _reason(change))
-            return _act(replace(state, membership=membership, pacing=pacing), now)
+            seen = replace(state, membership=membership, pacing=pacing)
+            return _act(seen, now) if changes else (seen, ())  # renewals are the rule, and change no decision
         case PartitionsChanged(now, partitions, refresh):
             known = MappingProxyType({p.id: p for p in partitions})
             if known == state.partitions and not refresh:
                 return state, ()
             pacing = state.pacing.ask(now, Reason.REFRESH if refresh else Reason.PARTITIONS)
             return _act(replace(state, partitions=known, pacing=pacing), now)
-        case ClaimsSeen(now, seen):
-            return _claims_seen(state, now, seen)
+        case ClaimsSeen(now, batch):
+            return _claims_seen(state, now, batch)
         case AssignmentSeen(now, assignment, revision):
             if revision <= state.assignment_revision:
                 return state, ()
-            pacing = state.pacing
-            if assignment.term == state.term:
-                pacing = pacing.applied(now)
+            pacing = state.pacing.applied(now) if assignment.term == state.term else state.pacing.failed(now)
             busy = _without(state.busy, "assignment")
             seen_state = replace(state, assignment=assignment, assignment_revision=revision, pacing=pacing, busy=busy)
             return _act(seen_state, now)
@@ -245,7 +244,8 @@ def _claims_seen(state: Leader, now: float, seen: tuple[tuple[Claim, int], ...])
 
 def _act(state: Leader, now: float) -> Step:
     """Write the assignment when it is due, then move claims towards the one that is stored."""
-    state = replace(state, busy=MappingProxyType({k: until for k, until in state.busy.items() if until > now}))
+    if any(until <= now for until in state.busy.values()):
+        state = replace(state, busy=MappingProxyType({k: until for k, until in state.busy.items() if until > now}))
     state, effects = _assign(state, now)
     state, more = _watch(state, now)
     state, yet_more = _repair(state, now)
@@ -254,7 +254,11 @@ def _act(state: Leader, now: float) -> Step:
 
 def _assign(state: Leader, now: float) -> Step:
     workers = sorted(state.membership.keeping())
-    if "assignment" in state.busy or state.pacing.due_at > now or not workers:
+    if "assignment" in state.busy:
+        return state, ()
+    if state.pacing.writing is not None:
+        state = replace(state, pacing=state.pacing.failed(now))
+    if state.pacing.due_at > now or not workers:
         return state, ()
     if state.assignment.term > state.term:
         return state, ()  # there is a newer leader: whatever we think, it is out of date
@@ -263,6 +267,7 @@ def _assign(state: Leader, now: float) -> Step:
     weights = {p.id: p.weight for p in partitions if p.weight != 1}
     reason = state.pacing.reason or Reason.REFRESH
     same = (owners, weights) == (dict(state.assignment.owners), dict(state.assignment.weights))
+    state = replace(state, pacing=state.pacing.sent())
     if same and state.assignment.term == state.term:
         return replace(state, pacing=state.pacing.applied(now)), ()
     desired = Assignment(
@@ -277,6 +282,8 @@ def _assign(state: Leader, now: float) -> Step:
 
 def _watch(state: Leader, now: float) -> Step:
     """Timeouts of what is moving."""
+    if not state.moving:
+        return state, ()
     effects: list[Effect] = []
     written: list[str] = []
     moving = dict(state.moving)

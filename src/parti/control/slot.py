@@ -101,7 +101,8 @@ def deliver(state: Slot, seq: int, consumer_seq: int, inbox: int) -> tuple[Slot,
         return state, Verdict.ACK, ()
     if seq <= state.queued:
         return state, Verdict.ACK_WHEN_DONE, ()
-    return replace(state, queued=seq, tail=seq), Verdict.PROCESS, ()
+    # `done` is brought up first, so that the cursor never goes back.
+    return replace(state, queued=seq, tail=seq, done=state.cursor), Verdict.PROCESS, ()
 
 
 def step(state: Slot, event: Event) -> Step:
@@ -156,8 +157,7 @@ def _follow(state: Slot) -> Step:
 def _own(state: Slot, claim: Claim) -> Step:
     if state.phase is Phase.ACCEPTING:
         start = max(claim.cursor, state.cursor)
-        tail = min(state.tail, start)
-        begun = replace(state, queued=start, tail=tail, done=max(state.done, tail), lease=claim.lease())
+        begun = replace(state, queued=start, tail=start, done=start, lease=claim.lease())
         after, effects = _reset(begun)
         return after, (Granted(claim.lease()), *effects)
     if state.phase in (Phase.DRAINING, Phase.SETTLING, Phase.RELEASING):
@@ -189,8 +189,9 @@ def _reset(state: Slot) -> Step:
 
 def _let_go(state: Slot) -> Step:
     cursor = state.cursor
-    tail = min(state.tail, cursor)
-    idle = replace(state, phase=Phase.IDLE, lease=None, queued=cursor, tail=tail, done=tail, ticket=state.ticket + 1)
+    idle = replace(
+        state, phase=Phase.IDLE, lease=None, queued=cursor, tail=cursor, done=cursor, ticket=state.ticket + 1
+    )
     revoked = (Revoked(state.lease),) if state.lease is not None else ()
     return idle, (*revoked, Discard(state.partition))
 

@@ -49,6 +49,8 @@ class Pacing:
     last: float = float("-inf")
     waiting_since: float | None = None
     reason: Reason | None = None
+    writing: Reason | None = None
+    """Why the assignment that is on its way was written; what is asked for meanwhile waits for the next one."""
 
     def ask(self, now: float, reason: Reason) -> Pacing:
         """A change happened. An urgent reason replaces a planned one, never the other way round."""
@@ -69,7 +71,15 @@ class Pacing:
         # Counted from the first join that waits, so that a trickle of joins cannot push it away for ever.
         return max(self.waiting_since + self.windows.planned, self.last + self.windows.cooldown, self.cold_until)
 
+    def sent(self) -> Pacing:
+        """An assignment that answers everything asked so far is on its way."""
+        return replace(self, writing=self.reason, waiting_since=None, reason=None)
+
     def applied(self, now: float) -> Pacing:
-        """The assignment was written."""
-        cold = now + self.windows.cold_start if self.reason is Reason.COLD_START else self.cold_until
-        return replace(self, last=now, cold_until=cold, waiting_since=None, reason=None)
+        """It is stored."""
+        cold = now + self.windows.cold_start if self.writing is Reason.COLD_START else self.cold_until
+        return replace(self, last=now, cold_until=cold, writing=None)
+
+    def failed(self, now: float) -> Pacing:
+        """It was refused, or nothing was heard of it: everything it answered is asked for again."""
+        return self if self.writing is None else replace(self, writing=None).ask(now, self.writing)

@@ -8,4 +8,5 @@ from typing import Final
 PROOFS: Final[dict[str, str]] = {
     "spark": "parti.prove.spark",
     "group": "parti.prove.group",
+    "sim": "parti.prove.sim",
 }

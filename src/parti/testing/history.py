@@ -53,9 +53,16 @@ class Intervals:
         return at >= 0 and value <= self._ends[at]
 
     def missing_from(self, other: Intervals) -> Iterator[int]:
-        """Values of this set that `other` lacks, ascending."""
+        """Values of this set that `other` lacks, ascending; whole runs that both have cost nothing."""
         for start, end in zip(self._starts, self._ends, strict=True):
-            yield from (value for value in range(start, end + 1) if value not in other)
+            at = max(0, bisect_right(other._starts, start) - 1)
+            value = start
+            while value <= end:
+                while at < len(other._starts) and other._ends[at] < value:
+                    at += 1
+                until = other._starts[at] if at < len(other._starts) else end + 1
+                yield from range(value, min(until, end + 1))
+                value = other._ends[at] + 1 if at < len(other._starts) else end + 1
 
     @property
     def runs(self) -> int:

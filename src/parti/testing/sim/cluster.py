@@ -94,7 +94,7 @@ class Cluster:
 
     def nudge(self, member: Member, partition: PartitionId) -> None:
         for process in self.living():
-            if process.member == member and not self.world.lost():
+            if process.member == member and not self.world.lost(process):
                 self.world.after(self.world.delay(), process, process.reread, ("claim", partition))
 
     def count(self, effect: Any) -> None:
@@ -106,12 +106,12 @@ class Cluster:
         name = member.worker if self.layout is Layout.PER_WORKER else partition
         return self.stream.consumer(name).floor
 
-    def remove_done(self, partition: PartitionId, cursor: int) -> None:
+    def remove_done(self, process: Process, partition: PartitionId, cursor: int) -> None:
         """On a work queue the catch-up removes what it has done."""
         for seq in self.stream.by_partition.get(partition, ()):
             if seq > cursor:
                 break
-            if self.stream.alive[seq] and not self.world.lost():
+            if self.stream.alive[seq] and not self.world.lost(process):
                 self.world.after(self.world.delay(), None, self.stream.delete, seq)
 
     # -- publisher and sink ---------------------------------------------------------------------------------------

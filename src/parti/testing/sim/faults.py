@@ -28,7 +28,9 @@ class Plan:
     messages: int = 160
     events: int = 5
     crashes: bool = True
-    """False plans only moves that must not repeat anything."""
+    """False plans only joins, leaves and restarts, which must not repeat anything."""
+    weather: bool = True
+    """False keeps the network quiet."""
 
 
 class Faults:
@@ -43,12 +45,19 @@ class Faults:
         gap = (plan.faults_until - plan.publish_from) / plan.messages
         for i in range(plan.messages):
             self._world.at(plan.publish_from + i * gap, None, cluster.publish)
-        harsh: tuple[Callable[[], None], ...] = (self._crash, self._crash_leader, self._freeze, self._cut_off)
-        mild: tuple[Callable[[], None], ...] = (self._leave, self._rest, self._join, self._weather, self._weather)
-        choices = harsh + mild if plan.crashes else mild
+        harsh: tuple[Callable[[], None], ...] = (
+            self._crash,
+            self._crash_leader,
+            self._freeze,
+            self._isolate,
+            self._cut_off,
+        )
+        mild: tuple[Callable[[], None], ...] = (self._leave, self._rest, self._join)
+        stormy: tuple[Callable[[], None], ...] = (self._weather, self._weather)
+        choices = mild + (harsh if plan.crashes else ()) + (stormy if plan.weather else ())
         for _ in range(plan.events):
             self._world.at(rng.uniform(0.8, plan.faults_until), None, choices[rng.randrange(0, len(choices))])
-        self._world.at(plan.faults_until, None, self._calm)
+        self._world.at(plan.faults_until, None, self._end)
 
     def _victim(self) -> Process | None:
         living = [p for p in self._cluster.living() if p.member is not None and p.thaw_at <= self._world.now]
@@ -62,26 +71,48 @@ class Faults:
     def _start(self) -> None:
         self._cluster.start()
 
-    def _crash(self) -> None:
+    def _ambush(self, strike: Callable[[Process], None]) -> None:
+        """Strike now, or when the victim is in the middle of something."""
         victim = self._victim()
-        if victim is not None:
-            self._cluster.crash(victim)
-            self._restart_later()
+        if victim is None:
+            return
+        point = self._world.rng.choice(("", "handler", "handler", "claim", "gap"))
+        if point:
+            victim.ambush = (point, strike)
+        else:
+            strike(victim)
+
+    def _crash(self) -> None:
+        self._ambush(self._kill)
 
     def _crash_leader(self) -> None:
         for process in self._cluster.living():
-            if process.leader is not None and process.member is not None and len(self._cluster.living()) > 1:
-                self._cluster.crash(process)
-                self._restart_later()
+            if process.leader is not None:
+                self._kill(process)
                 return
 
+    def _kill(self, victim: Process) -> None:
+        if not victim.dead and victim.member is not None and len(self._cluster.living()) > 1:
+            self._cluster.crash(victim)
+            self._restart_later()
+
     def _freeze(self) -> None:
+        self._ambush(self._sigstop)
+
+    def _sigstop(self, victim: Process) -> None:
         """SIGSTOP: nothing runs, but the clock does."""
+        if not victim.dead:
+            seconds = self._world.rng.choice((0.3, 0.8, 1.1, 1.6, 3 * TERMS.ttl))
+            victim.thaw_at = self._world.now + seconds
+            self._world.log(victim.name, f"FROZEN for {seconds:.1f} s")
+
+    def _isolate(self) -> None:
+        """One process is cut off from everything: it may go on only as long as its own clock allows."""
         victim = self._victim()
         if victim is not None:
-            seconds = self._world.rng.choice((0.3, 0.9, 1.5, 3 * TERMS.ttl))
-            victim.thaw_at = self._world.now + seconds
-            self._world.log(victim.name, f"FROZEN for {seconds} s")
+            seconds = self._world.rng.uniform(0.2, 2.5)
+            victim.cut_until = self._world.now + seconds
+            self._world.log(victim.name, f"CUT OFF for {seconds:.1f} s")
 
     def _cut_off(self) -> None:
         """Nothing arrives for a while, anywhere."""
@@ -110,6 +141,11 @@ class Faults:
         self._world.log("network", f"turns bad: lose {weather.lose} dup {weather.duplicate} slow {weather.straggle}")
         self._world.network = weather
         self._world.after(self._world.rng.uniform(0.3, 1.5), None, self._calm)
+
+    def _end(self) -> None:
+        self._calm()
+        for process in self._cluster.living():
+            process.ambush = None
 
     def _calm(self) -> None:
         self._world.network = CALM

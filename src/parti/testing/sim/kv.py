@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -27,15 +28,15 @@ class SimKv:
         self._before: dict[Key, Entry] = {}
         self._watchers: list[tuple[Host, Watcher]] = []
         self._revision = 0
-        self.writes = 0
-        self.conflicts = 0
+        self.writes: Counter[str] = Counter()
+        self.conflicts: Counter[str] = Counter()
 
     def cas(self, key: Key, value: Any, expected: int) -> Entry | None:
         """The new entry, or None when somebody else was faster."""
         current = self._entries.get(key, _NOTHING)
-        self.writes += 1
+        self.writes[key[0]] += 1
         if current[1] != expected:
-            self.conflicts += 1
+            self.conflicts[key[0]] += 1
             return None
         self._revision += 1
         self._before[key] = current
@@ -66,5 +67,5 @@ class SimKv:
     def _tell(self, key: Key, entry: Entry) -> None:
         world = self._world
         for host, tell in self._watchers:
-            if not host.dead and not world.lost():
+            if not host.dead and not world.lost(host):
                 world.after(world.delay(), host, tell, key, *entry)

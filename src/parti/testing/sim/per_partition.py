@@ -76,7 +76,7 @@ class PerPartitionPlane(Plane):
                     self._pull(partition)
 
     def _pull(self, partition: PartitionId) -> None:
-        if not self.process.may_act() or self.closed or self.world.lost():
+        if not self.process.may_act() or self.closed or self.world.lost(self.process):
             return
         inbox = self.state(partition).ticket
 
@@ -102,6 +102,7 @@ class PerPartitionPlane(Plane):
 
         if self.process.may_act():
             self.process.log(f"resets {partition} to {seq}")
+            self.process.reached("gap")
             self.world.call(self.process, lambda: self.cluster.stream.reset(partition, seq), answered, failed)
 
     def _settle_all(self, partition: PartitionId, ticket: int, tries: int) -> None:
@@ -142,5 +143,5 @@ class PerPartitionPlane(Plane):
             self._ack(partition, done)
 
     def _ack(self, partition: PartitionId, seqs: tuple[int, ...]) -> None:
-        if self.process.may_act() and not self.world.lost():
+        if self.process.may_act() and not self.world.lost(self.process):
             self.world.after(self.world.delay(), None, self.cluster.stream.ack, partition, seqs)

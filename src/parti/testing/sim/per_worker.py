@@ -102,7 +102,7 @@ class PerWorkerPlane(Plane):
         self._update_filters()
         if number % 4 == 0 and self._continuity is not None and self.process.may_act() and not self.closed:
             pull = Pull(self.process, self._delivered, 0, 40, self.world.now + PULL_EXPIRES)
-            if not self.world.lost():
+            if not self.world.lost(self.process):
                 self.world.after(self.world.delay(), None, self.cluster.stream.pull, self.member.worker, pull)
 
     def _wanted(self) -> frozenset[str]:
@@ -197,6 +197,7 @@ class PerWorkerPlane(Plane):
             self._continuity, missing = self._continuity.check(sequence)
             if missing:
                 self.process.log(f"gap before {sequence}")
+                self.process.reached("gap")
                 for partition in list(self._holdings):
                     self.feed(partition, Gap())
             self._judge(PartitionId(self.cluster.stream.partition_of[seq]), seq)
@@ -224,8 +225,8 @@ class PerWorkerPlane(Plane):
             waiting.difference_update(done)
             self._ack(done)
         if self.cluster.retention is Retention.WORKQUEUE:
-            self.cluster.remove_done(partition, cursor)
+            self.cluster.remove_done(self.process, partition, cursor)
 
     def _ack(self, seqs: tuple[int, ...]) -> None:
-        if self.process.may_act() and not self.world.lost():
+        if self.process.may_act() and not self.world.lost(self.process):
             self.world.after(self.world.delay(), None, self.cluster.stream.ack, self.member.worker, seqs)

@@ -100,8 +100,9 @@ class Plane(ABC):
             return
         lane.running = lane.started = lane.waiting.popleft()
         rng = self.world.rng
-        takes = rng.uniform(0.05, 0.2) if rng.random() < 0.03 else rng.uniform(0.001, 0.012)
+        takes = rng.uniform(0.05, 0.2) if rng.random() < 0.05 else rng.uniform(0.001, 0.025)
         self.world.after(takes, self.process, self._finish, partition, lane.running)
+        self.process.reached("handler")
 
     def _finish(self, partition: PartitionId, seq: int) -> None:
         lane = self.lanes[partition]
@@ -124,6 +125,7 @@ class Plane(ABC):
         if not self.process.may_act():
             return
         self.process.log(f"writes {effect.claim}")
+        self.process.reached("claim")
 
         def written(entry: Entry | None) -> None:
             if entry is not None:

@@ -11,7 +11,7 @@ from parti.control.identity import Identity, LeaseRecord
 from parti.control.lease import LeaseTerms
 from parti.control.membership import Membership
 from parti.control.reconcile import Leader
-from parti.model import Checkpoint, Claim, Member, PartitionId
+from parti.model import Checkpoint, Claim, Member, PartitionId, WorkerId
 from parti.testing.sim.kv import Entry, Key
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Process:
         self.name = nonce
         self.dead = False
         self.thaw_at = 0.0
+        self.cut_until = 0.0
         rng = self.world.rng
         self._offset = rng.uniform(-1000.0, 1000.0)
         self._rate = rng.uniform(0.98, 1.02)
@@ -41,6 +42,8 @@ class Process:
         self.member: Member | None = None
         self.plane: Plane | None = None
         self.leaving = False
+        self.ambush: tuple[str, Callable[[Process], None]] | None = None
+        """A fault that waits for this process to reach a point: a handler running, a claim being written."""
         self._ticks = 0
         self._checkpoint_revision = 0
         self._checkpoint: Checkpoint | None = None
@@ -55,6 +58,12 @@ class Process:
 
     def log(self, what: str) -> None:
         self.world.log(self.name, what)
+
+    def reached(self, point: str) -> None:
+        """The worst moment for a fault is in the middle of something."""
+        if self.ambush is not None and self.ambush[0] == point:
+            (_, strike), self.ambush = self.ambush, None
+            self.world.after(self.world.rng.uniform(0.0, 0.012), None, strike, self)
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -123,16 +132,10 @@ class Process:
 
     def _identity(self, event: identity.Event) -> None:
         self.identity, effects = identity.step(self.identity, event)
-        kv = self.cluster.kv
         for effect in effects:
             match effect:
                 case identity.ReadPool():
-
-                    def pool(found: dict[str, Entry]) -> None:
-                        leases: dict[Any, tuple[LeaseRecord, int]] = dict(found.items())
-                        self._identity(identity.PoolRead(self.clock(), leases))
-
-                    self._call(lambda: kv.list("lease"), pool)
+                    self._read_pool()
                 case identity.ReadOwn(worker):
                     self._read_own(("lease", worker))
                 case identity.WriteLease(worker, record, expected):
@@ -142,6 +145,15 @@ class Process:
                 case identity.Fenced(_, reason):
                     self.log(f"FENCED: {reason}")
                     self.cluster.fenced(self)
+
+    def _read_pool(self) -> None:
+        asked = self.clock()
+
+        def pool(found: dict[str, Entry]) -> None:
+            leases: dict[Any, tuple[LeaseRecord, int]] = dict(found.items())
+            self._identity(identity.PoolRead(self.clock(), asked, leases))
+
+        self._call(lambda: self.cluster.kv.list("lease"), pool)
 
     def _read_own(self, key: Key) -> None:
         def own(entry: Entry) -> None:
@@ -236,11 +248,24 @@ class Process:
     def _members(self, event: membership.Event) -> None:
         if self.members is None:
             return
-        self.members, changes = membership.step(self.members, event)
+        self.members, effects = membership.step(self.members, event)
+        changes = tuple(e for e in effects if not isinstance(e, membership.Confirm))
+        for effect in effects:
+            if isinstance(effect, membership.Confirm):
+                self._confirm(effect.worker)
         for change in changes:
             self.log(f"sees {type(change).__name__} {getattr(change, 'member', None) or getattr(change, 'new', '')}")
         if self.leader is not None:
             self._lead(reconcile.MembersChanged(event.now, self.members, changes))
+
+    def _confirm(self, worker: WorkerId) -> None:
+        asked = self.clock()
+
+        def read(entry: Entry) -> None:
+            record, revision = entry
+            self._members(membership.LeaseSeen(self.clock(), worker, record, revision, asked))
+
+        self._call(lambda: self.cluster.kv.get(("lease", worker)), read)
 
     # -- election -------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ class Outcome:
     """The promises that were broken, in words; empty when all held."""
     handoffs: dict[str, int]
     cas_writes: int
+    """Writes of claims; several writers meet only there."""
     cas_conflicts: int
     log: tuple[str, ...] = field(repr=False, default=())
 
@@ -50,8 +51,10 @@ class Outcome:
             return f"seed {self.seed}: all promises held ({self.steps} steps)"
         about = re.search(r"\bp\d+\b", self.broken[0])
         word = about.group() if about else ""
-        loud = ("CRASH", "FROZEN", "FENCED", "network", " is ", "leads", "leaves", "stops", "starts", "gap")
+        loud = ("CRASH", "FROZEN", "CUT OFF", "FENCED", "network", " is ", "leads", "leaves", "stops", "starts", "gap")
         found = [line for line in self.log if (word and word in line) or any(mark in line for mark in loud)]
+        if len(found) > _LINES:  # how it got there matters more than the hundredth effect
+            found = [line for line in found if "effect" not in line or line in found[-_LINES // 3 :]]
         cut = ["   ..."] if len(found) > _LINES else []
         return "\n".join(
             [
@@ -96,8 +99,8 @@ def simulate(seed: int, *, shape: Shape | None = None, plan: Plan | None = None)
         verdict=verdict,
         broken=tuple(reasons),
         handoffs=dict(cluster.results),
-        cas_writes=cluster.kv.writes,
-        cas_conflicts=cluster.kv.conflicts,
+        cas_writes=cluster.kv.writes["claim"],
+        cas_conflicts=cluster.kv.conflicts["claim"],
         log=tuple(world.story),
     )
 

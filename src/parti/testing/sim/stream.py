@@ -164,7 +164,7 @@ class SimStream:
             return
         pull.left -= len(out)
         world = self._world
-        if world.lost():
+        if world.lost(pull.host):
             return
         arrives = now + world.delay()
         if not (world.network.reorder and world.rng.random() < world.network.reorder):

@@ -22,6 +22,8 @@ class Host(Protocol):
     name: str
     dead: bool
     thaw_at: float
+    cut_until: float
+    """Nothing reaches it, and nothing it sends arrives, until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,9 @@ class World:
             return self.rng.uniform(net.slowest, net.straggler)
         return self.rng.uniform(net.fastest, net.slowest)
 
-    def lost(self) -> bool:
-        return self.network.lose > 0 and self.rng.random() < self.network.lose
+    def lost(self, host: Host) -> bool:
+        """Whether a message to or from this host gets lost."""
+        return host.cut_until > self.now or (self.network.lose > 0 and self.rng.random() < self.network.lose)
 
     def call(
         self,
@@ -94,7 +97,7 @@ class World:
         `late=False` is for requests that travel in order on one connection: served once and in time, or not at all.
         """
         going, coming = self.delay(), self.delay()
-        lost_request, lost_answer = self.lost(), self.lost()
+        lost_request, lost_answer = self.lost(host), self.lost(host)
         if lost_request or (not late and going >= timeout):
             self.after(timeout, host, failed)
             return

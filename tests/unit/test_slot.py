@@ -1,0 +1,136 @@
+"""One partition with a durable of its own: stop, drain, settle, release; accept, reset, pull."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from parti.control import claims, slot
+from parti.control.signals import (
+    ClaimSeen,
+    Discard,
+    Done,
+    Fenced,
+    Gap,
+    Granted,
+    LaneStopped,
+    Reset,
+    ResetDone,
+    Revoked,
+    Settle,
+    Settled,
+    StopLane,
+    Verdict,
+    WriteClaim,
+)
+from parti.control.slot import Phase, Slot
+from parti.model import Claim, ClaimState, Member, PartitionId, WorkerId
+
+P = PartitionId("slot-3")
+A = Member(WorkerId("worker-0"), "a")
+B = Member(WorkerId("worker-1"), "b")
+
+
+def feed(state: Slot, *events: slot.Event) -> tuple[Slot, list[object]]:
+    effects: list[object] = []
+    for event in events:
+        state, said = slot.step(state, event)
+        effects += said
+    return state, effects
+
+
+def live() -> tuple[Slot, Claim]:
+    offered = claims.assign(Claim(P, cursor=10), A, term=1)
+    state, effects = feed(Slot(P, A), ClaimSeen(offered, 1))
+    (write,) = effects
+    assert isinstance(write, WriteClaim)
+    assert write.claim.state is ClaimState.STABLE, "there is nothing to catch up with"
+    state, effects = feed(state, ClaimSeen(write.claim, 2))
+    assert effects == [Granted(write.claim.lease()), Reset(P, 11, 1)]
+    state, effects = feed(state, ResetDone(1))
+    assert (state.phase, effects) == (Phase.LIVE, [])
+    return state, write.claim
+
+
+def test_nothing_is_processed_before_the_reset_is_answered() -> None:
+    state, _ = feed(live()[0], Gap())
+    assert state.phase is Phase.RESETTING
+    _, verdict, _ = slot.deliver(state, 11, 1, state.ticket)
+    assert verdict is Verdict.IGNORE
+
+
+def test_deliveries_in_sequence_are_processed_in_order() -> None:
+    state, _ = live()
+    for sequence, seq in enumerate((11, 15, 16), start=1):
+        state, verdict, effects = slot.deliver(state, seq, sequence, 1)
+        assert (verdict, effects) == (Verdict.PROCESS, ())
+    state, _ = feed(state, Done(11), Done(15))
+    assert state.cursor == 15
+    assert slot.deliver(state, 15, 4, 1)[1] is Verdict.ACK
+    assert slot.deliver(state, 16, 4, 1)[1] is Verdict.ACK_WHEN_DONE
+
+
+def test_a_gap_resets_to_what_is_done_and_not_to_what_is_only_queued() -> None:
+    state, _ = live()
+    for sequence, seq in enumerate((11, 15, 16), start=1):
+        state, _, _ = slot.deliver(state, seq, sequence, 1)
+    state, _ = feed(state, Done(11))
+    state, verdict, effects = slot.deliver(state, 20, 9, 1)
+    assert verdict is Verdict.IGNORE
+    assert effects == (Reset(P, 12, 2),)
+    assert slot.deliver(state, 20, 4, 1)[1] is Verdict.IGNORE, "the old inbox is closed"
+    state, _ = feed(state, ResetDone(2))
+    state, verdict, _ = slot.deliver(state, 15, 1, 2)
+    assert verdict is Verdict.ACK_WHEN_DONE, "it is in the lane already"
+
+
+def test_the_first_delivery_after_a_reset_must_carry_sequence_one() -> None:
+    state, _ = live()
+    _, verdict, effects = slot.deliver(state, 11, 2, 1)
+    assert verdict is Verdict.IGNORE
+    assert effects == (Reset(P, 11, 2),)
+
+
+def test_a_release_stops_drains_settles_and_passes_the_position_on() -> None:
+    state, claim = live()
+    state, _, _ = slot.deliver(state, 11, 1, 1)
+    state, _, _ = slot.deliver(state, 15, 2, 1)
+    prepare = claims.prepare(claim, B, term=1)
+    state, effects = feed(state, ClaimSeen(prepare, 3))
+    assert effects == [StopLane(P)]
+    state, effects = feed(state, LaneStopped(last_started=11, dropped_from=15))
+    assert effects == []
+    state, effects = feed(state, Done(11))
+    assert effects == [Revoked(claim.lease()), Settle(P, 2)]
+    state, effects = feed(state, Settled(1))
+    assert effects == []
+    state, effects = feed(state, Settled(2))
+    assert effects == [WriteClaim(claims.release(prepare, A, cursor=14), 3)]
+    released = claims.release(prepare, A, cursor=14)
+    state, effects = feed(state, ClaimSeen(released, 4))
+    assert (state.phase, effects) == (Phase.IDLE, [Discard(P)])
+
+
+def test_an_aborted_release_resets_and_goes_on() -> None:
+    state, claim = live()
+    prepare = claims.prepare(claim, B, term=1)
+    state, _ = feed(state, ClaimSeen(prepare, 3), LaneStopped(0, None))
+    aborted = claims.abort(prepare, term=1)
+    state, effects = feed(state, ClaimSeen(aborted, 4))
+    assert effects == [Granted(aborted.lease()), Reset(P, 11, 3)]
+
+
+def test_the_next_owner_starts_at_the_position_it_was_passed() -> None:
+    prepared = claims.prepare(replace(live()[1], cursor=40), B, term=1)
+    commit = claims.release(prepared, A, cursor=55)
+    state, effects = feed(Slot(P, B), ClaimSeen(commit, 9))
+    assert effects == [WriteClaim(claims.accept(commit, B, target=55), 9)]
+    state, effects = feed(state, ClaimSeen(claims.accept(commit, B, target=55), 10))
+    assert effects[1] == Reset(P, 56, 1)
+
+
+def test_a_fenced_worker_holds_nothing() -> None:
+    state, claim = live()
+    state, effects = feed(state, Fenced())
+    assert effects == [Revoked(claim.lease()), Discard(P)]
+    assert slot.deliver(state, 11, 1, 1)[1] is Verdict.IGNORE
+    assert repr(state) == "<Slot slot-3 idle epoch=None cursor=10>"
