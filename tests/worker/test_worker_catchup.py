@@ -186,7 +186,7 @@ async def test_a_worker_that_fell_behind_on_a_file_stream_catches_up_exactly_whi
     await asyncio.to_thread(fill, options, bench.stream, 30_000, 64, 600)
     names = [str(n) for n in range(100)]
     effects = Effects()
-    worker = bench.worker(effects, catch_up_lag=1_000)
+    worker = bench.worker(effects, catch_up_lag=5_000)
     await worker.update_worker_consumer("w1", parts(*names))
     live = 0
     while len(effects.seen) < 5_000 + live:

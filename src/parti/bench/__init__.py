@@ -8,7 +8,9 @@ from typing import Final
 BENCHMARKS: Final[dict[str, str]] = {
     "range": "parti.bench.range",
     "pull": "parti.bench.pull",
+    "fleet": "parti.bench.fleet",
     "assign": "parti.bench.assign",
     "spark-read": "parti.bench.spark_read",
     "spark-write": "parti.bench.spark_write",
+    "group": "parti.bench.group",
 }

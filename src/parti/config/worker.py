@@ -90,8 +90,8 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         Literal["auto", "never"], Setting("auto: range reads when a file stream with many filters has a backlog")
     ] = "auto"
     catch_up_lag: Annotated[
-        int, Setting("backlog from which range reads take over; the cliff begins near 2,000", at_least=100)
-    ] = 5_000
+        int, Setting("lag in the stream from which range reads take over; the cliff begins near 2,000", at_least=100)
+    ] = 10_000
 
     def __post_init__(self) -> None:
         for delay in self.retry_delays:

@@ -83,6 +83,7 @@ class LivePull:
         self._loop = asyncio.get_running_loop()
         self._last_seen = self._loop.time()
         self._watchdog: asyncio.TimerHandle | None = None
+        self._due = self._last_seen
 
     def __repr__(self) -> str:
         state = "stopped" if self._sid is None else f"waiting for {self.outstanding}"
@@ -97,6 +98,7 @@ class LivePull:
         """Begin to pull."""
         self._sid = self.connection.subscribe(f"{self._inbox}.*", self._on_frames)
         self._seen()
+        self._due = self._last_seen
         self._watch()
         self.kick()
 
@@ -208,14 +210,18 @@ class LivePull:
         if self._sid is None:
             return
         limit = 2 * self._settings.heartbeat
-        silent = self._loop.time() - self._last_seen
+        now = self._loop.time()
+        if now - self._due > self._settings.heartbeat / 2:
+            self._last_seen = now - self._settings.heartbeat  # we were the ones who were busy: what came waits unread
+        silent = now - self._last_seen
         if silent >= limit and self._pulls:
             self.stop()
             self._on_trouble(HeartbeatMissed(f"{self.consumer}: nothing came for {silent:.1f} s"))
             return
         if not self._pulls:
             self._seen()  # nothing is due, so that silence says nothing
-        self._watchdog = self._loop.call_later(max(limit - silent, 0.01), self._watch)
+        self._due = now + max(limit - silent, 0.01)
+        self._watchdog = self._loop.call_at(self._due, self._watch)
 
 
 def ack_frames(deliveries: Deliveries) -> bytes:
