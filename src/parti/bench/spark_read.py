@@ -61,7 +61,7 @@ def run(ctx: RunContext) -> dict[str, Figure]:
     """Fill a stream, read it by each method in turns, then count the milliseconds of tiny batches."""
     count = int(ctx.options["messages"]) // (4 if ctx.quick else 1)
     size, runs = int(ctx.options["size"]), 2 if ctx.quick else 4
-    batches = 20 if ctx.quick else 60
+    batches = 20 if ctx.quick else 50
     spark = session("parti-bench-spark-read", master="local[2]", **_SETTINGS)
     spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(RowSource)
@@ -116,25 +116,31 @@ def _read(spark: Any, form: str, options: ConnectOptions, stream: str, count: in
 
 
 def _floor(spark: Any, options: ConnectOptions, batches: int) -> dict[str, Figure]:
-    """What a batch of a few rows costs, here and with the source that does nothing: the median of two queries each."""
+    """What a batch of a few rows costs here, and with the source that does nothing.
+
+    The floor is the lowest tenth of all batches of three queries in turns: the machine is shared, and disturbances only
+    ever slow a batch down. The medians are there for comparison.
+    """
     stream = f"bench-{uuid4().hex[:8]}"
     create_stream(options, stream, "file")
     fill(options, stream, batches * _TINY, 128)
     given = {"servers": ",".join(options.servers), "stream": stream, "startingOffsets": "earliest"}
-    ours = spark.readStream.format("jetstream").options(**given, maxOffsetsPerTrigger=str(_TINY)).load()
-    rate = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=str(_TINY), numPartitions="1").load()
-    times: dict[str, list[float]] = {"batch_ms": [], "rate_batch_ms": []}
-    for _ in range(2):
-        times["batch_ms"].append(_median_ms(_progress(ours, batches, processingTime="0 seconds")))
-        times["rate_batch_ms"].append(_median_ms(_progress(rate, batches, processingTime="0 seconds")))
+    sources = {
+        "batch": spark.readStream.format("jetstream").options(**given, maxOffsetsPerTrigger=str(_TINY)).load(),
+        "rate_batch": spark.readStream.format("rate-micro-batch")
+        .options(rowsPerBatch=str(_TINY), numPartitions="1")
+        .load(),
+    }
+    times: dict[str, list[float]] = {name: [] for name in sources}
+    for _ in range(3):
+        for name, frame in sources.items():
+            done = [batch for batch in _progress(frame, batches, processingTime="0 seconds") if batch.numInputRows]
+            times[name] += [float(batch.durationMs["triggerExecution"]) for batch in done]
     delete_stream(options, stream)
-    best = {name: min(found) for name, found in times.items()}
-    figures: dict[str, Figure] = {name: round(value, 1) for name, value in best.items()}
-    return figures | {"of_rate_batch": round(best["batch_ms"] / best["rate_batch_ms"], 2)}
-
-
-def _median_ms(progress: list[Any]) -> float:
-    return statistics.median(float(batch.durationMs["triggerExecution"]) for batch in progress if batch.numInputRows)
+    floors = {name: statistics.quantiles(found, n=10)[0] for name, found in times.items()}
+    figures: dict[str, Figure] = {f"{name}_floor_ms": round(value, 1) for name, value in floors.items()}
+    figures |= {f"{name}_median_ms": round(statistics.median(found), 1) for name, found in times.items()}
+    return figures | {"floor_of_rate": round(floors["batch"] / floors["rate_batch"], 2)}
 
 
 def _progress(frame: Any, batches: int = 0, **trigger: Any) -> list[Any]:
@@ -157,6 +163,6 @@ BENCH = Benchmark(
     name="spark-read",
     help="A stream into Spark's noop sink beside the raw socket, nats-py fetch, rows, and the rate source.",
     run=run,
-    goals={"of_raw": ">= 0.4", "of_fetch": ">= 10", "of_rows": ">= 1.5", "of_rate_batch": "<= 1.3"},
+    goals={"of_raw": ">= 0.4", "of_fetch": ">= 10", "of_rows": ">= 1.5", "floor_of_rate": "<= 1.3"},
     options=(Option("messages", 400_000, "messages to read"), Option("size", 128, "bytes of a message")),
 )
