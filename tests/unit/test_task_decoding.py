@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parti.tasks.errors import Malformed, TooLarge
@@ -95,6 +95,7 @@ def test_a_task_over_the_limit_is_refused_before_it_is_read() -> None:
         request_body(decode_task(task()).task, "id", max_size=100)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_task_or_malformed(data: bytes) -> None:
     with pytest.raises(Malformed):

@@ -1,0 +1,22 @@
+"""Delivery of tasks to HTTP endpoints, in order per document, without ever losing one."""
+
+from parti.config.deliver import DeliverSection
+from parti.tasks.consumer import TaskConsumer
+from parti.tasks.dead_letters import DeadLetters, Letter
+from parti.tasks.guard import AddressGuard
+from parti.tasks.task import DeliveryTask, decode_task
+from parti.tasks.transport import HttpTransport, Request, Response, Transport
+
+__all__ = [
+    "AddressGuard",
+    "DeadLetters",
+    "DeliverSection",
+    "DeliveryTask",
+    "HttpTransport",
+    "Letter",
+    "Request",
+    "Response",
+    "TaskConsumer",
+    "Transport",
+    "decode_task",
+]

@@ -6,6 +6,7 @@ A lane that cannot start soon is told so (`Postponed`) and parks its document: m
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
@@ -54,7 +55,7 @@ class _Trigger:
 
     def __init__(self) -> None:
         self.running = 0
-        self.free_at = 0.0
+        self.free_at = -math.inf
 
 
 class Gate:
@@ -118,6 +119,10 @@ class Gate:
                 state.waiting.remove(turn)
             self._leave_trigger(trigger, rules)
             raise
+        if wait := state.breaker.ask(self._clock.now()):  # the host went down while we stood in line
+            self._leave_trigger(trigger, rules)
+            self._free(state)
+            return Postponed(wait * self._rng.uniform(1.0, 1.2), "breaker")
         return None
 
     def release(self, host: str, trigger: str, rules: Rules, outcome: Outcome | None) -> bool:

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from parti.config.deliver import DeliverSection
 from parti.tasks import names as n
@@ -14,6 +15,9 @@ from parti.tasks.errors import TaskRefused
 from parti.tasks.order import Order, RuleBook, Rules
 from parti.tasks.task import DeliveryTask, decode_task, lane_key, task_id
 from parti.tasks.urls import Endpoint, parse_endpoint
+
+if TYPE_CHECKING:
+    from parti.tasks.feed import Feed
 
 NO_HOST = ""
 _ID = re.compile(r"[\x21-\x7e]{1,256}")
@@ -27,6 +31,7 @@ class Held:
         "data",
         "endpoint",
         "failed_at",
+        "feed",
         "first_seen",
         "headers",
         "host",
@@ -35,7 +40,6 @@ class Held:
         "park_sequence",
         "received",
         "refusal",
-        "reply",
         "rules",
         "sequence",
         "source",
@@ -54,7 +58,8 @@ class Held:
         """Of the message in the stream it was delivered from; 0 for one that was read from the park."""
         self.source = ""
         """Stream and sequence of the first publish, the base of ids that must not repeat."""
-        self.reply = b""
+        self.feed: Feed | None = None
+        """Whom to tell when it is let go; None for a task that was read from the park."""
         self.park_sequence = 0
         self.received = 0.0
         self.first_seen = 0.0
@@ -96,7 +101,6 @@ class Wake:
 
     key: str
     sequence: int
-    reply: bytes
     head: str
     """Id of the task that was tried, and how often."""
     attempts: int

@@ -1,0 +1,180 @@
+"""The TaskConsumer: takes delivery tasks from JetStream and brings them to their endpoints, in order per document."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+
+from parti.clock import Clock, Randomness, SystemClock
+from parti.config.deliver import DeliverSection
+from parti.errors import UsageError
+from parti.observe import delivery_metrics as m
+from parti.observe.metrics import NO_METRICS, Metrics
+from parti.tasks.courier import Courier
+from parti.tasks.dead_letters import DeadLetters
+from parti.tasks.endpoints import Endpoints
+from parti.tasks.gate import Gate
+from parti.tasks.guard import AddressGuard
+from parti.tasks.held import Reader
+from parti.tasks.lease import SlotLease
+from parti.tasks.link import Link
+from parti.tasks.names import Names
+from parti.tasks.order import RuleBook
+from parti.tasks.recorder import Recorder
+from parti.tasks.secrets import SecretStore
+from parti.tasks.shares import Shares
+from parti.tasks.slot import Slot
+from parti.tasks.storage import ensure_streams
+from parti.tasks.tools import Tools
+from parti.tasks.transport import HttpTransport, Transport
+from parti.wire.api import JetStreamApi
+from parti.wire.connect import connect
+from parti.wire.options import ConnectOptions
+
+_REPORT_EVERY = 1.0
+
+
+class TaskConsumer:
+    """Delivers every task at least once, in order per document, or puts it into the dead letters; never loses one.
+
+    Several processes may run at once: they share the partitions, and each document is delivered by one at a time.
+    """
+
+    def __init__(
+        self,
+        config: DeliverSection | None = None,
+        *,
+        nats: ConnectOptions | None = None,
+        metrics: Metrics = NO_METRICS,
+        transport: Transport | None = None,
+        guard: AddressGuard | None = None,
+        clock: Clock | None = None,
+        rng: Randomness | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """Nothing happens before `start`. `environ` is where secrets are looked for, the process' own by default."""
+        self.config = config or DeliverSection()
+        self.guard = guard or AddressGuard(self.config.allow_addresses, self.config.allow_ports)
+        self._options = nats or ConnectOptions()
+        self._clock = clock or SystemClock()
+        self._rng = rng or random.Random()
+        self._transport = transport or HttpTransport(self.config, self.guard)
+        self._secrets = SecretStore(self._clock, self.config.secrets_dir, environ)
+        self._book = RuleBook(self.config.triggers, self.config.order)
+        self._recorder = Recorder(self.config, metrics, self._clock)
+        self._gate = Gate(self.config, self._clock, self._rng)
+        self._shares: Shares | None = None
+        self._stop = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._joined = asyncio.Event()
+        self._started = False
+
+    def __repr__(self) -> str:
+        owns = sorted(self._shares.slots) if self._shares is not None else []
+        return f"<TaskConsumer {self.config.stream} owns={owns} {self._gate!r}>"
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """The partitions that this process delivers now."""
+        return tuple(sorted(self._shares.slots)) if self._shares is not None else ()
+
+    async def start(self) -> None:
+        """Deliver until `stop` or a cancellation; in both cases what is in flight is finished first.
+
+        Raises what makes delivery impossible from the start: no server, no stream, refused credentials.
+        """
+        if self._started:
+            raise UsageError("a TaskConsumer is started once: make another one")
+        self._started = True
+        try:
+            connection = await connect(self._options)
+            try:
+                await self._serve(JetStreamApi(connection))
+            finally:
+                await connection.close()
+        finally:
+            self._stopped.set()
+
+    async def stop(self) -> None:
+        """Stop fetching, finish what is in flight (for up to 10 s), hand back the rest; then `start` returns."""
+        self._stop.set()
+        if self._started:
+            await self._stopped.wait()
+
+    async def wait_ready(self, partitions: int | None = None, timeout: float = 30.0) -> None:
+        """Return when this process delivers at least so many partitions (0: when it has joined)."""
+        wanted = self.config.partitions if partitions is None else partitions
+        async with asyncio.timeout(timeout):
+            await self._joined.wait()
+            assert self._shares is not None
+            while len([slot for slot in self._shares.slots.values() if slot.attached.is_set()]) < wanted:
+                await self._clock.sleep(0.01)
+
+    async def _serve(self, js: JetStreamApi) -> None:
+        bucket = await ensure_streams(js, self.config)
+        names = Names(self.config.stream)
+        endpoints = Endpoints(bucket)
+        tools = Tools(
+            config=self.config,
+            names=names,
+            clock=self._clock,
+            rng=self._rng,
+            reader=Reader(self.config, self._book),
+            gate=self._gate,
+            courier=Courier(self.config, self._transport, self.guard, self._secrets, self._clock),
+            letters=DeadLetters(js, names),
+            endpoints=endpoints,
+            recorder=self._recorder,
+        )
+        link = Link(self._options, self._recorder, self._clock)
+
+        def make_slot(lease: SlotLease) -> Slot:
+            return Slot(tools, js, bucket, link, lease)
+
+        shares = self._shares = Shares(
+            bucket,
+            self.config.partitions,
+            self.config.lease,
+            make_slot=make_slot,
+            endpoints=endpoints,
+            recorder=self._recorder,
+            clock=self._clock,
+            rng=self._rng,
+        )
+        await self._transport.open()
+        try:
+            async with asyncio.TaskGroup() as group:
+                beside = [group.create_task(link.run()), group.create_task(self._report(shares))]
+                sharing = group.create_task(shares.run())
+                self._joined.set()
+                try:
+                    await self._stop.wait()
+                finally:
+                    # A cancellation, too, lets requests in flight end: an aborted one may have had its effect.
+                    shares.leave()
+                    await asyncio.shield(asyncio.wait([sharing]))
+                    for task in beside:
+                        task.cancel()
+        finally:
+            await self._transport.close()
+
+    async def _report(self, shares: Shares) -> None:
+        """Bring the gauges up to date."""
+        metrics = self._recorder.metrics
+        while True:
+            active, queued, parked = [0] * 16, [0] * 16, 0
+            for slot in shares.slots.values():
+                if slot.lanes is None:
+                    continue
+                parked += len(slot.lanes.parked)
+                for lane in slot.lanes:
+                    worker = hash(lane.key) % 16
+                    active[worker] += lane.busy
+                    queued[worker] += len(lane.queue)
+            for number, worker_id in enumerate(m.WORKERS):
+                metrics.set(m.WORKER_ACTIVE, active[number], worker_id=worker_id)
+                metrics.set(m.WORKER_QUEUE, queued[number], worker_id=worker_id)
+            metrics.set(m.PARKED_DOCUMENTS, parked)
+            metrics.set(m.BREAKERS_OPEN, self._gate.open_breakers)
+            await self._clock.sleep(_REPORT_EVERY)

@@ -1,0 +1,83 @@
+"""One attempt: from a task in hand to how its request ended. Never raises for what a task or an endpoint does."""
+
+from __future__ import annotations
+
+from parti.clock import Clock
+from parti.config.deliver import DeliverSection
+from parti.tasks.errors import AddressBlocked, Reason, SecretStoreDown, TaskRefused
+from parti.tasks.guard import AddressGuard
+from parti.tasks.held import Held
+from parti.tasks.lease import SlotLease
+from parti.tasks.policy import Attempt, Outcome, classify, parse_retry_after, request_timeout
+from parti.tasks.secrets import SecretStore
+from parti.tasks.signing import legacy_signature, sign
+from parti.tasks.task import DeliveryTask, request_body
+from parti.tasks.transport import Request, SendFailed, Transport
+from parti.tasks.urls import Endpoint, check_headers
+
+USER_AGENT = "parti-deliver/1"
+
+
+class Courier:
+    """Builds, signs and sends requests. The lease is asked last, right before the request leaves."""
+
+    def __init__(
+        self, config: DeliverSection, transport: Transport, guard: AddressGuard, secrets: SecretStore, clock: Clock
+    ) -> None:
+        self._config = config
+        self._transport = transport
+        self._guard = guard
+        self._secrets = secrets
+        self._clock = clock
+        self._token_hosts = frozenset(host.lower() for host in config.token_hosts)
+
+    async def attempt(self, held: Held, lease: SlotLease) -> Attempt:
+        """Send the task once; `LeaseLost` when it may not be sent any more."""
+        task, endpoint = held.task, held.endpoint
+        assert task is not None
+        assert endpoint is not None
+        try:
+            self._guard.check_port(endpoint.port)
+            request = self._request(held, task, endpoint, lease.epoch)
+        except TaskRefused as refusal:
+            outcome = Outcome.BLOCKED if isinstance(refusal, AddressBlocked) else Outcome.REFUSED
+            return Attempt(outcome, error=str(refusal), reason=refusal.reason)
+        except SecretStoreDown as error:
+            return Attempt(Outcome.STORE, error=str(error))
+        lease.check()
+        try:
+            response = await self._transport.post(request)
+        except SendFailed as failure:
+            return Attempt(failure.outcome, error=str(failure))
+        except AddressBlocked as blocked:
+            return Attempt(Outcome.BLOCKED, error=str(blocked), reason=Reason.SSRF_BLOCKED)
+        status = response.status
+        outcome = classify(status, self._config.retry_statuses)
+        if outcome is Outcome.DELIVERED:
+            return Attempt(outcome, status)
+        wait = parse_retry_after(status, response.retry_after, self._clock.wall())
+        return Attempt(outcome, status, f"the endpoint answered {status}", response.head, wait)
+
+    def _request(self, held: Held, task: DeliveryTask, endpoint: Endpoint, epoch: int) -> Request:
+        config = self._config
+        own = check_headers(task.headers)
+        body = request_body(task, held.id, max_size=config.max_body)
+        timestamp = int(self._clock.wall())
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": USER_AGENT,
+            **own,
+            "webhook-id": held.id,
+            "webhook-timestamp": str(timestamp),
+            "X-Parti-Attempt": str(held.attempts + 1),
+            "X-Parti-Epoch": str(epoch),
+        }
+        if task.secrets_ref:
+            keys = self._secrets.keys(task.database, task.secrets_ref)
+            headers["webhook-signature"] = sign(keys, held.id, timestamp, body)
+            if config.legacy_signature:
+                headers["X-Syntrix-Signature"] = legacy_signature(keys[0], timestamp, body)
+        if task.pre_issued_token and endpoint.secure and endpoint.host.rpartition(":")[0] in self._token_hosts:
+            check_headers({"Authorization": f"Bearer {task.pre_issued_token}"})
+            headers["Authorization"] = f"Bearer {task.pre_issued_token}"
+        return Request(endpoint.url, headers, body, request_timeout(task.timeout, config))

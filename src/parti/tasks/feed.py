@@ -1,0 +1,204 @@
+"""What comes from one durable consumer, and what goes back: messages in hand, acks, heartbeats, and the position.
+
+The server delivers in stream order and a gap is noticed (`LivePull`). So everything up to `high` was received: it is in
+hand, or it is done. That one fact tells a redelivery from something new, in this process and, by the checkpoint, in the
+one that takes over after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from parti.config.deliver import DeliverSection
+from parti.errors import PartiError
+from parti.tasks.errors import LeaseLost
+from parti.tasks.storage import ensure_consumer
+from parti.wire.api import JetStreamApi
+from parti.wire.columns import Deliveries
+from parti.wire.live import LiveConnection
+from parti.wire.pull import LivePull, PullSettings
+from parti.wire.stored import parse_headers
+
+ACK, NAK, IN_PROGRESS = b"+ACK", b"-NAK", b"+WPI"
+_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """One message as it came."""
+
+    subject: str
+    sequence: int
+    time: float
+    """Unix seconds when the stream stored it."""
+    headers: Mapping[str, str]
+    data: bytes
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """Up to `high` everything is done but `open`; holds for this very stream and consumer."""
+
+    created: str = ""
+    high: int = 0
+    open: tuple[int, ...] = ()
+
+
+class Feed:
+    """One durable of one partition. Never holds more than `limit` messages."""
+
+    def __init__(
+        self,
+        js: JetStreamApi,
+        config: DeliverSection,
+        *,
+        stream: str,
+        durable: str,
+        filters: list[str],
+        limit: int,
+        take: Callable[[Incoming], None],
+        on_trouble: Callable[[PartiError], None],
+        on_duplicate: Callable[[], None],
+    ) -> None:
+        self.stream = stream
+        self.durable = durable
+        self.high = 0
+        self._js = js
+        self._config = config
+        self._filters = filters
+        self._limit = limit
+        self._take = take
+        self._on_trouble = on_trouble
+        self._on_duplicate = on_duplicate
+        self._replies: dict[int, bytes] = {}  # in hand; an empty reply: not delivered again since the last attach
+        self._at_server = 0  # of those, what the server counts as pending with us
+        self._owed: set[int] = set()  # at or below `high`, and not done by whoever was here before
+        self._connection: LiveConnection | None = None
+        self._pull: LivePull | None = None
+        self._created = ""
+        self._kick_due = False
+        self._loop = asyncio.get_running_loop()
+
+    def __repr__(self) -> str:
+        return f"<Feed {self.durable} in_hand={len(self._replies)} high={self.high}>"
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    async def attach(self, connection: LiveConnection, checkpoint: Checkpoint | None = None) -> None:
+        """Pull over this connection, from the first message that is not done, in order."""
+        self.detach()
+        in_hand = list(self._replies)
+        start = min([*in_hand, *self._owed], default=self.high + 1)
+        await ensure_consumer(self._js, self.stream, self.durable, self._filters, self._config, start)
+        info = await self._js.consumer_info(self.stream, self.durable)
+        stream = await self._js.stream_info(self.stream)
+        created = f"{stream['created']} {info['created']}"
+        if self._created and stream["created"] != self._created.split(" ")[0]:
+            # What is in hand would be taken for messages of the new stream that have the same sequences.
+            raise LeaseLost(f"the stream {self.stream} was made anew: begin anew with it")
+        if checkpoint is not None and checkpoint.created == created:
+            self.high, self._owed = checkpoint.high, set(checkpoint.open)
+        self._created = created
+        # What the owner before (or we, before the trouble) had pending would come back after AckWait, behind newer
+        # messages of the same document. After a reset it comes at once, and in order (JETSTREAM.md 6).
+        await self._js.consumer_reset(self.stream, self.durable)
+        for sequence in in_hand:
+            self._replies[sequence] = b""
+        self._at_server = 0
+        self._connection = connection
+        expires = max(2.0, min(5.0, self._config.lease - 1.0))
+        self._pull = LivePull(
+            connection,
+            self.stream,
+            self.durable,
+            on_batch=self._on_batch,
+            on_trouble=self._on_trouble,
+            capacity=lambda: self._limit - self._at_server,
+            settings=PullSettings(batch=min(_BATCH, self._limit), prefetch=self._limit, expires=expires),
+        )
+        self._pull.start()
+
+    def detach(self) -> None:
+        """Nothing more comes after this; what is in hand stays so."""
+        if self._pull is not None:
+            self._pull.stop()
+            self._pull = None
+        self._connection = None
+
+    async def withdraw(self) -> None:
+        """Stop asking; what the server had sent before is still taken."""
+        if self._pull is not None:
+            await self._pull.withdraw()
+
+    def _on_batch(self, deliveries: Deliveries) -> None:
+        frames = deliveries.frames
+        first = int(frames.subject_start[0])
+        raw = frames.data[first : int(frames.payload_end[-1])].tobytes()
+        spans = (frames.positions - first).tolist()
+        subject_at, subject_end, _, reply_at, reply_end, head_at, data_at, data_end = spans
+        _, sequences, _, stamps, _ = deliveries.numbers.tolist()
+        for i, sequence in enumerate(sequences):
+            reply = raw[reply_at[i] : reply_end[i]]
+            known = self._replies.get(sequence)
+            if known is not None:
+                self._at_server += not known
+                self._replies[sequence] = reply
+                continue
+            if sequence <= self.high:
+                if sequence not in self._owed:
+                    self._on_duplicate()
+                    self._write(reply, ACK)
+                    continue
+                self._owed.discard(sequence)
+            else:
+                self.high = sequence
+            self._replies[sequence] = reply
+            self._at_server += 1
+            head = raw[head_at[i] : data_at[i]]
+            headers = parse_headers(head) if head else {}
+            subject = raw[subject_at[i] : subject_end[i]].decode(errors="replace")
+            self._take(Incoming(subject, sequence, stamps[i] / 1e9, headers, raw[data_at[i] : data_end[i]]))
+
+    def done(self, sequence: int, verb: bytes = ACK) -> None:
+        """Let the message go. Without a connection, or before it was delivered again, the server is told later."""
+        reply = self._replies.pop(sequence, None)
+        if reply:
+            self._at_server -= 1
+            self._write(reply, verb)
+        if not self._kick_due and self._pull is not None:
+            self._kick_due = True
+            self._loop.call_soon(self._kick)
+
+    def heartbeat(self) -> None:
+        """Tell the server that everything in hand is in progress: only then is AckWait about us and not the task."""
+        if self._connection is not None and self._replies:
+            frames = [b"PUB %s 4\r\n+WPI\r\n" % reply for reply in self._replies.values() if reply]
+            self._connection.write(b"".join(frames))
+
+    def hand_back(self) -> int:
+        """Give everything in hand back; no attempt is spent by that. Returns how many messages it was."""
+        count = len(self._replies)
+        for sequence in sorted(self._replies):
+            if reply := self._replies[sequence]:
+                self._write(reply, NAK)
+        self._owed.update(self._replies)  # the checkpoint must not count them as done
+        self._replies.clear()
+        self._at_server = 0
+        return count
+
+    def checkpoint(self) -> Checkpoint:
+        """What is done, for whoever takes over without having been told more."""
+        return Checkpoint(self._created, self.high, tuple(sorted([*self._replies, *self._owed])))
+
+    def _write(self, reply: bytes, verb: bytes) -> None:
+        if self._connection is not None:
+            self._connection.write(b"PUB %s %d\r\n%s\r\n" % (reply, len(verb), verb))
+
+    def _kick(self) -> None:
+        self._kick_due = False
+        if self._pull is not None:
+            self._pull.kick()

@@ -1,0 +1,393 @@
+"""Lanes: the tasks of one document, one at a time, in order; any number of documents side by side.
+
+A lane is a task of the event loop only while its document has work. It waits in memory, or on the server (parked), and
+whatever waits keeps later tasks of its document behind it, unless the trigger's order policy says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from enum import Enum, auto
+from typing import TypeVar
+
+from parti.backoff import Backoff
+from parti.errors import PartiError, UsageError
+from parti.tasks.errors import LeaseLost, Reason
+from parti.tasks.feed import Feed
+from parti.tasks.gate import Postponed
+from parti.tasks.held import Held, Wake
+from parti.tasks.lease import SlotLease
+from parti.tasks.order import Hold, Order, hold
+from parti.tasks.park import Park
+from parti.tasks.policy import Again, Attempt, Bury, Done, Outcome, decide, schedule_of
+from parti.tasks.tools import Tools
+
+T = TypeVar("T")
+_BACKOFF = Backoff(base=0.1, cap=5.0, max_tries=None)
+_UNSPENT = frozenset({Outcome.STORE, Outcome.REFUSED, Outcome.BLOCKED})
+_SHORT = 2.0  # seconds: a wait for a place that is not worth a round trip to the park
+
+
+class Mode(Enum):
+    """Where the document's oldest task is."""
+
+    LIVE = auto()
+    """In memory."""
+    PARKED = auto()
+    """On the server, until a wake-up comes; whatever comes meanwhile goes behind it."""
+    DRAINING = auto()
+    """On the server, and its turn has come; whatever comes meanwhile waits in memory."""
+
+
+class Lane:
+    """One document."""
+
+    __slots__ = ("busy", "key", "mode", "nudge", "queue", "reading", "task", "wake")
+
+    def __init__(self, key: str, mode: Mode) -> None:
+        self.key = key
+        self.mode = mode
+        self.queue: deque[Held] = deque()
+        self.wake: Wake | None = None
+        self.reading: Held | None = None  # the parked head, while it is in memory
+        self.task: asyncio.Task[None] | None = None
+        self.busy = False  # in the middle of something that a stop had better let end
+        self.nudge: asyncio.Event | None = None  # set while it pauses
+
+    def __repr__(self) -> str:
+        return f"<Lane {self.key[:8]} {self.mode.name.lower()} queued={len(self.queue)}>"
+
+
+class Lanes:
+    """All lanes of one partition. Everything with an effect asks the partition's lease first."""
+
+    def __init__(self, tools: Tools, lease: SlotLease, park: Park, wakes: Feed, group: asyncio.TaskGroup) -> None:
+        self._tools = tools
+        self._lease = lease
+        self._park = park
+        self._wakes = wakes
+        self._group = group
+        self._lanes: dict[str, Lane] = {}
+        self._stopping = False
+        self.parked: set[str] = set()
+        """The documents that are parked; also those without a lane in memory."""
+
+    def __repr__(self) -> str:
+        return f"<Lanes {len(self._lanes)} parked={len(self.parked)}>"
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self._lanes.values())
+
+    # -- coming in ----------------------------------------------------------------------------------------------------
+
+    def offer(self, held: Held) -> None:
+        """A task came: it goes behind all others of its document."""
+        self._tools.gate.hold(held.host)
+        lane = self._lane(held.key)
+        lane.queue.append(held)
+        if lane.nudge is not None and (
+            held.rules.order is Order.LATEST or len(lane.queue) > self._tools.config.block_queue
+        ):
+            lane.nudge.set()
+        self._stir(lane)
+
+    def woken(self, wake: Wake) -> None:
+        """A wake-up came: the document's parked head has its turn."""
+        lane = self._lane(wake.key)
+        if lane.wake is not None or lane.mode is not Mode.PARKED:
+            self._wakes.done(wake.sequence)  # it is awake already
+            return
+        lane.wake = wake
+        self._stir(lane)
+
+    def _lane(self, key: str) -> Lane:
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(key, Mode.PARKED if key in self.parked else Mode.LIVE)
+        return lane
+
+    def _stir(self, lane: Lane) -> None:
+        if lane.task is None and not self._stopping:
+            lane.task = self._group.create_task(self._run(lane), name="parti-deliver-lane")
+
+    async def stop(self, grace: float) -> None:
+        """After this returns nothing runs: requests under way had `grace` seconds to end, the rest was cancelled."""
+        self._stopping = True
+        running = {lane.task: lane for lane in self._lanes.values() if lane.task is not None}
+        for task, lane in running.items():
+            if not lane.busy:
+                task.cancel()
+        if running:
+            _, late = await asyncio.wait(running, timeout=grace)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+
+    def forget(self) -> None:
+        """What is still in memory is not ours to deliver any more."""
+        for lane in self._lanes.values():
+            for held in lane.queue:
+                self._tools.gate.unhold(held.host)
+        self._lanes.clear()
+
+    # -- one lane -----------------------------------------------------------------------------------------------------
+
+    async def _run(self, lane: Lane) -> None:
+        limit = self._tools.config.block_queue
+        try:
+            while not self._stopping:
+                if lane.wake is not None and lane.mode is Mode.PARKED:
+                    lane.mode = Mode.DRAINING
+                if lane.mode is Mode.PARKED or (lane.mode is Mode.DRAINING and len(lane.queue) > limit):
+                    if lane.mode is Mode.PARKED and not lane.queue:
+                        return
+                    await self._forward(lane)
+                    continue
+                head = await self._head(lane)
+                if head is not None:
+                    await self._serve(lane, head)
+                elif lane.mode is Mode.DRAINING:
+                    self._drained(lane)
+                else:
+                    return
+        except LeaseLost:
+            return  # the partition's own task notices too, and ends everything
+        finally:
+            self._unread(lane)
+            lane.task, lane.busy, lane.nudge = None, False, None
+            if not lane.queue and lane.wake is None:
+                self._lanes.pop(lane.key, None)
+
+    async def _head(self, lane: Lane) -> Held | None:
+        self._unread(lane)
+        if lane.mode is Mode.LIVE:
+            if len(lane.queue) > 1 and lane.queue[0].rules.order is Order.LATEST:
+                self._supersede(lane)
+            return lane.queue[0] if lane.queue else None
+        stored = await self._surely(lambda: self._park.first(lane.key))
+        if stored is None:
+            return None
+        held = self._tools.reader.read(
+            stored.data,
+            stored.headers,
+            stream=self._tools.names.park,
+            subject=stored.subject,
+            sequence=0,
+            time=stored.time_ns / 1e9,
+        )
+        held.key, held.park_sequence, held.received = lane.key, stored.seq, self._tools.clock.now()
+        if held.rules.order is Order.LATEST and (newer := await self._newer_parked(lane, stored.seq)):
+            self._tools.recorder.superseded(newer)
+            return await self._head(lane)
+        if lane.wake is not None and lane.wake.head == held.id:
+            held.attempts = max(held.attempts, lane.wake.attempts)
+        self._tools.gate.hold(held.host)
+        lane.reading = held
+        return held
+
+    async def _newer_parked(self, lane: Lane, first: int) -> int:
+        """Forget parked tasks that a newer one replaces; returns how many there were."""
+        last = await self._surely(lambda: self._park.last(lane.key))
+        if last is None:
+            return 0
+        keep = last.seq + 1 if lane.queue else last.seq
+        if keep <= first:
+            return 0
+        return await self._surely(lambda: self._park.remove_before(lane.key, keep))
+
+    def _supersede(self, lane: Lane) -> None:
+        """Of several that wait, only the newest counts. (A trigger with this policy has its lanes to itself.)"""
+        count = len(lane.queue) - 1
+        for _ in range(count):
+            self._release(lane.queue.popleft())
+        self._tools.recorder.superseded(count)
+
+    def _drained(self, lane: Lane) -> None:
+        """Nothing is parked any more: the document goes on in memory."""
+        lane.mode = Mode.LIVE
+        self.parked.discard(lane.key)
+        if lane.wake is not None:
+            self._wakes.done(lane.wake.sequence)
+            lane.wake = None
+
+    async def _serve(self, lane: Lane, head: Held) -> None:
+        """One turn of the head: an attempt and what follows from it, or a reason why there is none now."""
+        tools = self._tools
+        if head.refusal is not None:
+            await self._bury(lane, head, head.refusal.reason, Attempt(Outcome.REFUSED, error=str(head.refusal)))
+            return
+        if tools.is_disabled(head):
+            await self._bury(lane, head, Reason.DISABLED, Attempt(Outcome.REFUSED, error="the endpoint is disabled"))
+            return
+        postponed = await tools.gate.admit(head.host, head.trigger, head.rules)
+        if postponed is not None:
+            await self._postpone(lane, head, postponed)
+            return
+        lane.busy = True
+        started, attempt = tools.clock.now(), None
+        try:
+            attempt = await tools.courier.attempt(head, self._lease)
+        finally:
+            outcome = attempt.outcome if attempt is not None and attempt.outcome not in _UNSPENT else None
+            if tools.gate.release(head.host, head.trigger, head.rules, outcome):
+                tools.recorder.breaker_opened(head.host)
+        if attempt.outcome not in _UNSPENT:
+            head.attempts += 1
+        now = tools.clock.now()
+        tools.recorder.attempted(head, attempt, now - started)
+        await self._follow(lane, head, attempt, now)
+        lane.busy = False
+
+    async def _follow(self, lane: Lane, head: Held, attempt: Attempt, now: float) -> None:
+        tools = self._tools
+        assert head.task is not None
+        decision = decide(
+            attempt,
+            attempts=head.attempts,
+            age=tools.clock.wall() - head.first_seen,
+            schedule=schedule_of(head.task.retry_policy, tools.config),
+            config=tools.config,
+            rng=tools.rng,
+        )
+        match decision:
+            case Done():
+                await self._let_go(lane, head)
+                tools.recorder.delivered(head)
+            case Bury(reason, disable):
+                if disable:
+                    await self._surely(lambda: tools.disable(head, attempt))
+                await self._bury(lane, head, reason, attempt)
+            case Again(wait):
+                if head.failed_at is None:
+                    head.failed_at = now
+                queued = len(lane.queue) - (lane.mode is Mode.LIVE)
+                where = hold(
+                    head.rules.order, wait=wait, blocked=now - head.failed_at, queued=queued, config=tools.config
+                )
+                tools.recorder.failed(head, attempt, wait, where)
+                await self._hold(lane, head, wait, where)
+
+    async def _postpone(self, lane: Lane, head: Held, postponed: Postponed) -> None:
+        order, wait = head.rules.order, postponed.wait
+        where = Hold.ALONE if order is Order.SKIP else Hold.PARK
+        if wait <= _SHORT and postponed.why != "crowded" and order is not Order.PARK:
+            where = Hold.MEMORY
+        self._tools.recorder.postponed(head, wait, postponed.why, where)
+        await self._hold(lane, head, wait, where)
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    async def _hold(self, lane: Lane, head: Held, wait: float, where: Hold) -> None:
+        try:
+            if where is Hold.MEMORY:
+                await self._pause(lane, head, wait)
+            elif where is Hold.ALONE:
+                lane.busy = True
+                await self._surely(lambda: self._park.alone(head, wait))
+                await self._let_go(lane, head)
+            else:
+                await self._park_lane(lane, head, wait)
+        except UsageError as error:
+            # The server takes no message of this size with our headers: it cannot wait anywhere but in memory.
+            await self._bury(lane, head, Reason.TOO_LARGE, Attempt(Outcome.REFUSED, error=str(error)))
+
+    async def _pause(self, lane: Lane, head: Held, wait: float) -> None:
+        """Wait in memory; give up the place when too many queue up behind, or when a newer task takes over."""
+        lane.busy = False
+        clock, limit = self._tools.clock, self._tools.config.block_queue
+        until = clock.now() + wait
+        lane.nudge = asyncio.Event()
+        try:
+            while (left := until - clock.now()) > 0:
+                try:
+                    async with asyncio.timeout(left):
+                        await lane.nudge.wait()
+                except TimeoutError:
+                    break
+                lane.nudge.clear()
+                behind = len(lane.queue) - (lane.mode is Mode.LIVE)
+                if head.rules.order is Order.LATEST and behind:
+                    if lane.mode is Mode.LIVE:
+                        self._supersede(lane)
+                        head = lane.queue[0]
+                elif behind > limit:
+                    await self._park_lane(lane, head, until - clock.now())
+                    return
+        finally:
+            lane.nudge = None
+        # A parked head is read again, and takes its attempts from the wake-up.
+        if lane.mode is Mode.DRAINING and lane.wake is not None:
+            lane.wake.head, lane.wake.attempts = head.id, head.attempts
+
+    async def _park_lane(self, lane: Lane, head: Held, wait: float) -> None:
+        """The wake-up is stored first: a crash in between leaves a wake-up too many, never a document asleep."""
+        lane.busy = True
+        await self._surely(lambda: self._park.wake_after(lane.key, wait, head.id, head.attempts))
+        self.parked.add(lane.key)
+        if lane.mode is Mode.DRAINING:
+            self._unread(lane)
+            if lane.wake is not None:
+                self._wakes.done(lane.wake.sequence)
+                lane.wake = None
+        lane.mode = Mode.PARKED
+        lane.busy = False
+
+    async def _forward(self, lane: Lane) -> None:
+        """Put what is in memory behind what is parked."""
+        lane.busy = True
+        while lane.queue and not self._stopping:
+            held = lane.queue[0]
+            if held.refusal is not None:
+                await self._bury(lane, held, held.refusal.reason, Attempt(Outcome.REFUSED, error=str(held.refusal)))
+                continue
+            try:
+                await self._surely(lambda held=held: self._park.append(held))  # type: ignore[misc]
+            except UsageError as error:
+                await self._bury(lane, held, Reason.TOO_LARGE, Attempt(Outcome.REFUSED, error=str(error)))
+                continue
+            lane.queue.popleft()
+            self._release(held)
+        lane.busy = False
+
+    # -- letting go ---------------------------------------------------------------------------------------------------
+
+    async def _bury(self, lane: Lane, held: Held, reason: Reason, attempt: Attempt) -> None:
+        lane.busy = True
+        await self._surely(lambda: self._tools.letters.bury(held, reason, attempt))
+        await self._let_go(lane, held, b"+TERM " + reason.value.encode())
+        self._tools.recorder.buried(held, reason, attempt)
+
+    async def _let_go(self, lane: Lane, held: Held, verb: bytes = b"+ACK") -> None:
+        if held.park_sequence:
+            await self._surely(lambda: self._park.remove(held.park_sequence))
+            return
+        if lane.queue and lane.queue[0] is held:
+            lane.queue.popleft()
+        self._release(held, verb)
+
+    def _release(self, held: Held, verb: bytes = b"+ACK") -> None:
+        self._tools.gate.unhold(held.host)
+        if held.feed is not None:
+            held.feed.done(held.sequence, verb)
+
+    def _unread(self, lane: Lane) -> None:
+        """The parked head leaves memory; in the park it stays what it is."""
+        if lane.reading is not None:
+            self._tools.gate.unhold(lane.reading.host)
+            lane.reading = None
+
+    async def _surely(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """The operation's result, however long NATS is away: nothing is let go before; `LeaseLost` ends it."""
+        for wait in _BACKOFF.delays():
+            self._lease.check()
+            try:
+                return await operation()
+            except UsageError:
+                raise
+            except PartiError as error:
+                self._tools.recorder.event("deliver.storing_failed", warn=True, error=str(error), wait=round(wait, 2))
+            await self._tools.clock.sleep(wait)
+        raise AssertionError("the waits never end")

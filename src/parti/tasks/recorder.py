@@ -1,0 +1,148 @@
+"""What delivery tells the outside: metrics, log events at the levels of seed 004, and the attempt log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from parti.clock import Clock
+from parti.config.deliver import DeliverSection
+from parti.observe import delivery_metrics as m
+from parti.observe.logs import get_logger
+from parti.observe.metrics import Metrics
+from parti.tasks.errors import Reason
+from parti.tasks.held import Held, subject_disagrees
+from parti.tasks.names import Names
+from parti.tasks.order import Hold
+from parti.tasks.policy import Attempt, Outcome, schedule_of
+
+_WARNED = 1_000  # triggers warned about once; beyond, the warnings stop rather than the memory grow
+
+
+class AttemptRecord(msgspec.Struct, frozen=True):
+    """One line of the attempt log."""
+
+    id: str
+    trigger: str
+    database: str
+    collection: str
+    document: str
+    host: str
+    attempt: int
+    outcome: str
+    status: int
+    seconds: float
+    at: float
+    error: str = ""
+
+
+class Recorder:
+    """One per process. The log names ids, triggers and hosts; never urls, headers or payloads."""
+
+    def __init__(self, config: DeliverSection, metrics: Metrics, clock: Clock) -> None:
+        self.metrics = metrics
+        self._config = config
+        self._clock = clock
+        self._log = get_logger("deliver")
+        self._subjects = {outcome: f"{Names(config.stream).attempts}.{outcome.value}" for outcome in Outcome}
+        self._warned: set[str] = set()
+        self.write: Callable[[str, bytes], None] | None = None
+        """Publishes one message without waiting; None while there is no connection."""
+
+    def received(self, held: Held) -> None:
+        self._log.debug("deliver.received", id=held.id, trigger=held.trigger, attempts=held.attempts)
+        if held.unknown_fields:
+            self.metrics.count(m.ODDITIES, what="unknown_field")
+        if subject_disagrees(held):
+            self.metrics.count(m.ODDITIES, what="subject_mismatch")
+        policy = held.task.retry_policy if held.task is not None else None
+        if policy is not None and schedule_of(policy, self._config).clamped:
+            self.metrics.count(m.ODDITIES, what="policy_clamped")
+            if held.trigger not in self._warned and len(self._warned) < _WARNED:
+                self._warned.add(held.trigger)
+                self._log.warning("deliver.policy_clamped", trigger=held.trigger, id=held.id)
+
+    def attempted(self, held: Held, attempt: Attempt, seconds: float) -> None:
+        self.metrics.count(m.ATTEMPTS, outcome=attempt.outcome.value)
+        self.metrics.observe(m.ATTEMPT_SECONDS, seconds)
+        failed = attempt.outcome is not Outcome.DELIVERED
+        wanted = self._config.attempt_log
+        if wanted == "off" or (wanted == "failures" and not failed) or self.write is None:
+            return
+        task = held.task
+        assert task is not None
+        record = AttemptRecord(
+            id=held.id,
+            trigger=task.trigger_id,
+            database=task.database,
+            collection=task.collection,
+            document=task.document_id,
+            host=held.host,
+            attempt=held.attempts,
+            outcome=attempt.outcome.value,
+            status=attempt.status,
+            seconds=round(seconds, 4),
+            at=round(self._clock.wall(), 3),
+            error=attempt.error,
+        )
+        self.write(self._subjects[attempt.outcome], msgspec.json.encode(record))
+
+    def delivered(self, held: Held) -> None:
+        self._log.debug("deliver.acked", id=held.id, trigger=held.trigger, attempts=held.attempts)
+        self._let_go(held, "true")
+
+    def failed(self, held: Held, attempt: Attempt, wait: float, where: Hold) -> None:
+        """A retryable failure: seed 004's "nacked"."""
+        self.metrics.count(m.HELD_BACK, where=where.value)
+        self._log.warning(
+            "deliver.nacked",
+            id=held.id,
+            trigger=held.trigger,
+            host=held.host,
+            attempts=held.attempts,
+            outcome=attempt.outcome.value,
+            status=attempt.status,
+            error=attempt.error,
+            wait=round(wait, 3),
+            where=where.value,
+        )
+
+    def postponed(self, held: Held, wait: float, why: str, where: Hold) -> None:
+        self.metrics.count(m.POSTPONED, why=why)
+        self.metrics.count(m.HELD_BACK, where=where.value)
+        self._log.debug("deliver.postponed", id=held.id, host=held.host, wait=round(wait, 3), why=why)
+
+    def buried(self, held: Held, reason: Reason, attempt: Attempt) -> None:
+        """Seed 004's "termed"."""
+        self.metrics.count(m.DEAD_LETTERS, reason=reason.value)
+        self._let_go(held, "false")
+        self._log.error(
+            "deliver.termed",
+            id=held.id,
+            trigger=held.trigger,
+            host=held.host,
+            attempts=held.attempts,
+            reason=reason.value,
+            status=attempt.status,
+            error=attempt.error,
+        )
+
+    def superseded(self, count: int) -> None:
+        if count:
+            self.metrics.count(m.SUPERSEDED, count)
+
+    def duplicate(self) -> None:
+        self.metrics.count(m.DUPLICATES)
+
+    def breaker_opened(self, host: str) -> None:
+        self.metrics.count(m.BREAKER_OPENED)
+        self._log.warning("deliver.host_down", host=host, wait=self._config.breaker_open)
+
+    def event(self, event: str, *, warn: bool = False, **fields: object) -> None:
+        """A change of state of the process or of a partition."""
+        (self._log.warning if warn else self._log.info)(event, **fields)
+
+    def _let_go(self, held: Held, success: str) -> None:
+        self.metrics.count(m.CONSUME_COUNT, database=held.database, success=success)
+        self.metrics.observe(m.CONSUME_LATENCY, self._clock.now() - held.received, database=held.database)

@@ -1,0 +1,227 @@
+"""One partition, for as long as this process owns it: its feeds, its lanes, its park."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import msgspec
+
+from parti.backoff import Backoff
+from parti.errors import PartiError
+from parti.observe import delivery_metrics as m
+from parti.tasks.errors import LeaseLost
+from parti.tasks.feed import Checkpoint, Feed, Incoming
+from parti.tasks.held import Wake
+from parti.tasks.lanes import Lanes
+from parti.tasks.lease import SlotLease
+from parti.tasks.link import Link
+from parti.tasks.park import Park, decode_wake
+from parti.tasks.tools import Tools
+from parti.wire.api import JetStreamApi
+from parti.wire.kv import KeyValue
+from parti.wire.kv_model import KeyNotFound
+
+_BACKOFF = Backoff(base=0.05, cap=2.0, max_tries=None)
+_CHECKPOINT_EVERY = 1.0  # seconds of delivered tasks that a crash may repeat
+_SETTLED = 5.0
+_MOST_WAKES = 500
+
+
+class Slot:
+    """Delivers the tasks of one partition from `run()` until `stop()`, or until the lease is lost."""
+
+    def __init__(self, tools: Tools, js: JetStreamApi, bucket: KeyValue, link: Link, lease: SlotLease) -> None:
+        config, names, number = tools.config, tools.names, lease.slot
+        self.lease = lease
+        self._tools = tools
+        self._bucket = bucket
+        self._link = link
+        self._ending = asyncio.Event()
+        self._graceful = False
+        self._trouble = asyncio.Event()
+        self._last_error = ""
+        self._saved = Checkpoint()
+        self._park = Park(js, names, number, tools.clock)
+        alone = config.partitions == 1
+        self.main = Feed(
+            js,
+            config,
+            stream=config.stream if alone else names.lanes,
+            durable=config.durable if alone else f"{config.durable}-{number}",
+            filters=[f"{config.stream}.>"] if alone else [f"{names.lanes}.{number}", f"{names.lanes}.{number}.>"],
+            limit=max(16, config.max_ack_pending // config.partitions),
+            take=self._take,
+            on_trouble=self._troubled,
+            on_duplicate=tools.recorder.duplicate,
+        )
+        self.wakes = Feed(
+            js,
+            config,
+            stream=names.park,
+            durable=f"{config.durable}-wake-{number}",
+            filters=[names.wake(number, "*"), names.alone(number, "*")],
+            limit=max(16, min(_MOST_WAKES, config.max_ack_pending // 2) // config.partitions),
+            take=self._take_wake,
+            on_trouble=self._troubled,
+            on_duplicate=tools.recorder.duplicate,
+        )
+        self.lanes: Lanes | None = None
+        self.attached = asyncio.Event()
+        """Set while messages can come in."""
+
+    def __repr__(self) -> str:
+        return f"<Slot {self.lease.slot} epoch={self.lease.epoch} in_hand={len(self.main)}>"
+
+    async def run(self) -> None:
+        """Own the partition. Returns after a stop, when everything is handed back, or after the lease was lost."""
+        async with asyncio.TaskGroup() as group:
+            lanes = self.lanes = Lanes(self._tools, self.lease, self._park, self.wakes, group)
+            tasks = [group.create_task(work) for work in (self._keep(), self._beat(), self._save(), self._expire())]
+            try:
+                await self._ending.wait()
+                if self._graceful and self.lease.valid:
+                    await self._hand_over(lanes, tasks[0])
+            finally:
+                for task in tasks:
+                    task.cancel()
+                self.main.detach()
+                self.wakes.detach()
+                await lanes.stop(0)
+                lanes.forget()
+
+    def stop(self) -> None:
+        """Finish what is in flight, hand back the rest, and let `run` return."""
+        self._graceful = True
+        self._ending.set()
+
+    def lose(self) -> None:
+        """The partition is somebody else's: drop everything at once."""
+        self.lease.lost = True
+        self._ending.set()
+
+    async def _hand_over(self, lanes: Lanes, keeper: asyncio.Task[None]) -> None:
+        keeper.cancel()
+        with contextlib.suppress(PartiError):
+            await self.main.withdraw()
+            await self.wakes.withdraw()
+        await lanes.stop(self._tools.config.shutdown)
+        handed_back = self.main.hand_back()
+        self.wakes.hand_back()
+        self._tools.recorder.metrics.count(m.HANDED_BACK, handed_back)
+        with contextlib.suppress(PartiError, TimeoutError):
+            async with asyncio.timeout(2):
+                await (await self._link.connected()).ping()  # the server has what we sent
+                await self._checkpoint()
+        self._tools.recorder.event("deliver.partition_released", partition=self.lease.slot, handed_back=handed_back)
+
+    # -- coming in ----------------------------------------------------------------------------------------------------
+
+    def _take(self, message: Incoming) -> None:
+        self._offer(message, self.main)
+
+    def _take_wake(self, message: Incoming) -> None:
+        kind, key = message.subject.split(".")[-3::2]
+        if kind == "t":
+            self._offer(message, self.wakes)
+            return
+        said = decode_wake(message.data)
+        assert self.lanes is not None
+        self.lanes.woken(Wake(key, message.sequence, said.head, said.attempts))
+
+    def _offer(self, message: Incoming, feed: Feed) -> None:
+        held = self._tools.reader.read(
+            message.data,
+            message.headers,
+            stream=feed.stream,
+            subject=message.subject,
+            sequence=message.sequence,
+            time=message.time,
+        )
+        held.feed, held.received = feed, self._tools.clock.now()
+        self._tools.recorder.received(held)
+        assert self.lanes is not None
+        self.lanes.offer(held)
+
+    # -- the work beside the lanes ------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        """Stay attached: after any trouble, and on a new connection, attach anew before anything else comes in."""
+        clock, waits, first = self._tools.clock, _BACKOFF.delays(), True
+        while True:
+            connection = await self._link.connected()
+            self._trouble.clear()
+            started = clock.now()
+            try:
+                saved = await self._arrive() if first else None
+                await self.wakes.attach(connection)
+                await self.main.attach(connection, saved)
+                first = False
+            except LeaseLost:
+                self.lose()
+                return
+            except PartiError as error:
+                self._last_error = str(error)
+            else:
+                self.attached.set()
+                trouble = asyncio.ensure_future(self._trouble.wait())
+                ends: list[asyncio.Future[Any]] = [trouble, connection.lost]
+                try:
+                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    trouble.cancel()
+                    self.attached.clear()
+            self.main.detach()
+            self.wakes.detach()
+            self._tools.recorder.metrics.count(m.RESYNCS)
+            self._tools.recorder.event(
+                "deliver.resync", warn=True, partition=self.lease.slot, error=self._last_error or "connection lost"
+            )
+            self._last_error = ""
+            if clock.now() - started > _SETTLED:
+                waits = _BACKOFF.delays()
+            await clock.sleep(next(waits))
+
+    async def _arrive(self) -> Checkpoint | None:
+        """Learn what the owner before left behind: parked documents, and what is done above the ack floor."""
+        assert self.lanes is not None
+        parked = await self._park.keys()
+        self.lanes.parked |= parked
+        for key in parked - await self._park.scheduled():
+            await self._park.wake_after(key, 0.0, "", 0)
+        try:
+            entry = await self._bucket.get(f"done.{self.lease.slot}")
+            return msgspec.json.decode(entry.value, type=Checkpoint)
+        except (KeyNotFound, msgspec.DecodeError):
+            return None
+
+    async def _beat(self) -> None:
+        while True:
+            await self._tools.clock.sleep(self._tools.config.ack_wait / 3)
+            self.main.heartbeat()
+            self.wakes.heartbeat()
+
+    async def _save(self) -> None:
+        while True:
+            await self._tools.clock.sleep(_CHECKPOINT_EVERY)
+            with contextlib.suppress(PartiError):  # the next one is a second away; a crash repeats that much more
+                await self._checkpoint()
+
+    async def _checkpoint(self) -> None:
+        checkpoint = self.main.checkpoint()
+        if checkpoint == self._saved or not self.lease.valid or not checkpoint.created:
+            return
+        await self._bucket.put(f"done.{self.lease.slot}", msgspec.json.encode(checkpoint))
+        self._saved = checkpoint
+
+    async def _expire(self) -> None:
+        """The lease ends by the clock alone: nothing may be sent after it."""
+        while (left := self.lease.remaining) > 0:
+            await self._tools.clock.sleep(left)
+        self._tools.recorder.event("deliver.lease_lost", warn=True, partition=self.lease.slot)
+        self.lose()
+
+    def _troubled(self, error: PartiError) -> None:
+        self._last_error = str(error)
+        self._trouble.set()

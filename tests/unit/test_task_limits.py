@@ -1,0 +1,206 @@
+"""The breaker, the gate and the sharing of partitions: pure decisions, with time handed in."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parti.clock import SimulatedClock
+from parti.config.deliver import DeliverSection
+from parti.tasks.breaker import Breaker
+from parti.tasks.gate import Gate, Postponed
+from parti.tasks.order import Rules
+from parti.tasks.policy import Outcome
+from parti.tasks.shares import View
+
+OPEN = Rules()
+
+
+def breaker(**changes: float) -> Breaker:
+    return Breaker(DeliverSection(**{"breaker_calls": 4, "breaker_open": 30.0, **changes}))  # type: ignore[arg-type]
+
+
+def test_a_host_that_fails_often_enough_is_left_alone_and_then_probed_once() -> None:
+    made = breaker()
+    for now in range(3):
+        assert not made.record(now, failed=True)
+        assert made.ask(now) == 0
+    assert made.record(3, failed=True)
+    assert made.ask(4) == pytest.approx(29)
+    assert made.ask(33) == 0  # the probe
+    assert made.ask(33) > 0  # nobody else meanwhile
+    made.record(34, failed=True)
+    assert made.ask(35) > 0
+    assert made.ask(64.5) == 0
+    made.record(65, failed=False)
+    assert made.ask(65) == made.ask(65) == 0
+    assert repr(made) == "<Breaker closed>"
+
+
+def test_few_or_old_failures_do_not_open_the_breaker() -> None:
+    made = breaker()
+    for now in range(20):
+        made.record(now, failed=now % 3 == 0)
+    assert not made.is_open
+    for now in (100, 200, 300, 400, 500):
+        made.record(now, failed=True)
+    assert not made.is_open
+
+
+def test_a_probe_that_never_took_place_is_not_waited_for() -> None:
+    made = breaker(breaker_calls=1)
+    made.record(0, failed=True)
+    assert made.ask(31) == 0
+    made.forget_probe()
+    assert made.ask(31) == 0
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.booleans(), st.booleans())))
+def test_a_breaker_always_lets_a_probe_through_in_the_end(events: list[tuple[float, bool, bool]]) -> None:
+    made, now = breaker(), 0.0
+    for step, asked, failed in events:
+        now += step
+        if (asked and made.ask(now) == 0) or not asked:
+            made.record(now, failed=failed)
+    made.forget_probe()
+    assert made.ask(now + 31) == 0
+
+
+def gate(**changes: int) -> tuple[Gate, SimulatedClock]:
+    clock = SimulatedClock()
+    config = DeliverSection(**{"concurrency": 4, "host_concurrency": 2, "max_ack_pending": 200, **changes})  # type: ignore[arg-type]
+    return Gate(config, clock, random.Random(1)), clock
+
+
+async def admitted(made: Gate, host: str, rules: Rules = OPEN) -> asyncio.Task[Postponed | None]:
+    task = asyncio.create_task(made.admit(host, "t", rules))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_a_slow_host_takes_its_own_places_only() -> None:
+    made, _ = gate()
+    slow = [await admitted(made, "slow") for _ in range(10)]
+    assert sum(task.done() for task in slow) == 2
+    assert (await admitted(made, "quick")).done()
+    made.release("quick", "t", OPEN, Outcome.DELIVERED)
+    assert made.running == 2
+    for task in slow[2:]:
+        task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+    made.release("slow", "t", OPEN, Outcome.TIMEOUT)
+    made.release("slow", "t", OPEN, Outcome.TIMEOUT)
+    assert made.running == 0
+
+
+async def test_places_that_become_free_go_round_the_hosts_that_wait() -> None:
+    made, _ = gate(concurrency=2)
+    first = [await admitted(made, "a"), await admitted(made, "a")]
+    waiting = {host: [await admitted(made, host) for _ in range(3)] for host in ("b", "c")}
+    assert all(task.done() for task in first)
+    for _ in range(2):
+        made.release("a", "t", OPEN, Outcome.DELIVERED)
+        await asyncio.sleep(0)
+    assert [sum(task.done() for task in tasks) for tasks in waiting.values()] == [1, 1]
+    for _ in range(2):
+        for host in ("b", "c"):
+            made.release(host, "t", OPEN, Outcome.DELIVERED)
+            await asyncio.sleep(0)
+    assert all(task.done() for tasks in waiting.values() for task in tasks)
+
+
+async def test_a_place_given_to_somebody_who_left_is_given_on() -> None:
+    made, _ = gate(concurrency=1)
+    await admitted(made, "a")
+    gone, next_one = await admitted(made, "a"), await admitted(made, "b")
+    made.release("a", "t", OPEN, Outcome.DELIVERED)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert next_one.done()
+    assert made.running == 1
+
+
+async def test_nothing_is_sent_to_a_host_that_is_down() -> None:
+    made, clock = gate(breaker_calls=2)
+    for _ in range(2):
+        await made.admit("a", "t", OPEN)
+        made.release("a", "t", OPEN, Outcome.TIMEOUT)
+    assert made.open_breakers == 1
+    postponed = await made.admit("a", "t", OPEN)
+    assert isinstance(postponed, Postponed)
+    assert postponed.why == "breaker"
+    assert await made.admit("b", "t", OPEN) is None
+    clock.advance(40)
+    assert await made.admit("a", "t", OPEN) is None
+    made.release("a", "t", OPEN, Outcome.DELIVERED)
+    assert made.open_breakers == 0
+
+
+async def test_a_rejection_says_nothing_against_the_host() -> None:
+    made, _ = gate(breaker_calls=1)
+    for outcome in (Outcome.REJECTED, Outcome.GONE, Outcome.REDIRECTED, None):
+        assert await made.admit("a", "t", OPEN) is None
+        made.release("a", "t", OPEN, outcome)
+    assert made.open_breakers == 0
+
+
+async def test_a_host_that_fills_the_memory_without_moving_is_sent_away() -> None:
+    made, _ = gate()
+    for _ in range(150):
+        made.hold("slow")
+    assert await made.admit("slow", "t", OPEN) is None  # nobody else is there to be disturbed
+    made.hold("quick")
+    assert await made.admit("quick", "t", OPEN) is None
+    postponed = await made.admit("slow", "t", OPEN)
+    assert isinstance(postponed, Postponed)
+    assert postponed.why == "crowded"
+
+
+async def test_a_trigger_keeps_its_rate_and_its_concurrency() -> None:
+    made, clock = gate(concurrency=100, host_concurrency=100)
+    rules = Rules(rate=2.0)
+    at_once = [await admitted(made, "a", rules) for _ in range(3)]
+    assert all(task.done() for task in at_once)  # a second's worth, and the first of the next
+    later = await admitted(made, "a", rules)
+    assert not later.done()
+    clock.advance(0.6)
+    assert await later is None
+    busy = Rules(concurrency=1)
+    assert await made.admit("b", "u", busy) is None
+    refused = await made.admit("b", "u", busy)
+    assert isinstance(refused, Postponed)
+    made.release("b", "u", busy, Outcome.DELIVERED)
+    assert await made.admit("b", "u", busy) is None
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 2**32))
+def test_partitions_are_shared_evenly_without_needless_moves(partitions: int, members: int, seed: int) -> None:
+    rng, names = random.Random(seed), [f"m{number}" for number in range(members)]
+    owners: dict[int, str] = {}
+    moves = 0
+    for _ in range(200):
+        me = rng.choice(names)
+        take, surplus = View(set(names), dict(owners)).plan(me, partitions)
+        for slot in [slot for slot, owner in owners.items() if owner == me][:surplus]:
+            del owners[slot]
+            moves += 1
+        owners |= dict.fromkeys(take, me)
+    load = [list(owners.values()).count(name) for name in names]
+    assert max(load) <= -(-partitions // members)
+    assert moves == 0
+
+
+def test_a_member_that_joins_gets_its_share_and_no_more_is_moved() -> None:
+    owners = dict.fromkeys(range(8), "a")
+    view = View({"a", "b"}, owners)
+    assert view.plan("a", 8) == ([], 4)
+    assert view.plan("b", 8) == ([], 0)
+    assert View({"a", "b"}, {0: "a"}).plan("a", 1) == ([], 0)
+    assert View({"a", "b"}, {0: "a"}).plan("b", 1) == ([], 0)
+    assert View({"b"}, {}).plan("b", 1) == ([0], 0)
