@@ -7,11 +7,13 @@ import click
 from parti.cli.lazy import Entry, RootGroup
 
 _COMMANDS = {
+    "run": Entry("parti.cli.run:run", "Run an ordered pipeline on Spark."),
     "server": Entry("parti.cli.server:server", "Run a nats-server with JetStream for local use."),
     "doctor": Entry("parti.cli.doctor:doctor", "Check this machine and the NATS server, and say what to do."),
     "config": Entry("parti.cli.config:config", "Show the configuration and where each value comes from."),
     "group": Entry("parti.cli.group:group", "Work with partitioned consumer groups."),
     "dlq": Entry("parti.cli.dlq:dlq", "List, show, replay and purge dead letters."),
+    "deliver": Entry("parti.cli.deliver:deliver", "Deliver tasks to HTTP endpoints, in order per document."),
     "bench": Entry("parti.cli.bench:bench", "Measure how fast parti is on this machine."),
     "prove": Entry("parti.cli.prove:prove", "Prove a promise of parti under real faults."),
     "completion": Entry("parti.cli.completion:completion", "Print the completion script for a shell."),

@@ -111,6 +111,13 @@ class TaskConsumer:
             while len([slot for slot in self._shares.slots.values() if slot.attached.is_set()]) < wanted:
                 await self._clock.sleep(0.01)
 
+    def health(self) -> str | None:
+        """None when it can do its work now, as owner or as standby; else the reason."""
+        if self._shares is None or self._stopped.is_set():
+            return "not running"
+        waiting = [number for number, slot in self._shares.slots.items() if not slot.attached.is_set()]
+        return f"partitions {waiting} are not attached to the server" if waiting else None
+
     async def _serve(self, js: JetStreamApi) -> None:
         bucket = await ensure_streams(js, self.config)
         names = Names(self.config.stream)

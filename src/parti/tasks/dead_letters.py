@@ -30,6 +30,7 @@ RESPONSE = "Parti-Response"
 TRIGGER = "Parti-Trigger"
 HOST = "Parti-Host"
 CUT = "Parti-Data-Cut"
+STREAM, SEQUENCE = "Parti-Stream", "Parti-Sequence"  # as in the dead letters of the worker: `parti dlq` shows both
 _LONGEST_ERROR = 500
 _LONGEST_HOST = 300
 
@@ -76,7 +77,7 @@ class Letter:
             host=headers.get(HOST, ""),
             time=stored.time_ns / 1e9,
             first_seen=float(headers.get(n.FIRST_SEEN) or 0),
-            source=headers.get(n.SEQUENCE, ""),
+            source=headers.get(n.ORIGIN, ""),
             response=response,
             headers=headers,
             data=stored.data,
@@ -98,7 +99,10 @@ class DeadLetters:
     async def bury(self, held: Held, reason: Reason, attempt: Attempt) -> None:
         """When this returns, the letter is stored. An error is the caller's to retry: the task must not be let go."""
         collection = held.task.collection if held.task is not None else ""
+        stream, _, sequence = held.source.rpartition(":")
         headers = held.carried() | {
+            STREAM: stream,
+            SEQUENCE: sequence,
             REASON: reason.value,
             ERROR: one_line(attempt.error),
             OUTCOME: attempt.outcome.value,
@@ -165,7 +169,7 @@ class DeadLetters:
                 f"({letter.source}) and publish it again"
             )
         dropped = (REASON, ERROR, OUTCOME, STATUS, RESPONSE, TRIGGER, HOST)
-        ours = (n.ATTEMPTS, n.FIRST_SEEN, n.SUBJECT, n.SEQUENCE)
+        ours = (n.ATTEMPTS, n.FIRST_SEEN, n.SUBJECT, n.ORIGIN, STREAM, SEQUENCE)
         headers = {
             name: value
             for name, value in letter.headers.items()

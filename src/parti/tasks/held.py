@@ -91,7 +91,7 @@ class Held:
             n.ATTEMPTS: str(self.attempts),
             n.FIRST_SEEN: f"{self.first_seen:.3f}",
             n.SUBJECT: self.subject,
-            n.SEQUENCE: self.source,
+            n.ORIGIN: self.source,
         }
 
 
@@ -123,13 +123,13 @@ class Reader:
         held.first_seen = _number(headers.get(n.FIRST_SEEN), time)
         held.attempts = max(0, int(_number(headers.get(n.ATTEMPTS), 0)))
         origin, number = stream, sequence
-        if source := headers.get(n.SOURCE):
+        if source := headers.get(n.SOURCED):
             # "TRIGGERS 12 <filters> <transforms> <subject> <id>": written by the server for sourced messages.
             words = source.split(" ")
             if len(words) >= 5 and words[1].isdecimal():
                 origin, number, subject = words[0], int(words[1]), words[4]
         held.subject = headers.get(n.SUBJECT) or subject
-        held.source = headers.get(n.SEQUENCE) or f"{origin}:{number}"
+        held.source = headers.get(n.ORIGIN) or f"{origin}:{number}"
         held.id = _fit_id(headers.get(n.TASK_ID) or headers.get(n.MSG_ID)) or task_id(origin, number)
         try:
             decoded = decode_task(data, max_size=self._config.max_task)

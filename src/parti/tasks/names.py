@@ -9,9 +9,9 @@ TASK_ID = "Parti-Task-Id"
 ATTEMPTS = "Parti-Attempts"
 FIRST_SEEN = "Parti-First-Seen"
 SUBJECT = "Parti-Subject"
-SEQUENCE = "Parti-Sequence"
-ORDER = "Parti-Order"
-SOURCE = "Nats-Stream-Source"
+ORIGIN = "Parti-Origin"
+"""Stream and sequence of the first publish."""
+SOURCED = "Nats-Stream-Source"
 MSG_ID = "Nats-Msg-Id"
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_=-]")
