@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from parti.testing import eventually_blocking
+from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import RangeReader
 
@@ -59,14 +60,25 @@ def test_there_is_no_example_that_is_not_run():
     }
 
 
+@pytest.fixture
+def outputs(server):
+    """Streams that the examples write to; the connection is a new one at the end, as an idle one is cut by then."""
+    for action in ("CREATE", "DELETE"):
+        with BlockingConnection.open(ConnectOptions(servers=(server.url,))) as connection:
+            for name in ("PRICED", "COUNTS"):
+                body = {"name": name, "subjects": [f"{name.lower()}.>"]} if action == "CREATE" else None
+                connection.api(f"STREAM.{action}.{name}", body)
+        if action == "CREATE":
+            yield
+
+
+@pytest.mark.usefixtures("outputs")
 def test_the_scripts_keep_a_table_enrich_a_stream_and_count_in_windows(make_stream, tmp_path):
     stream = make_stream()
-    api = stream.connection.api
-    api("STREAM.CREATE.PRICED", {"name": "PRICED", "subjects": ["priced.>"]})
-    api("STREAM.CREATE.COUNTS", {"name": "COUNTS", "subjects": ["counts.>"]})
     stream.publish(30, subject="shop{0}", payload='{{"item": "nut", "count": {0}}}', headers={"trace": "t"})
     first = stream.state()["last_ts"]
     eventually_blocking(lambda: published_later(stream, first), 10, "a message of a later window")
+    last = stream.state()["last_seq"]
     windows = ["--window", "1 second", "--late", "0 seconds"]
     arguments = [
         ["stream_to_parquet.py", stream.name, str(tmp_path / "orders"), "--once"],
@@ -93,7 +105,7 @@ def test_the_scripts_keep_a_table_enrich_a_stream_and_count_in_windows(make_stre
     assert done.returncode == 0, done.stderr[-3000:]
 
     table = pq.read_table(tmp_path / "orders" / "table").to_pydict()
-    assert sorted(table["sequence"]) == list(range(1, stream.state()["last_seq"] + 1))
+    assert sorted(table["sequence"]) == list(range(1, last + 1))
 
     # What is no order has no item, and so no price.
     priced = [json.loads(value) for value in payloads(stream.url, "PRICED")]
@@ -103,8 +115,6 @@ def test_the_scripts_keep_a_table_enrich_a_stream_and_count_in_windows(make_stre
     shops = {row["key"]: row["count"] for row in counts}
     assert {key for key in shops if "shop" in key} == {f"{stream.name}.shop{n}" for n in range(1, 31)}
     assert all(shops[f"{stream.name}.shop{n}"] == 1 for n in range(1, 31))
-    api("STREAM.DELETE.PRICED")
-    api("STREAM.DELETE.COUNTS")
 
 
 def test_the_declarative_pipeline_keeps_its_tables_up_to_date(make_stream, tmp_path):

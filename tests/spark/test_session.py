@@ -38,8 +38,11 @@ def test_a_setting_that_is_none_of_sparks_is_refused():
         session(shuffle=2)
 
 
-def test_a_session_that_runs_already_is_used(spark):
-    assert session("another") is spark
+def test_a_session_that_runs_already_is_used_and_given_what_it_can_take(spark):
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    assert session("another", **{"spark.sql.shuffle.partitions": 3}) is spark
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "3"  # one of those that can be changed
+    spark.conf.set("spark.sql.shuffle.partitions", before)
 
 
 def test_the_archive_for_executors_has_both_packages_and_no_leftovers(tmp_path):

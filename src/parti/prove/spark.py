@@ -25,8 +25,8 @@ from parti.bench.goals import Figure
 from parti.bench.load import create_stream
 from parti.bench.report import Option, Proof, RunContext
 from parti.prove.spark_driver import digest
-from parti.prove.spark_process import WITHIN, Driver
-from parti.testing import NatsServer, eventually_blocking
+from parti.prove.spark_process import Driver
+from parti.testing import NatsServer
 from parti.wire.options import ConnectOptions
 from parti.wire.outgoing import Rows, chunk_id, chunks
 from parti.wire.publisher import Publisher
@@ -67,22 +67,15 @@ class Experiment:
 
     def wait_copied(self, at_least: int, driver: Driver) -> None:
         """Return when the second stream holds so many; a driver that ended meanwhile is started again."""
-
-        def reached() -> bool:
-            driver.ensure()
-            return self.copied >= at_least
-
-        eventually_blocking(reached, WITHIN, f"{at_least} messages in {SINK}")
+        driver.wait_for(lambda: self.copied, at_least, f"messages in {SINK}")
 
     def wait_parquet(self, driver: Driver) -> None:
         """Return when the table has as many rows as the input; more is an error that `check` will count."""
 
-        def reached() -> bool:
-            driver.ensure()
-            rows: int = sum(pq.read_metadata(path).num_rows for path in self._files())
-            return rows >= len(self.expected)
+        def rows() -> int:
+            return sum(int(pq.read_metadata(path).num_rows) for path in self._files())
 
-        eventually_blocking(reached, WITHIN, f"{len(self.expected)} rows in Parquet")
+        driver.wait_for(rows, len(self.expected), "rows in Parquet")
 
     def check(self) -> Counter[str]:
         """What is wrong with the outputs; empty when nothing is."""

@@ -29,7 +29,7 @@ def digest(rows: Iterable[tuple[Any, ...]]) -> str:
     return found.hexdigest()
 
 
-def main(config: dict[str, Any]) -> int:
+def main(config: dict[str, Any]) -> None:
     from parti.spark.session import session  # Spark is an extra
 
     conf: dict[str, Any] = {
@@ -38,7 +38,7 @@ def main(config: dict[str, Any]) -> int:
         "spark.sql.warehouse.dir": f"{config['folder']}/warehouse",
     }
     spark = session("parti-prove-spark", master="local[2]", **conf)
-    spark.sparkContext.setLogLevel("OFF")
+    spark.sparkContext.setLogLevel("ERROR")
     threading.Thread(target=_obey, args=(spark, config), daemon=True).start()
     folder = Path(config["folder"])
     source = {
@@ -61,7 +61,7 @@ def main(config: dict[str, Any]) -> int:
         spark.streams.awaitAnyTermination()
     except Exception as error:  # Spark raises many kinds here; whatever it was, the proof starts a new driver
         _say({"failed": str(error)[-2000:]})
-    return 1
+    os._exit(1)  # Spark's orderly end takes seconds, and the proof kills drivers anyway
 
 
 def _obey(spark: Any, config: dict[str, Any]) -> None:
@@ -79,4 +79,4 @@ def _say(message: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))
+    main(json.loads(sys.argv[1]))

@@ -7,14 +7,15 @@ import random
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from parti.errors import FatalError
 from parti.prove.processes import Seen, below, is_alive, kill
-from parti.testing import eventually_blocking
+from parti.testing import NeverHappened, eventually_blocking
 
-WITHIN = 180.0  # seconds for a step on a loaded machine; a cold start of Spark takes 8 to 20
+WITHIN = 180.0  # seconds without any progress, on a loaded machine; a cold start of Spark takes 8 to 20
 
 
 class ProofBroken(FatalError):
@@ -70,6 +71,28 @@ class Driver:
         """SIGKILL of some processes that run tasks, at least one if there is any."""
         workers = _task_workers(below(self.pid))
         return kill(rng.sample(workers, rng.randint(1, len(workers)))) if workers else 0
+
+    def wait_for(self, count: Callable[[], int], at_least: int, what: str) -> None:
+        """Return when `count` has come so far. A driver that ends is started again; one that stands still is an error.
+
+        Only standing still counts: on a busy machine each step may take long, and is no failure.
+        """
+        seen = -1
+        while seen < at_least:
+            before = seen
+
+            def moved(before: int = before) -> bool:
+                self.ensure()
+                return count() > before
+
+            try:
+                eventually_blocking(moved, WITHIN, "progress")
+            except NeverHappened:
+                log = Path(self._log.name).read_bytes()[-2000:].decode(errors="replace")
+                raise ProofBroken(
+                    f"the driver stands still at {seen} of {at_least} {what} for {WITHIN:g} s; its log ends: {log}"
+                ) from None
+            seen = count()
 
     def replay(self, first: int, last: int) -> str:
         """The hash of the range, read by a batch job of the driver."""

@@ -56,7 +56,7 @@ def session(
 ) -> SparkSession:
     """The session that runs already, else a new one; `format("jetstream")` works in it, also on the executors.
 
-    Settings cannot be given to a session that runs: a warning names those that would have been different.
+    Most settings cannot be given to a session that runs: a warning names those that are different there.
 
     `conf` takes Spark's names: `session("job", **{"spark.sql.shuffle.partitions": 2})`. On `local[N]` a failed task is
     tried four times as on a cluster; Spark's own default there is once, so that one killed worker ends a query.
@@ -71,6 +71,9 @@ def session(
 
     active = SparkSession.getActiveSession()
     if active is not None:
+        for name, value in conf.items():
+            if active.conf.isModifiable(name):
+                active.conf.set(name, str(value))
         if unmet := [name for name, value in (SETTINGS | conf).items() if active.conf.get(name, None) != str(value)]:
             log.warning("spark.session_reused", app=active.sparkContext.appName, settings_that_do_not_count=unmet)
         return active
