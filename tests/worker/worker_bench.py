@@ -110,7 +110,7 @@ class bench_on:
         self._server, self._name, self._url = server, name, url
 
     async def __aenter__(self) -> Bench:
-        options = ConnectOptions(servers=(self._url or self._server.url,), connect_timeout=1.0, request_timeout=2.0)
+        options = ConnectOptions(servers=(self._url or self._server.url,), connect_timeout=5.0, request_timeout=10.0)
         self._connection = await connect(options)
         self._bench = Bench(self._server, JetStreamApi(self._connection), self._name)
         return self._bench

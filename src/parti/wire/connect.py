@@ -47,6 +47,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
         self.requests = Requests(self)
         self._opening = True
         self._abandoned = False
+        self._ended = False
         self._failures = 0
 
     def __repr__(self) -> str:
@@ -118,6 +119,27 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
                 raise _NoTls
             info["tls_required"] = True
         await super()._process_info(info, initial_connection)
+
+    async def close(self) -> None:
+        """After this returns the connection is closed and stays so.
+
+        nats-py's own close loses to a reconnect under way, which swallows its cancellation, sets the client to
+        connected again and then goes on reconnecting for ever.
+        """
+        self._ended = True
+        await super().close()
+        task = self._reconnection_task
+        if task is not None and task is not asyncio.current_task():
+            while not task.done():
+                task.cancel()
+                await asyncio.wait({task}, timeout=self.connect_options.reconnect_wait)
+        if not self.is_closed:
+            await super().close()
+
+    async def _connect_to_server(self, server: Any) -> None:
+        if self._ended:
+            raise asyncio.CancelledError
+        await super()._connect_to_server(server)
 
     async def _on_error(self, error: Exception) -> None:
         if not self._opening:

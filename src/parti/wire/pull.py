@@ -212,7 +212,8 @@ class LivePull:
         limit = 2 * self._settings.heartbeat
         now = self._loop.time()
         if now - self._due > self._settings.heartbeat / 2:
-            self._last_seen = now - self._settings.heartbeat  # we were the ones who were busy: what came waits unread
+            # We were the ones who were busy: what came may wait unread.
+            self._last_seen = max(self._last_seen, now - self._settings.heartbeat)
         silent = now - self._last_seen
         if silent >= limit and self._pulls:
             self.stop()
