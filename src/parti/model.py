@@ -129,7 +129,8 @@ class Claim:
     pending: Member | None = None
     """The member the partition is moving to; set in PREPARE only."""
     previous: Member | None = None
-    """Who gave the partition up for this COMMIT, and gets it back on a rollback."""
+    """The last owner that had finished its catch-up: it gets the partition back on a rollback, and on an interest
+    stream its filter keeps the messages alive until the next owner has processed up to T."""
     cursor: int = 0
     target: int | None = None
     """None until the member that is taking over knows its T."""

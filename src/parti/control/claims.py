@@ -28,7 +28,7 @@ class IllegalTransition(UsageError):
 def assign(claim: Claim, to: Member, *, term: int) -> Claim:
     """An unowned partition gets an owner, who starts at the cursor once it has accepted."""
     _require(claim.state is ClaimState.UNASSIGNED, f"assign to {to}", claim)
-    return _commit(claim, to, previous=None, cursor=claim.cursor, term=term)
+    return _commit(claim, to, previous=claim.previous, cursor=claim.cursor, term=term)
 
 
 def prepare(claim: Claim, to: Member | None, *, term: int) -> Claim:
@@ -50,7 +50,7 @@ def release(claim: Claim, by: Member, *, cursor: int) -> Claim:
     _require(claim.state is ClaimState.PREPARE and claim.owner == by, f"release as {by}", claim)
     cursor = max(claim.cursor, cursor)
     if claim.pending is None:
-        return _unassigned(claim, cursor, claim.term)
+        return _unassigned(claim, by, cursor, claim.term)
     moved = _commit(claim, claim.pending, previous=by, cursor=cursor, term=claim.term)
     return replace(moved, target=claim.target)
 
@@ -88,14 +88,14 @@ def roll_back(claim: Claim, *, term: int) -> Claim:
     """The new owner never accepted: the one before gets the partition back."""
     _require(_undoable(claim) and claim.previous is not None, "roll back", claim)
     assert claim.previous is not None
-    return _commit(claim, claim.previous, previous=None, cursor=claim.cursor, term=term)
+    return _commit(claim, claim.previous, previous=claim.previous, cursor=claim.cursor, term=term)
 
 
 def redirect(claim: Claim, to: Member | None, *, term: int) -> Claim:
     """The new owner never accepted: another member gets the partition, or for now nobody."""
     _require(_undoable(claim), f"redirect to {to}", claim)
     if to is None:
-        return _unassigned(claim, claim.cursor, term)
+        return _unassigned(claim, claim.previous, claim.cursor, term)
     return _commit(claim, to, previous=claim.previous, cursor=claim.cursor, term=term)
 
 
@@ -103,11 +103,12 @@ def take_over(claim: Claim, to: Member | None, *, start: int, term: int) -> Clai
     """The owner is gone for certain (lease and margin): go on from `start`, which `takeover_start` computed."""
     _require(claim.owner is not None and not _undoable(claim), f"take over for {to}", claim)
     start = max(start, claim.cursor)
-    if to is None:
-        return _unassigned(claim, start, term)
     # On an interest stream the one before the last may hold the only interest in what was never caught up with.
     unfinished = claim.state is ClaimState.COMMIT and claim.previous is not None
-    taken = _commit(claim, to, previous=claim.previous if unfinished else claim.owner, cursor=start, term=term)
+    previous = claim.previous if unfinished else claim.owner
+    if to is None:
+        return _unassigned(claim, previous, start, term)
+    taken = _commit(claim, to, previous=previous, cursor=start, term=term)
     # The member that had prepared keeps its T; it filters the partition since then.
     return replace(taken, target=claim.target) if claim.pending == to else taken
 
@@ -150,8 +151,15 @@ def _commit(claim: Claim, to: Member, *, previous: Member | None, cursor: int, t
     )
 
 
-def _unassigned(claim: Claim, cursor: int, term: int) -> Claim:
-    return Claim(claim.partition, epoch=claim.epoch + 1, cursor=cursor, term=term, updated=claim.updated)
+def _unassigned(claim: Claim, previous: Member | None, cursor: int, term: int) -> Claim:
+    return Claim(
+        claim.partition,
+        epoch=claim.epoch + 1,
+        previous=previous,
+        cursor=cursor,
+        term=term,
+        updated=claim.updated,
+    )
 
 
 def _require(allowed: bool, what: str, claim: Claim) -> None:

@@ -335,7 +335,7 @@ def _keeps_filter(state: Holding, claim: Claim) -> bool:
         return True
     return (
         state.retention is Retention.INTEREST
-        and claim.state is ClaimState.COMMIT
+        and claim.state in (ClaimState.COMMIT, ClaimState.UNASSIGNED)
         and claim.previous is not None
         and claim.previous.worker == state.me.worker
     )

@@ -53,6 +53,8 @@ class Leader:
     pacing: Pacing = field(default_factory=Pacing)
     busy: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Key or question in flight -> when to stop waiting for its answer."""
+    open: Mapping[PartitionId, None] | None = None
+    """Partitions that are not where they belong, the only ones to look at; None after a change that concerns all."""
 
     @property
     def converged(self) -> bool:
@@ -181,7 +183,7 @@ def step(state: Leader, event: Event) -> Step:
             pacing = state.pacing
             for change in changes:
                 pacing = pacing.ask(now, _reason(change))
-            seen = replace(state, membership=membership, pacing=pacing)
+            seen = replace(state, membership=membership, pacing=pacing, open=None if changes else state.open)
             return _act(seen, now) if changes else (seen, ())  # renewals are the rule, and change no decision
         case PartitionsChanged(now, partitions, refresh):
             known = MappingProxyType({p.id: p for p in partitions})
@@ -196,7 +198,9 @@ def step(state: Leader, event: Event) -> Step:
                 return state, ()
             pacing = state.pacing.applied(now) if assignment.term == state.term else state.pacing.failed(now)
             busy = _without(state.busy, "assignment")
-            seen_state = replace(state, assignment=assignment, assignment_revision=revision, pacing=pacing, busy=busy)
+            seen_state = replace(
+                state, assignment=assignment, assignment_revision=revision, pacing=pacing, busy=busy, open=None
+            )
             return _act(seen_state, now)
         case PositionsRead():
             return _take_over(state, event)
@@ -214,6 +218,7 @@ def _claims_seen(state: Leader, now: float, seen: tuple[tuple[Claim, int], ...])
     known = dict(state.claims)
     moving = dict(state.moving)
     busy = dict(state.busy)
+    touched: dict[PartitionId, None] = {}
     effects: list[Effect] = []
     for claim, revision in seen:
         partition = claim.partition
@@ -221,6 +226,7 @@ def _claims_seen(state: Leader, now: float, seen: tuple[tuple[Claim, int], ...])
             continue
         known[partition] = (claim, revision)
         busy.pop(partition, None)
+        touched[partition] = None
         watched = moving.get(partition)
         if watched is None:
             if claim.moving:
@@ -237,6 +243,7 @@ def _claims_seen(state: Leader, now: float, seen: tuple[tuple[Claim, int], ...])
         claims=MappingProxyType(known),
         moving=MappingProxyType(moving),
         busy=MappingProxyType(busy),
+        open=None if state.open is None else MappingProxyType({**state.open, **touched}),
     )
     later, more = _act(updated, now)
     return later, (*effects, *more)
@@ -297,7 +304,7 @@ def _watch(state: Leader, now: float) -> Step:
             state.term,
             owner_healthy=claim.owner is not None and members.healthy(claim.owner),
             pending_healthy=claim.pending is None or members.healthy(claim.pending),
-            previous_healthy=claim.previous is not None and members.healthy(claim.previous),
+            previous_healthy=claim.previous not in (None, claim.owner) and members.healthy(claim.previous),
         )
         after, said = handoff.step(watched, tick)
         moving[partition] = after
@@ -315,30 +322,38 @@ def _repair(state: Leader, now: float) -> Step:
     if state.assignment.term != state.term:
         return state, ()  # our own assignment is not stored yet: nothing is decided
     active = state.membership.active()
+    members = state.membership
     effects: list[Effect] = []
     written: list[str] = []
+    still: dict[PartitionId, None] = {}
     orphans: dict[Member, list[PartitionId]] = {}
-    room = state.rules.parallel - len(state.moving)
-    for partition in {**state.assignment.owners, **state.claims}:
-        if partition in state.busy:
-            continue
+    in_flight = sum(1 for key in state.busy if key in state.claims and key not in state.moving)
+    room = state.rules.parallel - len(state.moving) - in_flight
+    for partition in {**state.assignment.owners, **state.claims} if state.open is None else state.open:
         worker = state.assignment.owners.get(partition)
         to = active.get(worker) if worker is not None else None
         claim, revision = state.claims.get(partition, (Claim(partition), 0))
         owner = claim.owner
-        if claim.state is ClaimState.COMMIT and not claim.accepted:
-            continue  # supervised: it is accepted, rolled back or unassigned
-        if owner is not None and not state.membership.healthy(owner):
-            if state.membership.gone(owner, now) and (to is not None or not _awaited(state, worker)):
+        healthy = owner is not None and members.healthy(owner)
+        if claim.state is ClaimState.STABLE and healthy and owner == to:
+            continue
+        if claim.state is ClaimState.UNASSIGNED and worker is None:
+            continue
+        still[partition] = None
+        if partition in state.busy or (claim.state is ClaimState.COMMIT and not claim.accepted):
+            continue  # decided already, or supervised until it is accepted, rolled back or unassigned
+        if owner is not None and not healthy:
+            if members.gone(owner, now) and (to is not None or not _awaited(state, worker)):
                 orphans.setdefault(owner, []).append(partition)
         elif claim.state is ClaimState.UNASSIGNED:
             if to is not None:
                 effects.append(WriteClaim(claims.assign(claim, to, term=state.term), revision, "assigned"))
                 written.append(partition)
-        elif claim.state is ClaimState.STABLE and owner != to and room > 0 and (to is not None or worker is None):
+        elif claim.state is ClaimState.STABLE and room > 0 and (to is not None or worker is None):
             effects.append(WriteClaim(claims.prepare(claim, to, term=state.term), revision, "moved"))
             written.append(partition)
             room -= 1
+    state = replace(state, open=MappingProxyType(still))
     floors = state.rules.retention is not Retention.WORKQUEUE
     for member, lost in orphans.items():
         question = f"positions {member}"

@@ -1,0 +1,223 @@
+"""Stable ids and the fence: one process per id, and it stops by its own clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from parti.control.identity import (
+    Fenced,
+    Granted,
+    Identity,
+    LeaseRecord,
+    LeaseStatus,
+    Leave,
+    NotWritten,
+    OwnRead,
+    Phase,
+    Pool,
+    PoolRead,
+    ReadOwn,
+    ReadPool,
+    Stop,
+    Tick,
+    WriteLease,
+    Written,
+    seeking,
+    step,
+)
+from parti.control.lease import Hold, LeaseTerms, Sighting
+from parti.errors import ConfigError
+from parti.model import Member, WorkerId
+
+TERMS = LeaseTerms(ttl=6.0, renew_every=2.0, margin=0.3)
+W0, W1 = WorkerId("worker-0"), WorkerId("worker-1")
+
+
+def record(worker: WorkerId, nonce: str, **more: object) -> LeaseRecord:
+    return replace(LeaseRecord(Member(worker, nonce), beat=1), **more)  # type: ignore[arg-type]
+
+
+def held(now: float = 0.0, nonce: str = "me") -> Identity:
+    """A process that took worker-0 with a write sent at `now`, confirmed at revision 5."""
+    state = seeking(nonce, terms=TERMS)
+    state, effects = step(state, PoolRead(now, now, {}))
+    assert effects == (WriteLease(W0, LeaseRecord(Member(W0, nonce), beat=1, clean=False), 0),)
+    state, effects = step(state, Written(now + 0.1, 1, 5))
+    assert effects == (Granted(Member(W0, nonce)),)
+    return state
+
+
+def test_the_first_tick_asks_for_the_pool_and_the_lowest_free_id_is_taken() -> None:
+    state = seeking("me", terms=TERMS)
+    state, effects = step(state, Tick(0.0))
+    assert effects == (ReadPool(),)
+    _, effects = step(state, PoolRead(0.1, 0.0, {W0: (record(W0, "other"), 3)}))
+    (write,) = effects
+    assert isinstance(write, WriteLease)
+    assert (write.worker, write.expected) == (W1, 0)
+
+
+def test_the_deadline_counts_from_before_the_renewal_was_sent_and_ends_a_margin_early() -> None:
+    state = held(now=100.0)
+    assert state.hold.fence.deadline == pytest.approx(100.0 + 6.0 - 0.3)
+    assert state.may_act(105.6)
+    assert not state.may_act(105.8)
+
+
+def test_a_process_frozen_past_its_lease_is_fenced_by_its_own_clock_whatever_event_comes_first() -> None:
+    for event in (Tick(200.0), Written(200.0, 2, 9), NotWritten(200.0), OwnRead(200.0, record(W0, "me"), 5)):
+        state, effects = step(held(), event)
+        assert isinstance(effects[0], Fenced)
+        assert state.phase is Phase.STOPPED
+        assert step(state, Tick(201.0)) == (state, ()), "this nonce never acts again"
+
+
+def test_a_renewal_is_a_cas_on_the_own_revision() -> None:
+    state, effects = step(held(), Tick(2.0))
+    (write,) = effects
+    assert isinstance(write, WriteLease)
+    assert (write.expected, write.record.beat) == (5, 2)
+    state, _ = step(state, Written(2.1, 2, 8))
+    assert state.hold.revision == 8
+    assert state.hold.fence.deadline == pytest.approx(2.0 + 5.7)
+
+
+def test_a_lost_answer_is_recognised_by_its_beat_and_counts_from_that_write_not_from_a_later_one() -> None:
+    state, _ = step(held(), Tick(2.0))
+    state, effects = step(state, NotWritten(3.0))
+    assert effects == (ReadOwn(W0),)
+    state, _ = step(state, Tick(4.0))
+    assert state.hold.beat == 3
+    state, _ = step(state, NotWritten(4.5))
+    state, effects = step(state, OwnRead(4.6, record(W0, "me", beat=2), 8))
+    assert effects == ()
+    assert state.hold.fence.deadline == pytest.approx(2.0 + 5.7)
+
+
+def test_whoever_finds_another_nonce_under_its_id_stops_at_once() -> None:
+    _, effects = step(held(), OwnRead(1.0, record(W0, "thief"), 9))
+    assert effects == (Fenced(Member(W0, "me"), "another process holds the id"),)
+
+
+def test_a_refused_claim_never_writes_blindly() -> None:
+    """GO_PARTI W6: a plain put after a failed read gave two processes the same id."""
+    state = seeking("me", terms=TERMS)
+    state, _ = step(state, PoolRead(0.0, 0.0, {}))
+    state, effects = step(state, NotWritten(0.1))
+    assert effects == (ReadOwn(W0),)
+    state, effects = step(state, OwnRead(0.2, record(W0, "faster"), 7))
+    assert effects == (ReadPool(),)
+    _, effects = step(state, PoolRead(0.3, 0.3, {W0: (record(W0, "faster"), 7)}))
+    assert isinstance(effects[0], WriteLease)
+    assert effects[0].worker == W1
+
+
+def test_a_claim_whose_answer_was_lost_is_found_by_reading() -> None:
+    state = seeking("me", terms=TERMS)
+    state, _ = step(state, PoolRead(0.0, 0.0, {}))
+    state, _ = step(state, NotWritten(0.1))
+    state, effects = step(state, OwnRead(0.2, record(W0, "me", beat=1), 7))
+    assert effects == (Granted(Member(W0, "me")),)
+    assert state.hold.revision == 7
+
+
+def test_an_answer_that_came_after_the_lease_had_run_out_grants_nothing() -> None:
+    state = seeking("me", terms=TERMS)
+    state, _ = step(state, PoolRead(0.0, 0.0, {}))
+    _, effects = step(state, Written(20.0, 1, 7))
+    assert isinstance(effects[0], Fenced)
+
+
+def full(nonce: str = "other", **more: object) -> dict[WorkerId, tuple[LeaseRecord, int]]:
+    return {w: (record(w, f"{nonce}{i}", **more), i + 1) for i, w in enumerate(Pool(last=1).ids())}
+
+
+def test_a_full_pool_is_waited_for_and_an_expired_id_is_taken_only_after_lease_and_margin() -> None:
+    state = seeking("me", terms=TERMS, pool=Pool(last=1))
+    state, effects = step(state, PoolRead(0.0, 0.0, full()))
+    assert effects == ()
+    state, effects = step(state, PoolRead(6.29, 6.2, full()))
+    assert effects == ()
+    state, effects = step(state, PoolRead(6.4, 6.31, full()))
+    (write,) = effects
+    assert isinstance(write, WriteLease)
+    assert (write.worker, write.expected, write.record.clean) == (W0, 1, True)
+
+
+def test_the_wait_starts_again_with_every_renewal() -> None:
+    state = seeking("me", terms=TERMS, pool=Pool(last=0))
+    for now in range(0, 60, 2):
+        state, effects = step(state, PoolRead(float(now), float(now), {W0: (record(W0, "busy"), now + 1)}))
+        assert effects == ()
+
+
+def test_a_resting_id_is_taken_at_once_so_that_a_restart_moves_nothing() -> None:
+    leases = {W1: (record(W1, "gone", status=LeaseStatus.RESTING), 4), W0: (record(W0, "busy"), 3)}
+    _, effects = step(seeking("me", terms=TERMS), PoolRead(0.0, 0.0, leases))
+    (write,) = effects
+    assert isinstance(write, WriteLease)
+    assert (write.worker, write.expected, write.record.clean) == (W1, 4, True)
+
+
+def test_an_instance_takes_its_own_id_back_at_once_but_says_that_the_one_before_may_still_run() -> None:
+    leases = {W0: (record(W0, "other"), 3), W1: (record(W1, "before", instance="pod-1"), 4)}
+    _, effects = step(seeking("me", terms=TERMS, instance="pod-1"), PoolRead(0.0, 0.0, leases))
+    (write,) = effects
+    assert isinstance(write, WriteLease)
+    assert (write.worker, write.record.clean) == (W1, False)
+
+
+def test_a_leaving_member_says_so_goes_on_and_stops_with_its_last_record() -> None:
+    state, effects = step(held(), Leave(1.0))
+    assert isinstance(effects[0], WriteLease)
+    assert effects[0].record.status is LeaseStatus.LEAVING
+    state, _ = step(state, Written(1.1, 2, 6))
+    assert state.may_act(2.0)
+    state, effects = step(state, Stop(2.0))
+    assert isinstance(effects[0], WriteLease)
+    assert effects[0].record.status is LeaseStatus.LEFT
+    assert not state.may_act(2.1)
+
+
+def test_a_returning_member_rests() -> None:
+    _, effects = step(held(), Stop(1.0, returning=True))
+    assert isinstance(effects[0], WriteLease)
+    assert effects[0].record.status is LeaseStatus.RESTING
+
+
+def test_a_pool_of_one_id_is_valid_and_a_senseless_one_is_refused() -> None:
+    """GO_PARTI W18: min = max = 0 silently became 99."""
+    assert Pool(first=0, last=0).ids() == (W0,)
+    with pytest.raises(ConfigError):
+        Pool(first=3, last=2)
+    with pytest.raises(ConfigError):
+        Pool(prefix="a.b")
+
+
+@pytest.mark.parametrize("wrong", [{"ttl": 3.0}, {"renew_every": 0.0}, {"margin": 2.0}, {"margin": -1.0}])
+def test_lease_terms_that_cannot_be_kept_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        LeaseTerms(**wrong)
+
+
+def test_silence_alone_never_proves_that_a_lease_is_over() -> None:
+    seen = Sighting(7, since=0.0)
+    assert seen.overdue(100.0, TERMS)
+    assert not seen.expired(TERMS)
+    assert not seen.seen_again(None).expired(TERMS)
+    assert not seen.seen_again(6.2).expired(TERMS)
+    assert seen.seen_again(6.31).expired(TERMS)
+
+
+def test_writes_of_unknown_fate_are_remembered_but_not_for_ever() -> None:
+    hold = Hold(TERMS)
+    for now in range(100):
+        hold = hold.sending(float(now))
+    assert len(hold.sent) <= 8
+
+
+def test_the_agent_is_told_when_to_tick_next() -> None:
+    assert held().next_tick == pytest.approx(2.0)
+    assert seeking("me", terms=TERMS).next_tick < 0

@@ -1,0 +1,56 @@
+"""When to rebalance: joins are gathered, a crash never waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from parti.control.windows import Pacing, Reason, Windows
+from parti.errors import ConfigError
+
+WINDOWS = Windows(cold_start=10.0, planned=2.0, cooldown=5.0)
+
+
+def quiet(now: float = 0.0) -> Pacing:
+    return Pacing(WINDOWS).ask(now, Reason.ADOPT).sent().applied(now)
+
+
+def test_joins_are_gathered_for_a_window_counted_from_the_first() -> None:
+    pacing = quiet(0.0).ask(20.0, Reason.PLANNED_SCALE).ask(21.9, Reason.PLANNED_SCALE)
+    assert pacing.due_at == 22.0
+
+
+@pytest.mark.parametrize("urgent", [Reason.EMERGENCY, Reason.LEAVE, Reason.PARTITIONS, Reason.REFRESH])
+def test_what_is_urgent_waits_for_no_window_and_no_cooldown(urgent: Reason) -> None:
+    """GO_PARTI W11: a crash in a window waited it out, and the cooldown delayed it too."""
+    pacing = quiet(19.9).ask(20.0, Reason.PLANNED_SCALE).ask(20.1, urgent)
+    assert pacing.due_at <= 20.1
+    assert pacing.ask(20.2, Reason.PLANNED_SCALE).reason is urgent
+
+
+def test_a_cold_start_assigns_at_once_and_gathers_joins_afterwards() -> None:
+    pacing = Pacing(WINDOWS).ask(0.0, Reason.COLD_START)
+    assert pacing.due_at == 0.0
+    pacing = pacing.sent().applied(0.1).ask(1.0, Reason.PLANNED_SCALE)
+    assert pacing.due_at == pytest.approx(10.1)
+
+
+def test_planned_rebalances_keep_a_cooldown() -> None:
+    assert quiet(0.0).ask(1.0, Reason.PLANNED_SCALE).due_at == 5.0
+
+
+def test_what_is_asked_for_while_an_assignment_is_on_its_way_is_kept() -> None:
+    """The simulator's seed 142: a death heard between the write and its answer was forgotten."""
+    pacing = quiet().ask(20.0, Reason.PLANNED_SCALE).sent().ask(20.1, Reason.EMERGENCY).applied(20.2)
+    assert pacing.reason is Reason.EMERGENCY
+    assert pacing.due_at == 20.1
+
+
+def test_a_write_that_failed_is_asked_for_again() -> None:
+    pacing = quiet().ask(20.0, Reason.EMERGENCY).sent()
+    assert pacing.due_at == float("inf")
+    assert pacing.failed(20.5).due_at == 20.5
+
+
+def test_negative_windows_are_refused() -> None:
+    with pytest.raises(ConfigError):
+        Windows(planned=-1)
