@@ -150,11 +150,11 @@ class Agent:
             if self._ended.done():
                 return
             if self.leadership is not None and self.live.is_set():
+                if now >= self.hold_judgement_until:
+                    self._step_members(membership.Tick(now))
                 lead = now >= self._next_lead
                 if lead:
                     self._next_lead = now + _LEAD_EVERY
-                    if now >= self.hold_judgement_until:
-                        self._step_members(membership.Tick(now))
                 self.leadership.tick(now, lead=lead)
             if self.plane is not None:
                 self.plane.tick(now)

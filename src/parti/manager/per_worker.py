@@ -78,7 +78,8 @@ class PerWorkerPlane:
         return held is not None and held.lease == lease
 
     def holds_nothing(self) -> bool:
-        return all(h.lease is None and h.phase is Phase.IDLE and not h.filtered for h in self._holdings.values())
+        done = (Phase.IDLE, Phase.RELEASED)
+        return all(h.lease is None and h.phase in done and not h.filtered for h in self._holdings.values())
 
     def owned(self) -> frozenset[PartitionId]:
         return frozenset(p for p, h in self._holdings.items() if h.lease is not None)

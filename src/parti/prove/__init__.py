@@ -6,6 +6,7 @@ from typing import Final
 
 # Name on the command line -> module that defines PROOF. Only names, so that `parti --help` imports none of them.
 PROOFS: Final[dict[str, str]] = {
+    "crash": "parti.prove.crash",
     "handoff": "parti.prove.handoff",
     "spark": "parti.prove.spark",
     "group": "parti.prove.group",

@@ -78,6 +78,14 @@ class Run:
         self.instances.append(instance)
         return instance
 
+    def check_alive(self) -> None:
+        """Raise when an instance ended although nobody ended it."""
+        for instance in self.instances:
+            if instance.process.poll() is not None:
+                assert instance.process.stdout is not None
+                said = instance.process.stdout.read().decode(errors="replace").strip()
+                raise UsageError(f"instance {instance.name} ended by itself: {said[-500:]}")
+
     def active(self, member: str) -> Instance | None:
         """The member's instance whose effect was seen last."""
         mine = [i for i in self.instances if i.member == member and i.name in self.seen_from]
@@ -87,6 +95,7 @@ class Run:
         """Seconds from `since` until another instance of the member has an effect."""
 
         def seen() -> float:
+            self.check_alive()
             times = [t for n, t in self.seen_from.items() if n.startswith(f"{member}#") and n != but and t > since]
             return min(times, default=0.0)
 
@@ -217,7 +226,8 @@ async def _finished(proof: Run) -> None:
     async def done() -> bool:
         return await _done(proof)
 
-    await eventually(done, timeout=60, what="an effect for every message")
+    finished: bool = await eventually(done, timeout=60, what="an effect for every message")
+    assert finished
 
 
 async def _done(proof: Run) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 import pyarrow as pa
 
 from parti.errors import DataLoss
+from parti.model import Retention
 from parti.observe import worker_metrics as m
 from parti.wire.async_ranges import AsyncRangeReader
 from parti.wire.options import ConnectOptions
@@ -117,7 +118,15 @@ class CatchUp:
             while after < to:
                 try:
                     async with contextlib.aclosing(
-                        reader.read(self._stream, after, to, subjects=subjects, columns=_COLUMNS)
+                        reader.read(
+                            self._stream,
+                            after,
+                            to,
+                            subjects=subjects,
+                            columns=_COLUMNS,
+                            # What was acked is gone from an interest stream, as it should be.
+                            allow_gone=self._desk.retention is not Retention.LIMITS,
+                        )
                     ) as batches:
                         async for batch in batches:
                             fed += await self._feed(batch, wanted)

@@ -13,6 +13,7 @@ from parti.errors import PartiError
 from parti.model import Retention
 from parti.observe import worker_metrics as m
 from parti.wire.api import JetStreamApi
+from parti.wire.filters import SubjectFilter
 from parti.worker.assigner import Assigner
 from parti.worker.attempts import Attempts
 from parti.worker.catchup import CatchUp
@@ -119,6 +120,8 @@ class Engine:
                 group.create_task(self._updates(), name="parti-worker-updates")
                 group.create_task(self.session.run(), name="parti-worker-session")
                 group.create_task(self._tick(), name="parti-worker-tick")
+                # The first filter makes pyarrow look for pandas, whose import takes a second: not in a take-over.
+                group.create_task(asyncio.to_thread(SubjectFilter, ("warm.up",)), name="parti-worker-warm-up")
         except BaseExceptionGroup as bug:
             self.recorder.health.broke(self.clock.now(), repr(bug.exceptions[0]))
             self.recorder.show_health()

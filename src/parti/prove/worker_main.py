@@ -1,0 +1,74 @@
+"""The program of a worker process in a proof: a manager and a consumer whose effects go to the proof's sink."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from parti.config.sections import LogFormat, LogLevel, ObserveSection
+from parti.manager import ControlConfig, Hooks, Manager
+from parti.model import Lease
+from parti.observe.logs import configure_logging
+from parti.prove.fleet import STREAM
+from parti.prove.sink import SinkClient
+from parti.prove.traffic import value_of
+from parti.wire.api import JetStreamApi
+from parti.wire.connect import connect
+from parti.wire.options import ConnectOptions
+from parti.worker import Message, WorkerConfig, WorkerConsumer
+
+
+def say(word: str, **fields: Any) -> None:
+    """One line to the proof."""
+    print(json.dumps({"say": word, **fields}), flush=True)
+
+
+async def work(settings: dict[str, Any]) -> None:
+    """Until SIGTERM: then hand over and leave."""
+    options = ConnectOptions(servers=tuple(settings["urls"]), request_timeout=5.0, name="prove-worker")
+    connection = await connect(options)
+    sink = await SinkClient.open(int(settings["sink"]))
+    config = WorkerConfig(stream=STREAM, subject_template=f"{STREAM}.{{partition}}", **settings["worker"])
+    consumer = WorkerConsumer(JetStreamApi(connection), config)
+    owner, takes = f"pid-{os.getpid()}", float(settings["takes"])
+
+    @consumer.handler
+    async def handle(message: Message) -> None:
+        key, producer, counter = value_of(message)
+        if takes:
+            await asyncio.sleep(takes)
+        await sink.effect(message.partition.id, key, producer, counter, owner, message.lease.epoch)
+
+    def granted(lease: Lease) -> None:
+        say("granted", partition=lease.partition, epoch=lease.epoch)
+
+    def revoked(lease: Lease) -> None:
+        say("revoked", partition=lease.partition, epoch=lease.epoch)
+
+    hooks = Hooks(
+        on_partition_granted=granted,
+        on_partition_revoked=revoked,
+        on_state_changed=lambda old, new: say("state", state=new.value, leader=manager.is_leader),  # noqa: ARG005
+    )
+    manager = Manager(
+        ControlConfig(**settings["control"]), connection, settings["partitions"], consumer=consumer, hooks=hooks
+    )
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+    await manager.start(120.0)
+    say("live", worker=manager.worker_id)
+    await asked.wait()
+    await manager.stop(returning=bool(settings["returning"]))
+    await sink.close()
+    await connection.close()
+    say("stopped")
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    configure_logging(ObserveSection(log_format=LogFormat.JSON, log_level=LogLevel(given["log_level"])))
+    asyncio.run(work(given))
