@@ -13,4 +13,5 @@ BENCHMARKS: Final[dict[str, str]] = {
     "spark-read": "parti.bench.spark_read",
     "spark-write": "parti.bench.spark_write",
     "group": "parti.bench.group",
+    "deliver": "parti.bench.deliver",
 }

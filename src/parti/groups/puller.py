@@ -112,6 +112,8 @@ class Puller:
             self._unsent.append((reply.decode(), body))
         else:
             self._live.publish(reply.decode(), body)
+            if self._in_hand() <= 1:
+                self._live.send_now()  # strictly in order: the next message comes when this answer is there
 
     async def flush(self) -> None:
         """After this returns the server has taken every answer sent so far."""

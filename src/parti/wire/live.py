@@ -131,6 +131,10 @@ class LiveConnection(asyncio.BufferedProtocol):
             self._transport.write(b"".join(self._out))
         self._out.clear()
 
+    def send_now(self) -> None:
+        """Write what is queued without waiting for the end of this turn: the other side waits for it."""
+        self._flush()
+
     def publish(self, subject: str, data: bytes = b"", reply: str = "") -> None:
         """Queue one message; nothing confirms that it arrived."""
         self.write(b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), reply.encode(), len(data), data))
