@@ -99,7 +99,6 @@ async def _load(
         acks = await asyncio.gather(*(js.publish(subject, b"x") for subject in subjects))
         last = max(ack.seq for ack in acks)
         await asyncio.sleep(0.02)
-    return last
 
 
 async def _trials(
