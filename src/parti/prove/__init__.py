@@ -7,7 +7,11 @@ from typing import Final
 # Name on the command line -> module that defines PROOF. Only names, so that `parti --help` imports none of them.
 PROOFS: Final[dict[str, str]] = {
     "crash": "parti.prove.crash",
+    "deletion": "parti.prove.deletion",
+    "fencing": "parti.prove.fencing",
     "handoff": "parti.prove.handoff",
+    "leader": "parti.prove.leader",
+    "stop": "parti.prove.stop",
     "spark": "parti.prove.spark",
     "group": "parti.prove.group",
     "sim": "parti.prove.sim",

@@ -33,7 +33,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     async with herd(shape, ctx.random()) as group:
         await group.add(shape.workers)
         await group.settled()
-        group.traffic.start()
+        await group.flow()
         with ctx.progress("crashes", total=crashes) as advance:
             for _ in range(crashes):
                 took += await _crash(group)

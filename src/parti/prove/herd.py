@@ -112,7 +112,12 @@ class Herd:
             claims = await store.claims()
             return all(claim.state is ClaimState.STABLE for claim, _ in claims.values())
 
-        await eventually(rests, timeout, "all partitions owned and at rest")
+        _: bool = await eventually(rests, timeout, "all partitions owned and at rest")
+
+    async def flow(self) -> None:
+        """Start the load; returns when every partition has had an effect."""
+        self.traffic.start()
+        await eventually(lambda: len(self.sink.last) == len(self.partitions), 60.0, "effects of every partition")
 
     async def leader(self) -> WorkerProcess | None:
         """The process that leads, as the bucket says."""

@@ -22,6 +22,10 @@ from parti.wire.options import ConnectOptions
 from parti.worker import Message, WorkerConfig, WorkerConsumer
 
 
+class StaleEffect(Exception):
+    """The sink refused: somebody else owns the partition by now."""
+
+
 def say(word: str, **fields: Any) -> None:
     """One line to the proof."""
     print(json.dumps({"say": word, **fields}), flush=True)
@@ -41,7 +45,8 @@ async def work(settings: dict[str, Any]) -> None:
         key, producer, counter = value_of(message)
         if takes:
             await asyncio.sleep(takes)
-        await sink.effect(message.partition.id, key, producer, counter, owner, message.lease.epoch)
+        if not await sink.effect(message.partition.id, key, producer, counter, owner, message.lease.epoch):
+            raise StaleEffect("the sink knows a newer epoch")
 
     def granted(lease: Lease) -> None:
         say("granted", partition=lease.partition, epoch=lease.epoch)
