@@ -161,6 +161,7 @@ class _Line:
         self._filling: list[tuple[str, bytes, str, Any]] = []
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._ended = False
         self._closed = threading.Event()
 
     def put(self, subject: str, data: bytes, name: str, headers: Any) -> None:
@@ -197,6 +198,7 @@ class _Line:
     def _hand_over(self, chunk: list[tuple[str, bytes, str, Any]] | None) -> None:
         self.check()
         if self._thread is None:
+            self._ended = False
             self._thread = threading.Thread(target=self._run, name=f"parti-{self._name}", daemon=True)
             self._thread.start()
         self._waiting.put(chunk)
@@ -206,8 +208,16 @@ class _Line:
             self._publish()
         except BaseException as error:  # raised again in the task's own thread
             self._error = error
-            while self._waiting.get() is not None:  # nobody may wait for room that never comes
+            while self._next() is not None:  # nobody may wait for room that never comes
                 pass
+
+    def _next(self) -> list[tuple[str, bytes, str, Any]] | None:
+        """The next chunk; None at the end, and ever after."""
+        if self._ended:
+            return None
+        chunk = self._waiting.get()
+        self._ended = chunk is None
+        return chunk
 
     def _publish(self) -> None:
         with Publisher(
@@ -218,7 +228,7 @@ class _Line:
             name=self._name,
             expect=self._fence,
         ) as publisher:
-            while (waiting := self._waiting.get()) is not None and not self._closed.is_set():
+            while (waiting := self._next()) is not None and not self._closed.is_set():
                 for number, rows in enumerate(chunks([_rows(waiting)])):
                     publisher.publish(rows, chunk_id(self._name, number, rows))
             publisher.flush()

@@ -1,0 +1,142 @@
+"""The lease of a pipeline and the fence of its publishes, on a real server and without Spark."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from parti.bench.load import create_stream
+from parti.errors import ConfigError
+from parti.spark.pipeline.fence import StaleEpoch, fence_subject, raise_fence
+from parti.spark.pipeline.lease import DriverLease, LeaseLost, Standby
+from parti.spark.pipeline.publishing import ResultSink, TaskSinks, _Line
+from parti.testing import NatsServer, eventually_blocking
+from parti.wire.blocking import BlockingConnection
+from parti.wire.errors import WrongLastSequence
+from parti.wire.options import ConnectOptions
+
+QUICK = Standby(ttl=1.0, renew_every=0.3, margin=0.1)
+
+
+@pytest.fixture
+def options(server: NatsServer) -> ConnectOptions:
+    return ConnectOptions(servers=(server.url,))
+
+
+@pytest.fixture
+def connection(options: ConnectOptions) -> Iterator[BlockingConnection]:
+    with BlockingConnection.open(options) as opened:
+        yield opened
+
+
+def lease(
+    options: ConnectOptions, name: str, owner: str, standby: Standby = QUICK
+) -> tuple[DriverLease, threading.Event]:
+    lost = threading.Event()
+    return DriverLease(options, name, standby, owner=owner, on_lost=lost.set), lost
+
+
+def test_one_driver_holds_the_lease_and_the_other_gets_it_when_it_is_given_back(options, name):
+    first, _ = lease(options, name, "a")
+    second, _ = lease(options, name, "b")
+    with first:
+        assert first.acquire(20) == 1
+        first.check()
+        with second:
+            assert second.acquire(1.5) is None
+            with pytest.raises(LeaseLost, match="b no longer holds"):
+                second.check()
+            first.__exit__(None, None, None)
+            assert second.acquire(20) == 2
+            second.check()
+            assert not first.held
+
+
+def test_a_driver_whose_server_is_gone_stops_by_its_own_clock(own_server, name):
+    options = ConnectOptions(servers=(own_server.url,))
+    held, lost = lease(options, name, "a")
+    with held:
+        assert held.acquire(20) == 1
+        own_server.kill()
+        assert lost.wait(20)
+        assert not held.held
+
+
+def test_the_epoch_grows_with_every_owner_also_after_all_were_gone(options, name):
+    for epoch in (1, 2, 3):
+        held, _ = lease(options, name, f"driver-{epoch}")
+        with held:
+            assert held.acquire(20) == epoch
+
+
+def test_a_stale_owner_cannot_publish_once_the_next_has_set_its_marker(options, connection, name):
+    create_stream(options, name, "file", allow_atomic=True)
+    subject = fence_subject(name, (f"{name}.>",), "orders")
+    first = raise_fence(options, name, subject, epoch=1, owner="a")
+
+    def publish(marker: int, count: int, tag: str) -> None:
+        line = _Line(options, name, (subject, marker), "test")
+        for number in range(count):
+            line.put(f"{name}.k", b"x", f"{tag}-{number}", None)
+        try:
+            line.flush()
+        finally:
+            line.close()
+
+    publish(first, 5, "one")
+    second = raise_fence(options, name, subject, epoch=2, owner="b")
+    for count in (1, 5):
+        with pytest.raises(WrongLastSequence):
+            publish(first, count, f"stale-{count}")
+    publish(second, 5, "two")
+    publish(second, 5, "one")  # what the first has stored is known by its ids
+    state = connection.api(f"STREAM.INFO.{name}")["state"]
+    assert state["messages"] == 12
+
+
+def test_a_marker_of_a_later_epoch_stands(options, connection, name):
+    create_stream(options, name, "file")
+    subject = fence_subject(name, (f"{name}.>",), "orders")
+    later = raise_fence(options, name, subject, epoch=7, owner="b")
+    assert raise_fence(options, name, subject, epoch=7, owner="b") == later
+    for owner, epoch in (("a", 6), ("c", 7)):
+        with pytest.raises(StaleEpoch, match="b has set epoch 7"):
+            raise_fence(options, name, subject, epoch=epoch, owner=owner)
+    answer = connection.api(f"STREAM.MSG.GET.{name}", {"last_by_subj": subject})
+    assert answer["message"]["seq"] == later
+
+
+def test_a_stream_without_room_for_a_marker_is_refused_with_advice():
+    assert fence_subject("S", ("a", "b.c.>"), "p") == "b.c.parti-fence.p"
+    with pytest.raises(ConfigError, match="no subject that ends in '>'"):
+        fence_subject("S", ("a", "b.*"), "p")
+
+
+def test_a_sink_that_refuses_ends_the_task_and_nothing_waits_for_it(options, name):
+    create_stream(options, name, "file")
+    sink = ResultSink(options, name, f"{name}.x", fence=(f"{name}.fence", 99))
+    with TaskSinks(sink, None, pipeline="p", stream="S") as sinks:
+        line = sinks._lines["results"]
+
+        def put_many() -> None:
+            for number in range(50_000):
+                line.put(f"{name}.x", b"x", str(number), None)
+
+        with pytest.raises(WrongLastSequence):
+            put_many()
+        eventually_blocking(lambda: line._error is not None, 10, "the thread has told its error")
+
+
+def test_a_record_that_is_not_ours_is_told(options, name, connection):
+    held, _ = lease(options, name, "a", Standby(bucket=f"{name}-bucket", ttl=1.0, renew_every=0.3, margin=0.1))
+    with held:
+        assert held.acquire(20) == 1
+    connection.request(f"$KV.{name}-bucket.{name}.leader", json.dumps({"who": "me"}).encode())
+    other, lost = lease(options, name, "b", Standby(bucket=f"{name}-bucket", ttl=1.0, renew_every=0.3, margin=0.1))
+    with other:
+        assert lost.wait(20)
+        with pytest.raises(Exception, match="is not ours"):
+            other.acquire(5)
