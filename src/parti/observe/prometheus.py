@@ -30,6 +30,7 @@ class PrometheusMetrics:
         self._instruments = {metric: self._instrument(metric) for metric in catalog}
         # Bounded by the catalog: a series is looked up once and checked once.
         self._series: dict[tuple[str, tuple[tuple[str, str], ...]], _Instrument] = {}
+        self._bare: dict[str, _Instrument] = {}
         self._seen: dict[tuple[str, str], set[str]] = {}
         if BUILD_INFO in self._instruments:
             self.set(BUILD_INFO, 1, version=parti.__version__)
@@ -56,6 +57,8 @@ class PrometheusMetrics:
         return f"<PrometheusMetrics metrics={len(self._instruments)} series={len(self._series)}>"
 
     def _at(self, metric: Metric, labels: dict[str, str]) -> _Instrument:
+        if not labels and (bare := self._bare.get(metric.name)) is not None:  # once a message: half the cost
+            return bare
         key = (metric.name, tuple(sorted(labels.items())))
         found = self._series.get(key)
         if found is not None:

@@ -22,6 +22,7 @@ _ACK_PREFIX = np.frombuffer(_ACK, dtype=np.uint8)
 # Below this many messages a plain loop (2 us each) beats the fixed 300 us of the NumPy passes; a worker near the tail
 # of its stream gets one to three messages a read.
 _FEW = 128
+_SPANS = np.array([0, 1, 6])  # rows of `Frames.positions`: subject start, subject end, payload start
 # How many dots a reply subject has, and how many of its last tokens come after `num_pending` (ADR-15).
 _ACK_SHAPES = {8: 0, 10: 0, 11: 1}
 # The lines Direct Get puts behind the message's own headers, in this order (nats-server 2.11 to 2.15).
@@ -141,7 +142,7 @@ def consumer_deliveries(frames: Frames) -> Deliveries:
     numbers = _ack_numbers(frames) if len(frames) >= _FEW else None
     if numbers is None:
         numbers = _ack_numbers_plain(frames)
-    return Deliveries(frames, numbers, np.stack([frames.subject_start, frames.subject_end, frames.payload_start]))
+    return Deliveries(frames, numbers, frames.positions[_SPANS])
 
 
 def _ack_numbers(frames: Frames) -> Ints | None:

@@ -48,6 +48,7 @@ class Desk:
         self._metrics = recorder.metrics
         self._loop = asyncio.get_running_loop()
         self._kick_due = False
+        self._tight = False  # less room than one round of pulls needs
         self._room = asyncio.Event()
         self._last_read = 0.0
         self._spacing = 1.0  # stream sequences from one of our messages to the next
@@ -59,9 +60,9 @@ class Desk:
 
     def capacity(self) -> int:
         """How many more messages may be asked for, those on their way included."""
-        if not self.may_pull():
-            return 0
-        return self.config.capacity - self.ledger.in_hand
+        room = self.config.capacity - self.ledger.in_hand if self.may_pull() else 0
+        self._tight = room < self.batches.size * self.config.prefetch_depth
+        return room
 
     def on_batch(self, deliveries: Deliveries) -> None:
         """Take one read: put each message where it belongs."""
@@ -116,6 +117,7 @@ class Desk:
         if answers and self.connection is not None:
             self.connection.write(b"".join(answers))
         self._count(len(sequences), sum(1 for count in counts if count > 1), dropped, now)
+        self._adapt(now)
         if self.on_first is not None:
             tell, self.on_first = self.on_first, None
             tell()
@@ -240,24 +242,34 @@ class Desk:
         self.batches.done += 1
         if message._reply and self.connection is not None:
             self.connection.write(ACK % message._reply)
+        if not self.ledger.in_hand:
+            self._metrics.set(m.INFLIGHT, 0)
+        if self._tight:
+            self._kick_later()
+
+    def _kick_later(self) -> None:
         if not self._kick_due:
             self._kick_due = True
             self._loop.call_soon(self._kick)
 
     def _kick(self) -> None:
+        """Room was made while it was short: ask for more, once a turn of the loop."""
         self._kick_due = False
         if self.ledger.in_hand < self.config.capacity:
             self._room.set()
-        self._metrics.set(m.INFLIGHT, self.ledger.in_hand)
         if self.pull is not None:
-            if self.batches.adapt(self._loop.time()):
-                self.pull.tune(self.batches.size, self.batches.size * self.config.prefetch_depth)
+            self._adapt(self._loop.time())
             self.pull.kick()
+
+    def _adapt(self, now: float) -> None:
+        if self.batches.adapt(now) and self.pull is not None:
+            self.pull.tune(self.batches.size, self.batches.size * self.config.prefetch_depth)
 
     async def room(self) -> None:
         """Return when another message may be taken."""
         while self.ledger.in_hand >= self.config.capacity:
             self._room.clear()
+            self._tight = True
             await self._room.wait()
 
     def drop(self, state: PartitionState) -> None:
@@ -273,9 +285,7 @@ class Desk:
             lane.queue.clear()
         if answers and self.retention is Retention.LIMITS and self.connection is not None:
             self.connection.write(b"".join(answers))
-        if not self._kick_due:
-            self._kick_due = True
-            self._loop.call_soon(self._kick)
+        self._kick_later()
 
     def heartbeat(self, older_than: float) -> int:
         """Tell the server that what is held for longer than this is in progress; returns how many messages that was."""

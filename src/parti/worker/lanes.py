@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from parti.worker.ledger import PartitionState
     from parti.worker.message import Message
 
+_PARKED = 32  # runners kept for the next messages: waking one costs half of what a new task costs
 QUANTUM = 16  # messages of one lane before the next ready lane has its turn
 _SLICE = 0.005  # seconds a runner works before it lets the loop do other things: acks, heartbeats, other workers
 
@@ -38,11 +39,12 @@ class Lane:
 class Runner:
     """A task that handles lanes, and what it is doing."""
 
-    __slots__ = ("lane", "since", "task", "timed_out")
+    __slots__ = ("lane", "parked", "since", "task", "timed_out")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.lane: Lane | None = None
+        self.parked: asyncio.Future[None] | None = None
         self.since = 0.0
         self.timed_out = False
 
@@ -63,6 +65,7 @@ class LanePool:
         self._strict = strict
         self._ready: deque[Lane] = deque()
         self._runners: set[Runner] = set()
+        self._parked: list[Runner] = []
         self._timers: set[asyncio.TimerHandle] = set()
         self._pausing = 0
         self._check_due = False
@@ -71,12 +74,13 @@ class LanePool:
         self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
-        return f"<LanePool ready={len(self._ready)} runners={len(self._runners)}{' halted' if self._halted else ''}>"
+        busy = len(self._runners) - len(self._parked)
+        return f"<LanePool ready={len(self._ready)} busy={busy}{' halted' if self._halted else ''}>"
 
     @property
     def idle(self) -> bool:
         """Nothing runs and nothing could start at once; lanes may still wait for a retry."""
-        return not self._ready and not self._runners
+        return not self._ready and len(self._runners) == len(self._parked)
 
     async def idled(self) -> None:
         """Return when the pool is idle."""
@@ -125,7 +129,13 @@ class LanePool:
     def _check(self) -> None:
         """Runs when no runner does: they have all ended, or wait inside a handler, or pause."""
         self._check_due = False
-        if self._ready and not self._pausing and not self._halted and len(self._runners) < self._concurrency:
+        if not self._ready or self._pausing or self._halted:
+            return
+        if self._parked:
+            parked = self._parked.pop().parked
+            assert parked is not None
+            parked.set_result(None)
+        elif len(self._runners) < self._concurrency:
             runner = Runner()
             self._runners.add(runner)
             runner.task = self._loop.create_task(self._run(runner), name="parti-lane")
@@ -136,28 +146,44 @@ class LanePool:
             self._loop.call_soon(self._check)
 
     async def _run(self, runner: Runner) -> None:
-        self._check_later()
-        until = self._loop.time() + _SLICE
         try:
-            while self._ready and not self._halted:
-                await self._turn(self._ready.popleft(), runner)
-                if self._loop.time() > until and self._ready:
-                    self._pausing += 1
-                    try:
-                        await asyncio.sleep(0)
-                    finally:
-                        self._pausing -= 1
-                    self._check_later()
-                    until = self._loop.time() + _SLICE
+            while not self._halted:
+                await self._work(runner)
+                if self._halted or len(self._parked) >= _PARKED:
+                    return
+                runner.parked = self._loop.create_future()
+                self._parked.append(runner)
+                self._tell_idle()
+                await runner.parked
         except asyncio.CancelledError:
             if not self._halted:
                 raise
         finally:
             self._runners.discard(runner)
+            if runner in self._parked:
+                self._parked.remove(runner)
             if self._ready and not self._halted:
                 self._check_later()
-            elif self._idle is not None and self.idle:
-                self._idle.set()
+            self._tell_idle()
+
+    async def _work(self, runner: Runner) -> None:
+        """Handle ready lanes until there is none."""
+        self._check_later()
+        until = self._loop.time() + _SLICE
+        while self._ready and not self._halted:
+            await self._turn(self._ready.popleft(), runner)
+            if self._ready and self._loop.time() > until:
+                self._pausing += 1
+                try:
+                    await asyncio.sleep(0)
+                finally:
+                    self._pausing -= 1
+                self._check_later()
+                until = self._loop.time() + _SLICE
+
+    def _tell_idle(self) -> None:
+        if self._idle is not None and self.idle:
+            self._idle.set()
 
     async def _turn(self, lane: Lane, runner: Runner) -> None:
         queue, state = lane.queue, lane.state
