@@ -499,3 +499,31 @@ async def test_it_goes_on_after_a_restart_of_the_server(own_server: NatsServer) 
         await eventually(lambda: len(set(log.sequences)) == 6, timeout=20, what="the messages after the restart")
         assert member.state is MemberState.ACTIVE
         await member.stop()
+
+
+async def test_nothing_of_a_member_is_left_behind_when_it_has_ended(own_server: NatsServer) -> None:
+    async with await connect(ConnectOptions(servers=(own_server.url,))) as connection:
+        bench = Bench(connection, "orders")
+        await bench.create(members=["m1"])
+        before = asyncio.all_tasks()
+        for _ in range(3):
+            member = await bench.join("m1", Log())
+            await bench.publish(1)
+            await member.stop()
+        for stream in ("KV_elastic-consumer-groups", bench.queue):
+            assert (await bench.api.stream_info(stream))["state"]["consumer_count"] == 0
+        await eventually(lambda: asyncio.all_tasks() <= before, what="the end of all tasks")
+
+
+async def test_stopping_does_not_hang_on_a_server_that_is_gone(own_server: NatsServer) -> None:
+    async with await connect(ConnectOptions(servers=(own_server.url,), request_timeout=1)) as connection:
+        bench = Bench(connection, "orders")
+        await bench.create(members=["m1"])
+        log = Log()
+        member = await bench.join("m1", log)
+        await bench.publish(1)
+        await got(1, log)
+        await asyncio.to_thread(own_server.kill)
+        async with asyncio.timeout(20):
+            await member.stop(timeout=1)
+        assert member.state is MemberState.STOPPED

@@ -9,9 +9,10 @@ from parti.groups.elastic import ElasticMember, elastic_consume
 from parti.groups.elastic_groups import ElasticGroups
 from parti.groups.events import EventKind, GroupEvent, GroupEvents, MemberState
 from parti.groups.exactly_once import Transaction, exactly_once
-from parti.groups.member import GroupConsumer, MemberOptions
+from parti.groups.member import GroupConsumer
 from parti.groups.message import GroupMessage
 from parti.groups.names import GroupKind
+from parti.groups.options import MemberOptions
 from parti.groups.records import ElasticRecord, MemberMapping, PartitioningFilter, StaticRecord
 from parti.groups.static import StaticMember, static_consume
 from parti.groups.static_groups import StaticGroups

@@ -8,15 +8,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from parti.clock import Randomness, SystemClock
-from parti.errors import PartiError, RequestTimeout
+from parti.errors import PartiError
 from parti.groups.automatic import AutomaticMembership, Registrar
 from parti.groups.common import is_group_consumer, pinned_id
 from parti.groups.distribution import partition_filters, partitions_of
 from parti.groups.errors import ForeignConsumer, WorkQueueMissing
 from parti.groups.events import EventKind, MemberState
-from parti.groups.member import GroupConsumer, MemberOptions
+from parti.groups.member import GroupConsumer
 from parti.groups.message import GroupHandler
 from parti.groups.names import GroupKind, check_group, check_member, check_stream, work_queue
+from parti.groups.options import MemberOptions
 from parti.groups.records import ElasticRecord
 from parti.groups.store import elastic_store
 from parti.wire.api import JetStreamApi
@@ -146,7 +147,7 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
         # Made from an older record. Its pinned instance finishes and replaces it; one that is gone never will.
         now = self._clock.now()
         self._stale_since = self._stale_since or now
-        if pinned_id(info) is None or now - self._stale_since > self._ack_wait:
+        if pinned_id(info) is None or now - self._stale_since > self._limits.ack_wait:
             await self._delete_consumer()
             self._later(0)
         else:
@@ -168,7 +169,7 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
             return
         was_pinned = self.state is MemberState.ACTIVE
         # Finish and acknowledge before the consumer goes: then nothing of it is delivered twice.
-        await self._drain(_DRAIN_SHARE * self._ack_wait, unpin=False)
+        await self._drain(_DRAIN_SHARE * self._limits.ack_wait, unpin=False)
         self._be(MemberState.JOINING)
         self._lose(lost)
         if was_pinned:
@@ -177,8 +178,7 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
             self._later(self._random.uniform(*_OTHERS_FIRST))
 
     async def _delete_consumer(self) -> None:
-        with contextlib.suppress(ConsumerNotFound, StreamNotFound, RequestTimeout):
-            await self._api.consumer_delete(self._queue_stream, self._consumer)
+        await self._shortly(self._api.consumer_delete(self._queue_stream, self._consumer))
 
     async def _leave(self) -> None:
         """Nobody else pulls: the consumer would only keep its partitions from others until it lapses."""

@@ -7,68 +7,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable
 from typing import Any, Generic
 
 from parti.backoff import Backoff
-from parti.clock import Clock, Deadline, SystemClock
-from parti.errors import (
-    Category,
-    ConnectionFailed,
-    ConnectionLost,
-    FatalError,
-    NoResponders,
-    PartiError,
-    RequestTimeout,
-    TransientError,
-)
+from parti.clock import SystemClock
+from parti.errors import Category, FatalError, PartiError
+from parti.groups.acks import Acks
 from parti.groups.common import pinned_id
 from parti.groups.distribution import partition_depth, partition_filters, partitions_of
-from parti.groups.errors import GroupChanged, GroupError, InvalidGroup, OwnershipLost
-from parti.groups.events import EventKind, GroupEvent, GroupEvents, Listener, MemberState
-from parti.groups.message import GroupHandler, GroupMessage, messages_of
+from parti.groups.errors import GroupChanged, GroupError, InvalidGroup
+from parti.groups.events import EventKind, MemberState
+from parti.groups.message import GroupHandler, messages_of
 from parti.groups.names import PRIORITY_GROUP, GroupKind, check_group, check_member, check_stream
+from parti.groups.options import MemberOptions
 from parti.groups.puller import Puller
+from parti.groups.pulse import Frozen, Limits, Pulse
+from parti.groups.signals import Signals, look_again
+from parti.groups.standing import Standing
 from parti.groups.store import R, RecordStore, Stored
-from parti.groups.template import ConsumerTemplate
-from parti.groups.work import HandlerOptions, Work
+from parti.groups.work import Work
 from parti.observe import group_metrics as m
-from parti.observe.health import HealthCheck
-from parti.observe.metrics import NO_METRICS, Metrics
 from parti.wire.columns import Deliveries
 from parti.wire.connect import Connection
-from parti.wire.errors import ApiError, ConsumerNotFound, StreamNotFound, WrongPinId
+from parti.wire.errors import ApiError, WrongPinId
 from parti.wire.kv_model import Change, Operation
 from parti.wire.stored import parse_time
 from parti.worker.dead_letters import DeadLetterOffice
 
 _NANOSECONDS = 1e9
 _STOP_WITHIN = 10.0  # a supervisor gives a process about that long between SIGTERM and SIGKILL
+_PATIENCE = 2.0  # for each call to the server while leaving
 _SETTLE_EVERY = 0.03
 _RESET_SINCE = (2, 14, 0)
 _SERVER_FAILED = 500  # such as a consumer that is made while its predecessor's files are being removed
 
 
-class Frozen(TransientError):
-    """The process stood still for longer than its pin is safe; it must join again before it handles anything."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberOptions:
-    """What every join has in common, with defaults that fit most."""
-
-    template: ConsumerTemplate = field(default_factory=ConsumerTemplate)
-    handlers: HandlerOptions = field(default_factory=HandlerOptions)
-    on_event: Listener | None = None
-    metrics: Metrics = NO_METRICS
-    clock: Clock | None = None
-
-
-_Signal = Callable[[], Awaitable[None] | None]
-
-
-class GroupConsumer(Generic[R]):
+class GroupConsumer(Standing, Signals, Generic[R]):
     """A joined instance. `state` says where it stands, `events` what happened, `wait()` when and how it ended."""
 
     kind: GroupKind
@@ -82,20 +57,23 @@ class GroupConsumer(Generic[R]):
         handler: GroupHandler,
         options: MemberOptions,
     ) -> None:
-        self.stream, self.group, self.member = check_stream(place[0]), check_group(place[1]), check_member(place[2])
-        self.events = GroupEvents(stream=self.stream, group=self.group, member=self.member)
-        if options.on_event is not None:
-            self.events.listen(options.on_event)
+        clock = options.clock or SystemClock()
+        super().__init__(
+            (check_stream(place[0]), check_group(place[1]), check_member(place[2])),
+            clock=clock,
+            metrics=options.metrics,
+            on_event=options.on_event,
+        )
+        Signals.__init__(self)
         self.record = stored.record
-        self.state = MemberState.STARTING
         self._revision = stored.revision
-        self._template = options.template
+        self._template = template = options.template
         self._connection = connection
         self._api = store.kv.api
         self._store = store
-        self._clock = options.clock or SystemClock()
-        self._metrics = options.metrics
         self._queue_stream, self._consumer = self._consumer_place()
+        self._limits = Limits(template.ack_wait, template.pin_ttl, template.max_ack_pending)
+        self._pulse = Pulse(clock, self._limits, on_freeze=self._thaw, on_beat=self._beat)
         self._puller = Puller(
             connection.connect_options,
             on_batch=self._on_batch,
@@ -106,23 +84,17 @@ class GroupConsumer(Generic[R]):
             handler,
             options.handlers,
             settle=lambda message, body: self._puller.send(message._reply, body),
-            still_fresh=self._fresh,
+            still_fresh=self._pulse.fresh,
             dead_letters=DeadLetterOffice(self._api, self.stream, self.group),
-            clock=self._clock,
+            clock=clock,
             metrics=options.metrics,
         )
+        self._acks = Acks(connection, self._puller, self._work, self._pulse, self._limits, clock)
         self._held: tuple[str, ...] = ()
         """The filters of the consumer that we pull from, or pulled from last."""
-        self._owned: tuple[int, ...] = ()
         self._pin: str | None = None
         self._pin_since = 0.0
-        self._ack_wait, self._pin_ttl = self._template.ack_wait, self._template.pin_ttl
-        self._max_pending = self._template.max_ack_pending
-        self._signals: asyncio.Queue[_Signal] = asyncio.Queue()
-        self._wake_at: float | None = None
         self._waits = self._backoff()
-        self._alive_at = self._clock.now()
-        self._progress_at = 0.0
         self._ending = False
         self._failure: PartiError | None = None
         self._stop_within = _STOP_WITHIN
@@ -157,14 +129,19 @@ class GroupConsumer(Generic[R]):
         """Everything in hand is settled and the pin is given back: remove what nobody needs any more."""
 
     def _beat(self) -> None:
-        """Called a few times per `ack_wait`."""
+        """Keep the messages in hand ours for as long as their handlers take."""
+        for message in list(self._work.in_hand.values()):
+            self._acks.working(message)
+
+    def _thaw(self, frozen: Frozen) -> None:
+        """Whatever was not started is somebody else's by now, and so may be what runs."""
+        self._puller.stop()
+        self._work.drop()
+        for message in self._work.in_hand.values():
+            message.doubtful = True
+        self._signal(lambda: self._troubled(frozen))
 
     # -- the public side -------------------------------------------------------------------------------------------
-
-    @property
-    def partitions(self) -> tuple[int, ...]:
-        """The partitions of this member, whether or not this instance is the active one."""
-        return self._owned
 
     @property
     def in_flight(self) -> int:
@@ -200,7 +177,7 @@ class GroupConsumer(Generic[R]):
         """
         self._stop_within = timeout
         self._ending = True
-        self._signal(_nothing)
+        self._signal(look_again)
         await self._ended.wait()
 
     async def wait(self) -> None:
@@ -215,17 +192,6 @@ class GroupConsumer(Generic[R]):
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    def health_check(self) -> HealthCheck:
-        """Fails while the member should consume and does not."""
-
-        def probe() -> str | None:
-            if self.state in (MemberState.FAILED, MemberState.JOINING):
-                last = self.events.recent[-1].detail if self.events.recent else ""
-                return f"{self.stream}/{self.group}/{self.member} is {self.state.value}: {last}"
-            return None
-
-        return HealthCheck(f"group-{self.group}-{self.member}", probe)
-
     # -- the supervising task --------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -238,7 +204,7 @@ class GroupConsumer(Generic[R]):
             await self.wait()
 
     async def _run(self) -> None:
-        helpers = [asyncio.create_task(self._follow_record()), asyncio.create_task(self._pulse())]
+        helpers = [asyncio.create_task(self._follow_record()), asyncio.create_task(self._pulse.run())]
         try:
             await self._supervise()
         except PartiError as error:
@@ -258,26 +224,16 @@ class GroupConsumer(Generic[R]):
         self._tried.set()
         while not self._ending:
             signal = await self._next_signal()
-            outcome = signal() if signal is not None else None
-            if outcome is not None:
-                await outcome
+            try:
+                outcome = signal() if signal is not None else None
+                if outcome is not None:
+                    await outcome
+            except PartiError as error:
+                if not self._may_pass(error):
+                    raise
+                self._retry(error)
             if not self._ending:
                 await self._converge()
-
-    async def _next_signal(self) -> _Signal | None:
-        wait = None if self._wake_at is None else max(0.0, self._wake_at - self._clock.now())
-        try:
-            async with asyncio.timeout(wait):
-                return await self._signals.get()
-        except TimeoutError:
-            self._wake_at = None
-            return None
-
-    def _signal(self, act: _Signal) -> None:
-        self._signals.put_nowait(act)
-
-    def _later(self, seconds: float) -> None:
-        self._wake_at = self._clock.now() + seconds
 
     async def _converge(self) -> None:
         """Make what is fit what should be; what may pass by itself is waited out, anything else ends the member."""
@@ -315,7 +271,7 @@ class GroupConsumer(Generic[R]):
         if info is None:
             return
         self._adopt(info)
-        await self._puller.start(self._queue_stream, self._consumer, pin_ttl=self._pin_ttl)
+        await self._puller.start(self._queue_stream, self._consumer, pin_ttl=self._limits.pin_ttl)
         self._held, self._waits = wanted, self._backoff()
         self._gain(partitions_of(self.record, self.member))
         self._be(MemberState.STANDBY)
@@ -335,9 +291,9 @@ class GroupConsumer(Generic[R]):
     def _adopt(self, info: dict[str, Any]) -> None:
         """Follow the consumer as it is, also when another instance made it with other settings."""
         config = info["config"]
-        self._ack_wait = int(config["ack_wait"]) / _NANOSECONDS
-        self._pin_ttl = int(config.get("priority_timeout") or 0) / _NANOSECONDS or self._template.pin_ttl
-        self._max_pending = int(config["max_ack_pending"])
+        self._limits.ack_wait = int(config["ack_wait"]) / _NANOSECONDS
+        self._limits.pin_ttl = int(config.get("priority_timeout") or 0) / _NANOSECONDS or self._template.pin_ttl
+        self._limits.max_pending = int(config["max_ack_pending"])
 
     async def _settle_pin(self) -> None:
         """Pinned by the first message: handle nothing before the server confirms it and earlier deliveries are in."""
@@ -349,26 +305,30 @@ class GroupConsumer(Generic[R]):
             self._later(_SETTLE_EVERY)
             return
         others = int(info["num_ack_pending"]) - len(self._work.in_hand)
-        if self._max_pending != 1 and others > 0:
-            # Messages of whoever was pinned before us come again, below those that we hold: they must go first.
-            if self._clock.now() - self._pin_since > self._pin_ttl and self._connection.server_version >= _RESET_SINCE:
-                self._puller.stop()
-                self._work.drop()
-                await self._api.consumer_reset(self._queue_stream, self._consumer)
-                self._pin_since = self._clock.now()
-            else:
-                self._later(_SETTLE_EVERY)
+        if self._limits.max_pending != 1 and others > 0:
+            await self._await_others()
             return
         epoch = next(parse_time(g["pinned_ts"]) for g in info["priority_groups"] if g["group"] == PRIORITY_GROUP)
         self._work.release(epoch)
         self._be(MemberState.ACTIVE)
         self._tell(EventKind.PINNED, partitions=self._owned)
 
+    async def _await_others(self) -> None:
+        """Messages of whoever was pinned before us come again, below those that we hold: they must go first."""
+        waited = self._clock.now() - self._pin_since
+        if waited <= self._limits.pin_ttl or self._connection.server_version < _RESET_SINCE:
+            self._later(_SETTLE_EVERY)
+            return
+        self._puller.stop()
+        self._work.drop()
+        await self._api.consumer_reset(self._queue_stream, self._consumer)
+        self._pin_since = self._clock.now()
+        self._signal(look_again)
+
     # -- signals ---------------------------------------------------------------------------------------------------
 
     def _on_batch(self, deliveries: Deliveries) -> None:
-        if not self._fresh():
-            self._thaw()
+        if not self._pulse.look():
             return
         if (again := int((deliveries.delivered > 1).sum())) > 0:
             self._metrics.count(m.REDELIVERED, again)
@@ -377,7 +337,7 @@ class GroupConsumer(Generic[R]):
                 deliveries,
                 elastic=self.kind is not GroupKind.STATIC,
                 depth=partition_depth(self.record),
-                settle=self,
+                settle=self._acks,
                 lane=self._work.lane,
                 member=self.member,
                 received_at=self._clock.wall(),
@@ -388,7 +348,7 @@ class GroupConsumer(Generic[R]):
             return
         if self._work.holding or self._puller.pin != self._pin:
             self._work.hold()
-            self._signal(_nothing)
+            self._signal(look_again)
         self._work.accept(messages)
 
     async def _troubled(self, error: PartiError) -> None:
@@ -427,7 +387,7 @@ class GroupConsumer(Generic[R]):
         self._revision = change.revision
         if change.operation is not Operation.PUT or change.value is None:
             self._tell(EventKind.GROUP_DELETED)
-            await self._drain(self._ack_wait)
+            await self._drain(self._limits.ack_wait)
             await self._group_deleted()
             self._ending = True
             return
@@ -439,83 +399,29 @@ class GroupConsumer(Generic[R]):
         before, self.record = self.record, record
         await self._changed(before)
 
-    # -- a message's own wishes (the protocol Settle) ---------------------------------------------------------------
-
-    def settled(self, message: GroupMessage) -> None:
-        self._puller.send(message._reply, b"+ACK")
-        self._work.done(message)
-
-    async def confirmed(self, message: GroupMessage) -> None:
-        deadline = Deadline.after(self._clock, seconds=self._ack_wait)
-        while True:
-            if message.doubtful or not self._fresh() or self._work.in_hand.get(message.queue_sequence) is not message:
-                raise OwnershipLost(f"message {message.sequence} may be somebody else's by now: undo what was prepared")
-            try:
-                # A repeated acknowledgement is answered like the first (JETSTREAM.md 4.3), so that a lost answer is no
-                # reason to undo what the server has taken.
-                reply = message._reply.decode()
-                await self._connection.requests.call(reply, b"+ACK", timeout=min(1.0, self._ack_wait))
-                break
-            except NoResponders:
-                message.doubtful = True
-                raise
-            except (RequestTimeout, ConnectionLost, ConnectionFailed):
-                if deadline.expired:
-                    raise
-        self._work.done(message)
-
-    def working(self, message: GroupMessage) -> None:
-        self._puller.send(message._reply, b"+WPI")
-
-    # -- time ------------------------------------------------------------------------------------------------------
-
-    def _fresh(self) -> bool:
-        """Whether this process ran all the time lately: a frozen one reads old deliveries as if they were new."""
-        return self._clock.now() - self._alive_at < self._pin_ttl / 2
-
-    def _thaw(self) -> None:
-        stood = self._clock.now() - self._alive_at
-        self._alive_at = self._clock.now()
-        self._puller.stop()
-        self._work.drop()
-        for message in self._work.in_hand.values():
-            message.doubtful = True
-        self._signal(lambda: self._troubled(Frozen(f"the process stood still for {stood:.1f} s")))
-
-    async def _pulse(self) -> None:
-        """Notice a freeze, and keep the messages in hand ours for as long as their handlers take."""
-        while True:
-            await self._clock.sleep(min(0.25, self._pin_ttl / 10))
-            if not self._fresh():
-                self._thaw()
-            now = self._alive_at = self._clock.now()
-            if now - self._progress_at >= self._ack_wait / 3:
-                self._progress_at = now
-                for message in list(self._work.in_hand.values()):
-                    self.working(message)
-                self._beat()
-
     # -- endings ---------------------------------------------------------------------------------------------------
 
     async def _drain(self, timeout: float, *, unpin: bool = True) -> bool:
         """Stop pulling, finish what runs, settle it, give the pin back; whether all handlers ended in time."""
         was_pinned = self.state is MemberState.ACTIVE
         self._work.hold()
-        try:
-            await self._puller.withdraw()
-        except PartiError:
-            self._puller.stop()
+        await self._shortly(self._puller.withdraw())
+        self._puller.stop()
         for message in self._work.drop():
             self._puller.send(message._reply, b"-NAK")
         finished = await self._work.idle(timeout)
-        with contextlib.suppress(PartiError, TimeoutError):
-            async with asyncio.timeout(2):
-                await self._puller.flush()
+        await self._shortly(self._puller.flush())
         self._pin = None
         if was_pinned and unpin:
-            with contextlib.suppress(ConsumerNotFound, StreamNotFound, RequestTimeout):
-                await self._api.consumer_unpin(self._queue_stream, self._consumer, PRIORITY_GROUP)
+            await self._shortly(self._api.consumer_unpin(self._queue_stream, self._consumer, PRIORITY_GROUP))
         return finished
+
+    @staticmethod
+    async def _shortly(act: Awaitable[None]) -> None:
+        """Try it; leaving must not hang on a server that is gone, and what is left behind lapses by itself."""
+        with contextlib.suppress(PartiError, TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                await act
 
     async def _finish(self) -> None:
         failed = self._failure is not None
@@ -538,31 +444,3 @@ class GroupConsumer(Generic[R]):
         self._fail(
             GroupChanged(f"{what} of group {self.group!r} on {self.stream!r} changed while it was in use: join again")
         )
-
-    # -- telling ---------------------------------------------------------------------------------------------------
-
-    def _be(self, state: MemberState) -> None:
-        self.state = state
-        self._metrics.set(m.PINNED, int(state is MemberState.ACTIVE))
-
-    def _gain(self, partitions: tuple[int, ...]) -> None:
-        gained = set(partitions) - set(self._owned)
-        self._owned = partitions
-        self._metrics.set(m.PARTITIONS, len(partitions))
-        if gained:
-            self._tell(EventKind.ASSIGNED, partitions=partitions)
-
-    def _lose(self, partitions: tuple[int, ...]) -> None:
-        lost = tuple(partition for partition in self._owned if partition in partitions)
-        self._owned = tuple(partition for partition in self._owned if partition not in partitions)
-        self._metrics.set(m.PARTITIONS, len(self._owned))
-        if lost:
-            self._tell(EventKind.REVOKED, partitions=lost)
-
-    def _tell(self, kind: EventKind, *, partitions: tuple[int, ...] = (), detail: str = "") -> None:
-        self._metrics.count(m.EVENTS, kind=kind.value)
-        self.events.tell(GroupEvent(kind, self._clock.wall(), partitions, detail))
-
-
-async def _nothing() -> None:
-    """A signal that only makes the supervisor look again."""

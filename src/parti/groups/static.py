@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from parti.errors import RequestTimeout
+from parti.errors import PartiError
 from parti.groups.common import is_group_consumer
 from parti.groups.distribution import partition_filters
 from parti.groups.errors import ForeignConsumer, NotListed
 from parti.groups.events import EventKind, MemberState
-from parti.groups.member import GroupConsumer, MemberOptions
+from parti.groups.member import GroupConsumer
 from parti.groups.message import GroupHandler
 from parti.groups.names import GroupKind, check_group, check_member, check_stream, static_consumer
+from parti.groups.options import MemberOptions
 from parti.groups.records import StaticRecord
 from parti.groups.store import static_store
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
-from parti.wire.errors import ConsumerAlreadyExists, ConsumerNotFound, StreamNotFound
+from parti.wire.errors import ConsumerAlreadyExists
+
+_RESET_SINCE = (2, 14, 0)
 
 
 async def static_consume(
@@ -67,18 +70,22 @@ class StaticMember(GroupConsumer[StaticRecord]):
         except ConsumerAlreadyExists:
             info = await self._existing(filters)
         if self._floor and info["created"] != self._created and not info["delivered"]["consumer_seq"]:
-            info = await self._put_back()
+            info = await self._put_back(config)
         self._created = info["created"]
         self._floor = max(self._floor, int(info["ack_floor"]["stream_seq"]))
         return info
 
-    async def _put_back(self) -> dict[str, Any]:
+    async def _put_back(self, config: dict[str, Any]) -> dict[str, Any]:
         """A durable that somebody deleted is new and would replay the stream: set it to where the old one was.
 
-        By a reset and not by a start sequence, so that its configuration stays the one that other instances send.
+        By a reset where the server can, so that its configuration stays the one that other instances send.
         """
-        await self._api.consumer_reset(self.stream, self._consumer, self._floor + 1)
-        return await self._api.consumer_info(self.stream, self._consumer)
+        if self._connection.server_version >= _RESET_SINCE:
+            await self._api.consumer_reset(self.stream, self._consumer, self._floor + 1)
+            return await self._api.consumer_info(self.stream, self._consumer)
+        await self._api.consumer_delete(self.stream, self._consumer)
+        start = {"deliver_policy": "by_start_sequence", "opt_start_seq": self._floor + 1}
+        return await self._api.consumer_create(self.stream, config | start, action="create")
 
     async def _existing(self, filters: tuple[str, ...]) -> dict[str, Any]:
         info = await self._api.consumer_info(self.stream, self._consumer)
@@ -103,16 +110,16 @@ class StaticMember(GroupConsumer[StaticRecord]):
             self._refuse_change("the partitions or filters")
 
     async def _group_deleted(self) -> None:
-        with contextlib.suppress(ConsumerNotFound, StreamNotFound, RequestTimeout):
-            await self._api.consumer_delete(self.stream, self._consumer)
+        await self._shortly(self._api.consumer_delete(self.stream, self._consumer))
 
     def _beat(self) -> None:
+        super()._beat()
         if self.state is MemberState.ACTIVE:
             self._signal(self._note_floor)
 
     async def _note_floor(self) -> None:
         if self._puller.pulling:
-            with contextlib.suppress(ConsumerNotFound, RequestTimeout):
+            with contextlib.suppress(PartiError):
                 info = await self._api.consumer_info(self.stream, self._consumer)
                 if info["created"] == self._created:
                     self._floor = max(self._floor, int(info["ack_floor"]["stream_seq"]))

@@ -9,7 +9,16 @@ import sys
 
 from parti.config import LogLevel, ObserveSection
 from parti.errors import PartiError
-from parti.groups import ConsumerTemplate, GroupKind, GroupMessage, MemberOptions, elastic_consume, static_consume
+from parti.groups import (
+    ConsumerTemplate,
+    GroupKind,
+    GroupMessage,
+    HandlerOptions,
+    MemberOptions,
+    Order,
+    elastic_consume,
+    static_consume,
+)
 from parti.observe.logs import configure_logging
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
@@ -18,8 +27,10 @@ from parti.wire.options import ConnectOptions
 EFFECTS = "effects"
 
 
-async def run(url: str, kind: GroupKind, stream: str, group: str, member: str, instance: str, ack_wait: float) -> None:
-    """Join, and publish an effect for each message, until SIGTERM."""
+async def run(
+    url: str, kind: GroupKind, stream: str, group: str, member: str, instance: str, ack_wait: float, in_flight: int
+) -> None:
+    """Join, and publish an effect for each message, until SIGTERM. More than one in flight means lanes by key."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with await connect(ConnectOptions(servers=(url,), name=instance)) as connection:
@@ -37,7 +48,10 @@ async def run(url: str, kind: GroupKind, stream: str, group: str, member: str, i
             }
             await api.publish(f"{EFFECTS}.{member}", json.dumps(effect).encode())
 
-        options = MemberOptions(template=ConsumerTemplate(ack_wait=ack_wait))
+        options = MemberOptions(
+            template=ConsumerTemplate(ack_wait=ack_wait, max_ack_pending=in_flight),
+            handlers=HandlerOptions(order=Order.STRICT if in_flight == 1 else Order.KEY),
+        )
         consume = elastic_consume if kind is GroupKind.ELASTIC else static_consume
         consumer = await consume(connection, stream, group, member, handler, options)
         print("joined", flush=True)
@@ -50,10 +64,10 @@ async def run(url: str, kind: GroupKind, stream: str, group: str, member: str, i
 
 
 def main() -> None:
-    url, kind, stream, group, member, instance, ack_wait = sys.argv[1:]
+    url, kind, stream, group, member, instance, ack_wait, in_flight = sys.argv[1:]
     configure_logging(ObserveSection(log_level=LogLevel.ERROR))
     try:
-        asyncio.run(run(url, GroupKind(kind), stream, group, member, instance, float(ack_wait)))
+        asyncio.run(run(url, GroupKind(kind), stream, group, member, instance, float(ack_wait), int(in_flight)))
     except PartiError as error:
         sys.exit(f"{instance}: {error}")
 

@@ -19,9 +19,10 @@ from parti.errors import ConfigError
 from parti.groups.automatic import AutomaticMembership
 from parti.groups.elastic import elastic_consume
 from parti.groups.events import GroupEvent
-from parti.groups.member import GroupConsumer, MemberOptions
+from parti.groups.member import GroupConsumer
 from parti.groups.message import GroupMessage
 from parti.groups.names import GroupKind
+from parti.groups.options import MemberOptions
 from parti.groups.static import static_consume
 from parti.groups.template import ConsumerTemplate
 from parti.groups.work import HandlerOptions, Order

@@ -1,0 +1,63 @@
+"""A member's sense of time: whether its process stood still, and when messages in hand need another `ack_wait`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from parti.clock import Clock
+from parti.errors import TransientError
+
+
+class Frozen(TransientError):
+    """The process stood still for longer than its pin is safe; it must join again before it handles anything."""
+
+
+@dataclass(slots=True)
+class Limits:
+    """The times of the consumer in use; those of the template until there is one."""
+
+    ack_wait: float
+    pin_ttl: float
+    max_pending: int
+
+
+class Pulse:
+    """Beats while the event loop runs. `fresh()` is false from half a pin's life after the last beat on.
+
+    A process that was stopped reads deliveries that waited in its socket as if they were new; somebody else may have
+    had them since. The clock counts while the process is stopped, so that the first look after it tells.
+    """
+
+    def __init__(
+        self, clock: Clock, limits: Limits, *, on_freeze: Callable[[Frozen], None], on_beat: Callable[[], None]
+    ) -> None:
+        self._clock = clock
+        self._limits = limits
+        self._on_freeze = on_freeze
+        self._on_beat = on_beat
+        self._alive_at = clock.now()
+        self._beat_at = 0.0
+
+    def fresh(self) -> bool:
+        """Whether this process ran all the time lately."""
+        return self._clock.now() - self._alive_at < self._limits.pin_ttl / 2
+
+    def look(self) -> bool:
+        """`fresh()`; tells of a freeze when it ended just now."""
+        if self.fresh():
+            return True
+        stood = self._clock.now() - self._alive_at
+        self._alive_at = self._clock.now()
+        self._on_freeze(Frozen(f"the process stood still for {stood:.1f} s"))
+        return False
+
+    async def run(self) -> None:
+        """Beat for ever; `on_beat` is called three times per `ack_wait`."""
+        while True:
+            await self._clock.sleep(min(0.25, self._limits.pin_ttl / 10))
+            self.look()
+            now = self._alive_at = self._clock.now()
+            if now - self._beat_at >= self._limits.ack_wait / 3:
+                self._beat_at = now
+                self._on_beat()

@@ -1,0 +1,42 @@
+"""What wakes a supervising task: signals in the order they came, or a time that it set itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from parti.clock import Clock
+
+Signal = Callable[[], Awaitable[None] | None]
+"""What to do because of it; run by the supervisor, so that two things never happen at once."""
+
+
+class Signals:
+    """The inbox of one supervising task."""
+
+    _clock: Clock
+
+    def __init__(self) -> None:
+        self._signals: asyncio.Queue[Signal] = asyncio.Queue()
+        self._wake_at: float | None = None
+        """When to look again without a signal; while it is set, joining waits."""
+
+    def _signal(self, act: Signal) -> None:
+        self._signals.put_nowait(act)
+
+    def _later(self, seconds: float) -> None:
+        self._wake_at = self._clock.now() + seconds
+
+    async def _next_signal(self) -> Signal | None:
+        """The next signal, or None when the time that `_later` set has come."""
+        wait = None if self._wake_at is None else max(0.0, self._wake_at - self._clock.now())
+        try:
+            async with asyncio.timeout(wait):
+                return await self._signals.get()
+        except TimeoutError:
+            self._wake_at = None
+            return None
+
+
+async def look_again() -> None:
+    """A signal that only makes the supervisor look again."""
