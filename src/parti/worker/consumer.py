@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
 from parti.backoff import Backoff
@@ -31,6 +31,19 @@ from parti.worker.updates import Wanted
 _NEARLY_FULL = 0.9  # of max_subjects: a warning one step before the refusal (SC-P0-3)
 
 H = TypeVar("H", bound=Handler)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """The pieces of a worker: everything but the durable per worker."""
+
+    js: JetStreamApi
+    config: WorkerConfig
+    handler: Handler
+    recorder: Recorder
+    fence: Fence
+    backoff: Backoff
+    clock: Clock
 
 
 class _Open:
@@ -214,6 +227,14 @@ class WorkerConsumer:
         """The stream's last sequence, from its leader."""
         engine = self._start()
         return await engine.durable.last_sequence()
+
+    def parts(self) -> WorkerParts:
+        """What this worker is made of, for a layout that reads by itself (parti.manager.per_partition)."""
+        if self._handler is None:
+            raise UsageError("this worker has no handler: pass one, or use @consumer.handler")
+        return WorkerParts(
+            self._js, self.config, self._handler, self._recorder, self._fence, self._backoff, self._clock
+        )
 
     def use_fence(self, fence: Fence) -> None:
         """Ask this fence from now on; only before the first update."""

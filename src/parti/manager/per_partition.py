@@ -1,0 +1,269 @@
+"""The per-partition layout: one durable per partition keeps its position, a move resets it for the next owner.
+
+Decisions are those of `parti.control.slot`. All partitions of the worker share one connection, one pool of handlers and
+one limit of messages in hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from parti.control import slot
+from parti.control.signals import (
+    ClaimSeen,
+    Discard,
+    Done,
+    Fenced,
+    Gap,
+    Granted,
+    LaneStopped,
+    Reset,
+    ResetDone,
+    Revoked,
+    Settle,
+    Settled,
+    StopLane,
+    Verdict,
+    WriteClaim,
+)
+from parti.control.slot import Phase, Slot
+from parti.errors import PartiError
+from parti.manager.claim_writer import ClaimWriter
+from parti.manager.host import Host
+from parti.manager.slot_durable import SlotDurable
+from parti.manager.slot_flow import SlotFlow
+from parti.model import Claim, Lease, Member, PartitionId, Retention
+from parti.wire.live import LiveConnection
+from parti.worker.attempts import Attempts
+from parti.worker.consumer import WorkerParts
+from parti.worker.dead_letters import DeadLetterOffice
+from parti.worker.handler import AdaptedHandler
+from parti.worker.lanes import LanePool
+from parti.worker.message import Message
+from parti.worker.outcomes import RetryPolicy
+
+_AGAIN: Final = 0.1
+_RESETS: Final = 64  # in flight at once: a worker that takes over many partitions must not flood the server
+
+
+class PerPartitionPlane:
+    """Performs the effects of `control.slot`."""
+
+    def __init__(self, host: Host, member: Member, parts: WorkerParts, retention: Retention) -> None:
+        self._host = host
+        self._member = member
+        self._parts = parts
+        self._retention = retention
+        self._slots: dict[PartitionId, Slot] = {}
+        self._flows: dict[PartitionId, SlotFlow] = {}
+        self._durables: dict[PartitionId, SlotDurable] = {}
+        self._handler = AdaptedHandler(parts.handler, concurrency=parts.config.concurrency)
+        self._attempts = Attempts(
+            self._handler,
+            RetryPolicy(parts.config.max_deliver, parts.config.delays),
+            parts.recorder,
+            clock=parts.clock,
+            backoff=parts.backoff,
+            let_go=self._let_go,
+            may_start=parts.fence.may_start,
+        )
+        consumer = f"{parts.config.consumer_prefix}-{member.worker}"
+        self._attempts.office = DeadLetterOffice(parts.js, parts.config.stream, consumer)
+        strict = parts.config.order == "strict"
+        self._pool = LanePool(self._attempts.serve, concurrency=parts.config.concurrency, strict=strict)
+        self._connection: LiveConnection | None = None
+        self._connecting = asyncio.Lock()
+        self._resets = asyncio.Semaphore(_RESETS)
+        self._writer = ClaimWriter(host, self._feed)
+        self._closed = False
+        self._next_beat = 0.0
+
+    def __repr__(self) -> str:
+        return f"<PerPartitionPlane {self._member} owns={len(self.owned())}>"
+
+    # -- what the agent asks ------------------------------------------------------------------------------------------
+
+    def claim_seen(self, claim: Claim, revision: int) -> None:
+        if not self._closed:
+            self._feed(claim.partition, ClaimSeen(claim, revision))
+
+    def begin(self) -> None:
+        """Nothing to prepare: a durable is touched when its partition is ours."""
+
+    def allows(self, lease: Lease) -> bool:
+        held = self._slots.get(lease.partition)
+        return held is not None and held.lease == lease
+
+    def holds_nothing(self) -> bool:
+        return all(s.lease is None and s.phase is Phase.IDLE for s in self._slots.values())
+
+    def owned(self) -> frozenset[PartitionId]:
+        return frozenset(p for p, s in self._slots.items() if s.lease is not None)
+
+    def positions(self) -> dict[PartitionId, tuple[int, int]]:
+        return {p: (s.lease.epoch, s.cursor) for p, s in self._slots.items() if s.lease is not None}
+
+    def tick(self, now: float) -> None:
+        for flow in self._flows.values():
+            flow.kick()
+        third = self._parts.config.ack_wait / 3
+        if now >= self._next_beat:
+            self._next_beat = now + third
+            for flow in self._flows.values():
+                flow.heartbeat(third * 0.9)
+
+    async def stop(self) -> dict[PartitionId, tuple[int, int]]:
+        self._closed = True
+        for partition, flow in self._flows.items():
+            last_started, dropped_from = flow.stop()
+            if dropped_from is not None:
+                held = self._slots[partition]
+                self._slots[partition] = replace(held, queued=dropped_from - 1, tail=last_started)
+        try:
+            async with asyncio.timeout(self._parts.config.drain_timeout):
+                await self._pool.idled()
+        except TimeoutError:
+            self._parts.recorder.event("worker.drain_timeout", op="close", result="released", warn=True)
+        final = self.positions()
+        await self._end()
+        return final
+
+    async def abandon(self) -> None:
+        self._closed = True
+        if self._connection is not None:
+            self._connection.abort()
+        for partition in list(self._slots):
+            self._slots[partition], effects = slot.step(self._slots[partition], Fenced())
+            for effect in effects:
+                if isinstance(effect, Revoked):
+                    self._host.revoked(effect.lease)
+        await self._end()
+
+    async def _end(self) -> None:
+        await self._pool.halt()
+        self._handler.close()
+        for flow in self._flows.values():
+            flow.end_pull()
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _feed(self, partition: PartitionId, event: slot.Event) -> None:
+        if self._closed:
+            return
+        held = self._slots.get(partition) or Slot(partition, self._member)
+        self._slots[partition], effects = slot.step(held, event)
+        for effect in effects:
+            self._perform(partition, effect)
+
+    def _perform(self, partition: PartitionId, effect: slot.Effect) -> None:
+        match effect:
+            case Reset(_, sequence, ticket):
+                self._flow(partition).end_pull()
+                self._host.spawn(self._reset(partition, sequence, ticket), "parti-reset")
+            case Settle(_, ticket):
+                self._host.spawn(self._settle(partition, ticket), "parti-settle")
+            case StopLane():
+                self._feed(partition, LaneStopped(*self._flow(partition).stop()))
+            case Discard():
+                if partition in self._flows:
+                    self._flows[partition].discard()
+            case WriteClaim(claim, expected):
+                self._writer.write(claim, expected)
+            case Granted(lease):
+                self._flow(partition).go(lease)
+                self._host.granted(lease)
+            case Revoked(lease):
+                self._host.revoked(lease)
+
+    def _flow(self, partition: PartitionId) -> SlotFlow:
+        flow = self._flows.get(partition)
+        if flow is None:
+            flow = self._flows[partition] = SlotFlow(
+                partition,
+                self._parts,
+                self._pool,
+                worker_id=self._member.worker,
+                judge=self._deliver,
+                gap=lambda p: self._feed(p, Gap()),
+                room=self._room,
+            )
+            self._durables[partition] = SlotDurable(self._parts, partition, self._retention)
+        return flow
+
+    def _room(self) -> int:
+        if not self._host.may_act() or self._closed:
+            return 0
+        in_hand = sum(len(flow.state.open) for flow in self._flows.values())
+        return self._parts.config.capacity - in_hand
+
+    def _deliver(self, partition: PartitionId, sequence: int, consumer_sequence: int, inbox: int) -> Verdict:
+        if self._closed:
+            return Verdict.IGNORE
+        held, verdict, effects = slot.deliver(self._slots[partition], sequence, consumer_sequence, inbox)
+        self._slots[partition] = held
+        for effect in effects:
+            self._perform(partition, effect)
+        return verdict
+
+    def _let_go(self, message: Message) -> None:
+        partition = message.partition.id
+        flow = self._flows[partition]
+        if flow.done(message):
+            if not self._closed:
+                self._feed(partition, Done(flow.finished_up_to(self._slots[partition].queued)))
+            else:
+                held = self._slots[partition]
+                self._slots[partition], _ = slot.step(held, Done(flow.finished_up_to(held.queued)))
+
+    # -- the server ---------------------------------------------------------------------------------------------------
+
+    def _asked(self, partition: PartitionId, ticket: int) -> Callable[[], bool]:
+        return lambda: not self._closed and self._slots[partition].ticket == ticket
+
+    async def _reset(self, partition: PartitionId, sequence: int, ticket: int) -> None:
+        """Close the inbox, set the durable, open a new inbox; an older question is not worth finishing."""
+        current = self._asked(partition, ticket)
+        async with self._resets:
+            while current() and self._host.may_act():
+                try:
+                    connection = await self._live()
+                    await self._durables[partition].set_to(sequence)
+                    break
+                except PartiError as error:
+                    self._host.failed(error)
+                    await self._host.clock.sleep(_AGAIN)
+            else:
+                return
+        if current():
+            self._feed(partition, ResetDone(ticket))
+            if current() and self._slots[partition].phase is Phase.LIVE:
+                self._flow(partition).begin(connection, self._durables[partition].name, ticket)
+
+    async def _settle(self, partition: PartitionId, ticket: int) -> None:
+        """Everything acked has reached the server; the exact position travels in the claim either way."""
+        if self._connection is not None:
+            try:
+                async with asyncio.timeout(self._parts.js.timeout):
+                    await self._connection.ping()
+            except (PartiError, TimeoutError) as error:
+                self._parts.recorder.event("slot.settle", op="ack", result="unknown", error=str(error))
+        self._feed(partition, Settled(ticket))
+
+    async def _live(self) -> LiveConnection:
+        async with self._connecting:
+            if self._connection is None or self._connection.lost.done():
+                options = self._parts.js.connection.connect_options
+                self._connection = await LiveConnection.open(options, name=f"parti-{self._member.worker}")
+                self._host.spawn(self._until_lost(self._connection), "parti-live")
+            return self._connection
+
+    async def _until_lost(self, connection: LiveConnection) -> None:
+        await asyncio.wait({connection.lost})
+        for partition in list(self._slots):
+            self._feed(partition, Gap())

@@ -1,0 +1,93 @@
+"""The durable of one partition: made where it is missing, and set to an exact position before anything is pulled."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from parti.errors import PartiError
+from parti.model import MAX_SUBJECTS_PER_PARTITION, Partition, PartitionId, Retention
+from parti.subjects import validate_subject
+from parti.wire.errors import ConsumerDoesNotExist, ConsumerNotFound
+from parti.worker.consumer import WorkerParts
+
+_RESET_SINCE: Final = (2, 14, 0)
+_PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-")
+
+
+def slot_name(prefix: str, partition: PartitionId) -> str:
+    """`<prefix>-slot-<partition>`; what a consumer name may not hold is written as _XX, so that no two are equal."""
+    name = "".join(c if c in _PLAIN else "".join(f"_{b:02X}" for b in c.encode()) for c in partition)
+    return f"{prefix}-slot-{name}"
+
+
+def subjects_of(template: str, partition: PartitionId) -> list[str]:
+    """Up to ten subjects, written in the template with commas between them: beyond that the filter cliff begins."""
+    texts = [text.strip() for text in template.split(",") if text.strip()][:MAX_SUBJECTS_PER_PARTITION]
+    checked = Partition(tuple(partition.split(".")))
+    return [
+        validate_subject(text.replace("{partition}", checked.id), wildcards=True, what=f"subject of {partition}")
+        for text in texts
+    ]
+
+
+class SlotDurable:
+    """API calls about one partition's consumer."""
+
+    def __init__(self, parts: WorkerParts, partition: PartitionId, retention: Retention) -> None:
+        self.name = slot_name(parts.config.consumer_prefix, partition)
+        self._parts = parts
+        self._retention = retention
+        self._subjects = subjects_of(parts.config.subject_template, partition)
+
+    def __repr__(self) -> str:
+        return f"<SlotDurable {self.name}>"
+
+    async def set_to(self, sequence: int) -> None:
+        """When this returns the next delivery is the first message at or behind `sequence`, with consumer sequence 1.
+
+        Retried until it is answered (CLUSTER.md 3, rule 6): the caller gives up by being cancelled.
+        """
+        waits = self._parts.backoff.delays()
+        while True:
+            try:
+                if await self._attempt(sequence):
+                    return
+            except PartiError as error:
+                wait = next(waits, self._parts.backoff.cap)
+                self._parts.recorder.retried("iterate", 1, wait, error)
+                await self._parts.clock.sleep(wait)
+
+    async def _attempt(self, sequence: int) -> bool:
+        js, stream = self._parts.js, self._parts.config.stream
+        try:
+            # A missing consumer does not answer a reset at all, so that is asked first.
+            await js.consumer_info(stream, self.name)
+        except (ConsumerNotFound, ConsumerDoesNotExist):
+            await js.consumer_create(stream, self._config(sequence), action="create")
+            return self._retention is not Retention.WORKQUEUE or await self._attempt(sequence)
+        version = js.connection.server_version
+        if version == (0, 0, 0) or version >= _RESET_SINCE:
+            await js.consumer_reset(stream, self.name, max(1, sequence))
+            return True
+        await js.consumer_delete(stream, self.name)
+        await js.consumer_create(stream, self._config(sequence), action="create")
+        return True
+
+    def _config(self, sequence: int) -> dict[str, Any]:
+        config = self._parts.config
+        start: dict[str, Any] = {"deliver_policy": "all"}
+        if self._retention is not Retention.WORKQUEUE and sequence > 1:  # a work queue begins at what is left (10101)
+            start = {"deliver_policy": "by_start_sequence", "opt_start_seq": sequence}
+        return {
+            "name": self.name,
+            "durable_name": self.name,
+            "ack_policy": "explicit",
+            "replay_policy": "instant",
+            "filter_subjects": self._subjects,
+            "ack_wait": int(config.ack_wait * 1e9),
+            "max_deliver": -1,
+            "max_ack_pending": config.max_ack_pending,
+            "max_waiting": config.max_waiting,
+            "inactive_threshold": int(config.inactive_threshold * 1e9),
+            **start,
+        }
