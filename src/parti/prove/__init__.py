@@ -13,6 +13,7 @@ PROOFS: Final[dict[str, str]] = {
     "leader": "parti.prove.leader",
     "stop": "parti.prove.stop",
     "spark": "parti.prove.spark",
+    "pipeline": "parti.prove.pipeline",
     "group": "parti.prove.group",
     "sim": "parti.prove.sim",
 }

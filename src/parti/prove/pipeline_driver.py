@@ -1,0 +1,113 @@
+"""The process that `parti prove pipeline` kills, freezes and wakes: a Spark driver with one pipeline.
+
+    python -m parti.prove.pipeline_driver '{"url": ..., "folder": ..., "plan": "fused", "handler": "async", ...}'
+
+It goes on until its standard input ends, or its pipeline fails (exit code 1). Every result says which message it came
+from, and who made it in which epoch. The plan `ranges` is the control: tasks handle the ranges that they read, without
+a shuffle, which is fast and wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from parti.spark.pipeline import Emit, Pipeline, Results, Standby
+from parti.spark.pipeline.outcomes import outcome_ddl
+from parti.spark.pipeline.publishing import ResultSink
+from parti.spark.pipeline.stage import Stage
+from parti.spark.session import session
+from parti.wire.options import ConnectOptions
+from parti.worker.message import Message
+
+NAME = "proof"
+
+
+def result_of(message: Message) -> Emit:
+    """The number of the message, its partition, and under whose right it was handled."""
+    lease = message.lease
+    return Emit(b"%s %s %d %s" % (message.data, lease.partition.encode(), lease.epoch, message.worker_id.encode()))
+
+
+def plain(message: Message) -> Emit:
+    """A handler that does not wait."""
+    return result_of(message)
+
+
+async def waiting(message: Message) -> Emit:
+    """A handler that waits, for a different time with each message."""
+    await asyncio.sleep(random.random() * 0.004)
+    return result_of(message)
+
+
+def main(config: dict[str, Any]) -> int:
+    conf: dict[str, Any] = {"spark.ui.enabled": "false", "spark.sql.warehouse.dir": f"{config['folder']}/warehouse"}
+    if config["master"].startswith("local-cluster"):
+        conf |= {"spark.executor.memory": "512m", "spark.executor.instances": "2"}
+    spark = session("parti-prove-pipeline", master=config["master"], fast_checkpoints=True, **conf)
+    spark.sparkContext.setLogLevel("OFF")
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    handler = waiting if config["handler"] == "async" else plain
+    _say({"ready": True})
+    try:
+        if config["plan"] == "ranges":
+            _ranges(spark, config, handler)
+        else:
+            _pipeline(config, handler).run(spark)
+    except Exception as error:  # Spark raises many kinds; whatever it was, the proof starts a new driver
+        _say({"failed": str(error)[-2000:]})
+    return 1
+
+
+def _pipeline(config: dict[str, Any], handler: Any) -> Pipeline:
+    return Pipeline(
+        name=NAME,
+        stream=config["source"],
+        handler=handler,
+        plan=config["plan"],
+        key="2",
+        partitions=16,
+        checkpoint=str(Path(config["folder"]) / "checkpoint"),
+        batch_size=config["per_trigger"],
+        results=Results(subject=f"{config['sink']}.{{key}}"),
+        standby=Standby(ttl=config["ttl"], renew_every=config["ttl"] / 4, margin=0.3),
+        nats=ConnectOptions(servers=(config["url"],)),
+    )
+
+
+def _ranges(spark: Any, config: dict[str, Any], handler: Any) -> None:
+    """The control: each range goes from its reading task into the handler."""
+    nats = ConnectOptions(servers=(config["url"],))
+    sink = ResultSink(nats, config["sink"], f"{config['sink']}.{{key}}")
+    stage = Stage(handler, NAME, config["source"], results=sink, owner="control")
+    options = {"servers": config["url"], "stream": config["source"], "startingOffsets": "earliest", "keyTokens": "2"}
+    options |= {"minPartitions": "2", "minRecordsPerPartition": "1", "numPartitions": "16"}
+    frame = spark.readStream.format("jetstream").options(**options).load()
+
+    def handle(batch: Any, _number: int) -> None:
+        outcomes = batch.mapInArrow(stage.run, outcome_ddl(results=False, parking=False))
+        outcomes.write.format("noop").mode("append").save()
+
+    checkpoint = str(Path(config["folder"]) / "checkpoint")
+    query = frame.writeStream.foreachBatch(handle).option("checkpointLocation", checkpoint).start()
+    query.awaitTermination()
+
+
+def _end_with_input() -> None:
+    for _ in sys.stdin:
+        pass
+    os._exit(0)  # the proof has ended, or died: Spark's own threads must not keep this process alive
+
+
+def _say(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))
