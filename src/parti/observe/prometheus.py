@@ -72,6 +72,8 @@ class PrometheusMetrics:
         series = instrument.labels(**known) if labels else instrument
         if known == labels:
             self._series[key] = series
+        if not labels:
+            self._bare[metric.name] = series
         return series
 
     def _known(self, metric: Metric, labels: dict[str, str]) -> dict[str, str]:

@@ -45,6 +45,7 @@ class Attempts:
         self._clock = clock
         self._backoff = backoff
         self._let_go = let_go
+        self._observe = recorder.metrics.observe
         self._may_start = may_start
         self._loop = asyncio.get_running_loop()
 
@@ -57,7 +58,8 @@ class Attempts:
             return 0.0
         message.attempt += 1
         message.lease = state.lease
-        started = runner.since = self._loop.time()
+        clock = self._loop.time
+        started = runner.since = clock()
         outcome: object
         try:
             outcome = await self.handler.call(message)
@@ -65,7 +67,7 @@ class Attempts:
             outcome = self._cancelled(runner)
         except Exception as error:
             outcome = Retry(error=describe(error))
-        self._recorder.metrics.observe(m.HANDLER_LATENCY, self._loop.time() - started)
+        self._observe(m.HANDLER_LATENCY, clock() - started)
         if outcome is None or type(outcome) is Ack:
             self._let_go(message)
             return None
