@@ -51,6 +51,14 @@ def test_the_archive_for_executors_has_both_packages_and_no_leftovers(tmp_path):
     assert not [name for name in names if "__pycache__" in name or name.startswith("/")]
 
 
+def test_a_task_does_not_import_the_asyncio_client():
+    """Spark gives a Python process 10 s to start, on a busy machine too; nats-py alone took a second of them there."""
+    code = "import sys, pyspark_jetstream, parti.spark.sink, parti.spark.stream_reader, parti.spark.batch_reader\n"
+    code += "print(sorted({'nats', 'aiohttp', 'prometheus_client', 'pandas'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
 def run(code: str, folder: Path) -> dict:
     """Run a driver of its own; its last line is JSON."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}

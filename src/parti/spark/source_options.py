@@ -23,7 +23,7 @@ from parti.spark.options import (
 )
 from parti.spark.tokens import Partitioning, Tokens
 from parti.subjects import normalize_filters
-from parti.wire.api_call import token
+from parti.wire.names import token
 from parti.wire.options import ConnectOptions
 
 CommitMode = Literal["none", "durable", "purge"]

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from parti.errors import ProtocolError, ServerTooOld, UsageError
+from parti.errors import ProtocolError, ServerTooOld
 from parti.wire.connect import Connection
 from parti.wire.errors import api_error
 
@@ -67,10 +67,3 @@ def decode_answer(data: bytes, *, request: str) -> Json:
     if error := answer.get("error"):
         raise api_error(error, request=request)
     return answer
-
-
-def token(name: str, *, what: str) -> str:
-    """`name` as one token of an API subject; a name that would change the subject's meaning is refused."""
-    if not name or any(character in " \t\r\n.*>/\\" for character in name):
-        raise UsageError(f"{name!r} is no {what} name: it may not be empty nor hold blanks, '.', '*', '>', '/' or '\\'")
-    return name

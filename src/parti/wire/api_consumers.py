@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from parti.errors import UsageError
-from parti.wire.api_call import ApiCaller, Json, token
+from parti.wire.api_call import ApiCaller, Json
+from parti.wire.names import token
 
 Action = Literal["", "create", "update"]
 

@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from parti.errors import NoResponders, PartiError, RequestTimeout, UsageError
-from parti.wire.api_call import ApiCaller, token
+from parti.wire.api_call import ApiCaller
 from parti.wire.errors import MessageNotFound, status_error
+from parti.wire.names import token
 from parti.wire.requests import Reply
 from parti.wire.stored import StoredMessage
 

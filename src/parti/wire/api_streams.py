@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from parti.errors import UsageError
-from parti.wire.api_call import ApiCaller, Json, token
+from parti.wire.api_call import ApiCaller, Json
+from parti.wire.names import token
 
 
 def _stream(name: str) -> str:

@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from parti.backoff import Backoff
 from parti.errors import AuthFailed, FatalError, PartiError, ProtocolError, TransientError
-from parti.wire.api_publish import expectations
 from parti.wire.blocking import BlockingConnection, status_of
 from parti.wire.errors import (
     AtomicPublishDisabled,
@@ -111,8 +110,11 @@ class Publisher:
         self._expected = stream
         self._constant = f"Nats-Expected-Stream: {stream}\r\n".encode() if stream else b""
         if expect is not None:
-            named = expectations(last_subject_filter=expect[0], last_subject_seq=expect[1])
-            self._constant += "".join(f"{key}: {value}\r\n" for key, value in named.items()).encode()
+            subject, sequence = expect
+            self._constant += (
+                f"Nats-Expected-Last-Subject-Sequence: {sequence}\r\n"
+                f"Nats-Expected-Last-Subject-Sequence-Subject: {subject}\r\n"
+            ).encode()
         self._atomic = atomic
         self._batchable: SubjectFilter | None = None  # the subjects of a stream that takes atomic batches
         self._looked_up = not atomic

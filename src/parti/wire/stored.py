@@ -6,10 +6,12 @@ import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parti.errors import ProtocolError
-from parti.wire.requests import Reply
+
+if TYPE_CHECKING:  # Spark tasks parse times here, and must not wait for the asyncio client to be imported
+    from parti.wire.requests import Reply
 
 _OWN_HEADERS = frozenset(
     {"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence"}
