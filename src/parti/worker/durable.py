@@ -88,6 +88,8 @@ class Durable:
         self._backoff = backoff
         self._clock = clock
         self._recorder = recorder
+        self.pending = 0
+        """Messages that the consumer had still to deliver when the server last spoke of it."""
         self._stored: Json = {}
 
     def __repr__(self) -> str:
@@ -171,7 +173,8 @@ class Durable:
                 return True
             try:
                 sequence = None if after is None else after + 1
-                await self.js.consumer_reset(self._config.stream, self.name, sequence)
+                answer = await self.js.consumer_reset(self._config.stream, self.name, sequence)
+                self.pending = int(answer.get("num_pending") or 0)
                 return True
             except RequestTimeout as error:
                 self._recorder.retried("iterate", 1, 0.0, error)
@@ -191,6 +194,7 @@ class Durable:
         single = self._stored.get("filter_subject")
         self.filters = tuple(sorted([single] if single else self._stored.get("filter_subjects") or ()))
         self.known = True
+        self.pending = int(info.get("num_pending") or 0)
 
     def _tunables(self, filters: Sequence[str], memory: Memory) -> Json:
         config = self._config

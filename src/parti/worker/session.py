@@ -28,6 +28,8 @@ from parti.worker.health import Part
 from parti.worker.recorder import Recorder
 
 _CHECKPOINT = 1.0  # seconds of work that a crash in the middle of a catch-up may repeat
+_FEW = 500  # pending messages that even a consumer on the cliff delivers quickly enough
+_WITHOUT = 30.0  # seconds without catch-up after one failed: better slowly than not at all
 _CLIFF_FILTERS = 8  # a consumer with fewer filters drains a backlog at tens of thousands a second (JETSTREAM.md 4.4)
 
 
@@ -73,6 +75,7 @@ class Session:
         self._running = asyncio.Event()
         self._refresh = False
         self._checkpointed = 0.0
+        self._no_catch_up_before = 0.0
 
     def __repr__(self) -> str:
         return f"<Session {self._durable.name} {'pulling' if self._desk.pull is not None else 'not pulling'}>"
@@ -165,6 +168,11 @@ class Session:
             if self.stale:
                 await self._resync()
             self.stale = self._refresh = False
+        # Known before the first message: a consumer on the cliff takes seconds to deliver it.
+        if self._durable.pending >= _FEW and self._cliff_threatens():
+            lag = await self._durable.last_sequence() - self._desk.ledger.high
+            if lag >= self._config.catch_up_lag:
+                raise FellBehind(f"{self._durable.pending} messages behind")
 
     async def _reapply(self) -> None:
         """Send the last applied configuration again (escalation)."""
@@ -243,20 +251,23 @@ class Session:
 
     # -- falling behind -----------------------------------------------------------------------------------------------
 
+    def _cliff_threatens(self) -> bool:
+        """Many filters on a file stream with limits: a backlog there is better read by range (DESIGN.md 3)."""
+        return (
+            self._config.catch_up == "auto"
+            and self._desk.file_storage
+            and self._desk.retention is Retention.LIMITS
+            and len(self._durable.filters) >= _CLIFF_FILTERS
+            and self._clock.now() >= self._no_catch_up_before
+        )
+
     def _lag_watch(self) -> Callable[[int], None] | None:
-        """Watch the backlog where the multi-filter cliff threatens: many filters on a file stream with limits."""
-        config = self._config
-        if (
-            config.catch_up == "never"
-            or not self._desk.file_storage
-            or self._desk.retention is not Retention.LIMITS
-            or len(self._durable.filters) < _CLIFF_FILTERS
-        ):
+        if not self._cliff_threatens():
             return None
 
-        def look(pending: int) -> None:
-            if pending >= config.catch_up_lag:
-                self.interrupt(FellBehind(f"{pending} messages behind"))
+        def look(lag: int) -> None:
+            if lag >= self._config.catch_up_lag:
+                self.interrupt(FellBehind(f"{lag} sequences behind"))
 
         return look
 
@@ -281,5 +292,6 @@ class Session:
         try:
             await work()
         except PartiError as error:
+            self._no_catch_up_before = self._clock.now() + _WITHOUT
             self._note(error)
             await self._clock.sleep(self._backoff.base)
