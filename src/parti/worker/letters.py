@@ -44,7 +44,8 @@ class DeadLetters:
             for stored in page.messages:
                 letter = DeadLetter.from_stored(stored)
                 position = letter.sequence + 1
-                if letter.sequence <= last and matches(subject, letter.subject):
+                # What names no stream is no letter: a pipeline with a standby keeps its epoch marker here.
+                if letter.stream and letter.sequence <= last and matches(subject, letter.subject):
                     yield letter
 
     async def get(self, sequence: int) -> DeadLetter:

@@ -69,6 +69,7 @@ class RunningPipeline:
         self._failure: BaseException | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="parti-pipeline-"))
         self._lease: DriverLease | None = None
+        self._restarts = 0
         self._thread = threading.Thread(target=self._run, name=f"parti-pipeline-{pipeline.name}", daemon=True)
 
     def __repr__(self) -> str:
@@ -135,7 +136,6 @@ class RunningPipeline:
         lease = DriverLease(
             self.pipeline.nats, self.pipeline.name, self.pipeline.standby, owner=self.owner, on_lost=self._stop_query
         )
-        restarts = 0
         with lease:
             self._lease = lease
             while not self._stopping.is_set():
@@ -145,16 +145,20 @@ class RunningPipeline:
                 try:
                     self._run_query(epoch)
                     return
-                except (PartiError, _QueryEnded) as error:
-                    refused = any(name in f"{type(error).__name__} {error}" for name in _REFUSED)
-                    if not refused and lease.held:
+                except PartiError as error:
+                    if lease.held and not self._may_restart(error):
                         raise
-                    restarts += refused and lease.held
-                    if restarts > _RESTARTS:
-                        raise
-                    log.warning("pipeline.fenced", owner=self.owner, epoch=epoch, held=lease.held)
+                    log.warning(
+                        "pipeline.interrupted", owner=self.owner, epoch=epoch, held=lease.held, error=str(error)
+                    )
                 finally:
                     self.started.clear()
+
+    def _may_restart(self, error: PartiError) -> bool:
+        """Whether to begin anew although the lease is held: NATS was out of reach, or a stream dropped its marker."""
+        refused = any(name in f"{type(error).__name__} {error}" for name in _REFUSED)
+        self._restarts += 1
+        return (refused or error.retriable) and self._restarts <= _RESTARTS and not self._stopping.wait(1.0)
 
     def _run_query(self, epoch: int) -> None:
         """One query, from its start to its end; returns when it was stopped or has read all there is."""

@@ -6,6 +6,7 @@ field of the payload, and parked messages make a batch of their own when nothing
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -117,6 +118,11 @@ class PipelineReader(JetStreamStreamReader):
         self._payload = payload
         self._stage = stage
         self._due_file = due
+        self._due_until = math.inf  # with AvailableNow: what comes due later is for the next run, or it never ends
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        super().prepareForTriggerAvailableNow()
+        self._due_until = time.time()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """As the source's; when nothing new is there and parked messages are due, an offset that differs in a count."""
@@ -138,7 +144,7 @@ class PipelineReader(JetStreamStreamReader):
         if self._due_file is None:
             return False
         try:
-            return time.time() >= float(self._due_file.read_text())
+            return float(self._due_file.read_text()) <= min(time.time(), self._due_until)
         except (FileNotFoundError, ValueError):
             return False  # nothing is parked, or the driver is writing it
 
