@@ -1,0 +1,83 @@
+"""The proof and the benchmark of groups in small, and a group on a cluster that loses a node."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from parti.bench.group import BENCH
+from parti.bench.report import RunContext, execute
+from parti.errors import TransientError
+from parti.groups import ConsumerTemplate, ElasticGroups, GroupMessage, MemberOptions, elastic_consume
+from parti.prove.group import PROOF
+from parti.testing import NatsCluster, eventually
+from parti.wire.api import JetStreamApi
+from parti.wire.api_publish import expectations
+from parti.wire.connect import connect
+from parti.wire.errors import ApiUnavailable
+from parti.wire.options import ConnectOptions
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "in_flight"), [("static", 1), ("elastic", 20)])
+def test_nothing_is_lost_or_out_of_order_while_members_are_killed_frozen_and_stepped_down(
+    kind: str, in_flight: int
+) -> None:
+    options = {"kind": kind, "in_flight": in_flight, "events": 20}
+    result = execute(PROOF, RunContext(quick=True, seed=4, options=options))
+    kept = ("lost", "inversions", "phantom", "two_owners")
+    assert "error" not in result.figures, result.figures
+    assert {name: result.figures[name] for name in kept} == dict.fromkeys(kept, 0)
+    assert result.figures["duplicates_of_in_flight"] <= 1  # type: ignore[operator]
+
+
+@pytest.mark.slow
+def test_the_benchmark_measures_every_client_and_layout() -> None:
+    result = execute(BENCH, RunContext(quick=True, options={"strict_messages": 200, "messages": 4_000}))
+    assert "error" not in result.figures, result.figures
+    for figure in ("strict_of_fetch", "lanes_of_fetch", "filters_16_per_s", "compact_16_per_s"):
+        assert float(result.figures[figure] or 0) > 0
+    assert "reference" in result.figures or "reference_per_s" in result.figures
+
+
+@pytest.mark.cluster
+async def test_a_group_goes_on_when_a_node_of_its_cluster_dies(cluster: NatsCluster, name: str) -> None:
+    async with await connect(ConnectOptions(servers=tuple(cluster.urls))) as connection:
+        api = JetStreamApi(connection, timeout=3)
+        await api.stream_create({"name": name, "subjects": [f"{name}.*"], "num_replicas": 3})
+        groups = ElasticGroups(connection)
+        await groups.create(name, "g", max_members=4)
+        await groups.add_members(name, "g", ["a", "b"])
+        bucket = (await api.stream_info("KV_elastic-consumer-groups"))["config"]
+        assert bucket["num_replicas"] == 3
+        seen: list[int] = []
+
+        async def handler(message: GroupMessage) -> None:
+            seen.append(message.sequence)
+
+        options = MemberOptions(template=ConsumerTemplate(ack_wait=3))
+        members = [await elastic_consume(connection, name, "g", each, handler, options) for each in "ab"]
+
+        async def store(n: int) -> bool:
+            """Whether the message is stored; without a leader or an answer it is tried again under the same id."""
+            try:
+                await api.publish(f"{name}.{n}", b"", headers=expectations(msg_id=f"{name}-{n}"))
+            except (TransientError, ApiUnavailable):
+                return False
+            return True
+
+        async def publish(first: int, last: int) -> None:
+            for n in range(first, last):
+                await eventually(partial(store, n), timeout=30, what=f"the publish of {n}")
+
+        await publish(0, 40)
+        await eventually(lambda: len(set(seen)) == 40, timeout=30, what="the messages before")
+        leader = await asyncio.to_thread(cluster.wait_for_leader, f"{name}-g")
+        await asyncio.to_thread(cluster.kill, leader)
+        await publish(40, 80)
+        await eventually(lambda: len(set(seen)) == 80, timeout=60, what="the messages after the node died")
+        await asyncio.to_thread(cluster.restart, leader)
+        for member in members:
+            await member.stop()
