@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parti.errors import FatalError
+from parti.errors import FatalError, PartiError
 from parti.observe.logs import get_logger
 from parti.spark.pipeline.definition import Pipeline
+from parti.spark.pipeline.failures import BatchFailed, told
 from parti.spark.pipeline.files import Files
 from parti.spark.pipeline.lease import DriverLease
 from parti.spark.pipeline.outcomes import RESULTS, Outcome, outcome_ddl
@@ -71,6 +72,14 @@ class BatchRunner:
 
     def __call__(self, frame: Any, number: int) -> None:
         """Returns when everything that came of the batch is stored; whatever it raises ends the query."""
+        try:
+            self._run(frame, number)
+        except Exception as error:
+            # Spark matches the text of what is raised here with an expression that overflows its stack on a long one
+            # ("Py4JJavaError ... ((.|\\n)*)"), and the query then neither runs nor ends. So the text is made short.
+            raise (error if isinstance(error, PartiError) else BatchFailed(f"batch {number}: {told(error)}")) from None
+
+    def _run(self, frame: Any, number: int) -> None:
         began = time.perf_counter()
         self._check_lease()
         # The session of the batch is a clone that Spark made for the query: the user's keeps its settings.

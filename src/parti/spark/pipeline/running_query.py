@@ -25,6 +25,7 @@ from parti.observe.logs import get_logger
 from parti.spark.pipeline import epochs
 from parti.spark.pipeline.batches import BatchRunner, Totals
 from parti.spark.pipeline.definition import Pipeline
+from parti.spark.pipeline.failures import told
 from parti.spark.pipeline.fence import fence_subject, raise_fence
 from parti.spark.pipeline.files import Files
 from parti.spark.pipeline.lease import DriverLease
@@ -170,7 +171,7 @@ class RunningPipeline:
         except Exception as error:  # Spark raises kinds of its own, with the cause as text
             if self._stopping.is_set():
                 return
-            raise _QueryEnded(f"pipeline {self.pipeline.name}: {_cause(error)}") from error
+            raise _QueryEnded(f"pipeline {self.pipeline.name}: {told(error)}") from error
         finally:
             self.query = None
             self._remember_cost()
@@ -282,14 +283,6 @@ def _trigger(text: str) -> dict[str, Any]:
 
 class _QueryEnded(PipelineFailed):
     """The query ended with an error."""
-
-
-def _cause(error: Exception) -> str:
-    """The lines of Spark's error that tell what happened, without its Java stack."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    kept = [line for line in lines if not line.startswith(("at ", "File ", "...", "JVM stacktrace"))]
-    told = [line for line in kept if "Error" in line or "parti." in line or any(name in line for name in _REFUSED)]
-    return " | ".join(dict.fromkeys(told[-3:] or kept[:3]))[:2000]
 
 
 async def _ensure_letters(pipeline: Pipeline) -> None:
