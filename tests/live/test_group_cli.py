@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,29 @@ def test_consume_prints_messages_and_stops_after_the_wanted_number(cli: Cli) -> 
 def test_consuming_from_a_group_that_is_not_there_is_exit_code_one(cli: Cli) -> None:
     assert "there is no elastic group" in cli("elastic consume STREAM g m1", code=1).stderr
     assert "there is no static group" in cli("static consume STREAM g m1", code=1).stderr
+
+
+def test_metrics_and_health_of_a_consuming_member_are_served(cli: Cli) -> None:
+    cli("static create balanced STREAM g 1 m1")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = start(cli, f"static consume STREAM g m1 --set observe.listen=127.0.0.1:{port}")
+    try:
+        until(process, "joined")
+        cli.publish(2, subject="0.STREAM")
+        until(process, "pinned")
+
+        def page(path: str) -> str:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                return str(answer.read().decode())
+
+        eventually_blocking(lambda: 'parti_group_messages_total{outcome="ack"} 2.0' in page("/metrics"), what="metrics")
+        assert "parti_group_pinned 1.0" in page("/metrics")
+        assert json.loads(page("/readyz"))["checks"] == {"group-g-m1": "ok"}
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
 
 
 def start(cli: Cli, line: str) -> subprocess.Popen[str]:

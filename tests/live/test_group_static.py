@@ -302,3 +302,16 @@ async def test_lag_is_told_by_partition(bench: Bench) -> None:
     assert found[1].lag_seconds > 0
     assert found[0].lag_seconds == 0
     assert (found[0].ack_floor, found[1].ack_floor) == (6, None)
+
+
+async def test_a_record_with_the_names_of_an_earlier_version_is_followed_and_told(bench: Bench) -> None:
+    await bench.create(members=["other"])
+    old = b'{"max_members":2,"filter":"%s.a.>","members":["m1"]}' % bench.stream.encode()
+    await KeyValue(bench.api, "static-consumer-groups").put(f"{bench.stream}.{GROUP}", old)
+    seen: list[GroupMessage] = []
+    member = await bench.join("m1", seen)
+    (told,) = [event for event in member.events.recent if event.kind is EventKind.OLD_NAMES]
+    assert "filter" in told.detail
+    await bench.publish(4, partitions=2)
+    await bench.publish(4, partitions=2, kind="b")
+    await got(4, seen)

@@ -330,6 +330,7 @@ class GroupConsumer(Standing, Signals, Generic[R]):
     def _on_batch(self, deliveries: Deliveries) -> None:
         if not self._pulse.look():
             return
+        self._metrics.set(m.PENDING, int(deliveries.pending[-1]))
         if (again := int((deliveries.delivered > 1).sum())) > 0:
             self._metrics.count(m.REDELIVERED, again)
         try:

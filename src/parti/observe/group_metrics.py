@@ -16,6 +16,11 @@ REDELIVERED: Final = Metric(
     "parti_group_redelivered_total", Kind.COUNTER, "Messages that the server delivered for a second time or more."
 )
 IN_HAND: Final = Metric("parti_group_in_hand", Kind.GAUGE, "Messages held by the member: queued, running, or waiting.")
+PENDING: Final = Metric(
+    "parti_group_pending",
+    Kind.GAUGE,
+    "Messages of the member that the server has not delivered yet, as of the last delivery.",
+)
 PARTITIONS: Final = Metric("parti_group_partitions", Kind.GAUGE, "Partitions that the member owns.")
 PINNED: Final = Metric("parti_group_pinned", Kind.GAUGE, "1 while this instance is the one that gets the messages.")
 EVENTS: Final = Metric(
@@ -43,4 +48,4 @@ EVENTS: Final = Metric(
     },
 )
 
-GROUP_METRICS: Final = (MESSAGES, REDELIVERED, IN_HAND, PARTITIONS, PINNED, EVENTS)
+GROUP_METRICS: Final = (MESSAGES, REDELIVERED, IN_HAND, PENDING, PARTITIONS, PINNED, EVENTS)

@@ -14,7 +14,7 @@ from parti.cli.group.parse import seconds
 from parti.cli.group.session import group_argument, member_argument, stream_argument
 from parti.cli.output import json_option, note, print_json
 from parti.cli.settings import log_quietly, with_config
-from parti.config import LoadedConfig
+from parti.config import LoadedConfig, ObserveSection
 from parti.errors import ConfigError
 from parti.groups.automatic import AutomaticMembership
 from parti.groups.elastic import elastic_consume
@@ -26,6 +26,8 @@ from parti.groups.options import MemberOptions
 from parti.groups.static import static_consume
 from parti.groups.template import ConsumerTemplate
 from parti.groups.work import HandlerOptions, Order
+from parti.observe.health import ObservabilityServer
+from parti.observe.prometheus import PrometheusMetrics
 from parti.wire.configured import configured_options
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
@@ -56,8 +58,12 @@ async def consume_until(
     show: Callable[[GroupMessage], None],
     on_event: Callable[[GroupEvent], None],
     until: asyncio.Event,
+    observe: ObserveSection | None = None,
 ) -> int:
-    """Join and show messages until `until` is set or enough came; returns their number. Raises what ends the member."""
+    """Join and show messages until `until` is set or enough came; returns their number. Raises what ends the member.
+
+    Meanwhile metrics and health are served where `observe` says.
+    """
     seen = 0
 
     async def handler(message: GroupMessage) -> Retry | None:
@@ -73,7 +79,10 @@ async def consume_until(
             until.set()
         return None
 
-    members = MemberOptions(template=joining.template, handlers=HandlerOptions(order=joining.order), on_event=on_event)
+    metrics = PrometheusMetrics()
+    members = MemberOptions(
+        template=joining.template, handlers=HandlerOptions(order=joining.order), on_event=on_event, metrics=metrics
+    )
     async with await connect(options) as connection:
         consumer: GroupConsumer[Any]
         place = (joining.stream, joining.group, joining.member)
@@ -84,14 +93,21 @@ async def consume_until(
             consumer = await elastic_consume(
                 connection, *place, handler, members, automatic=joining.automatic, compact=compact
             )
+        watched = ObservabilityServer.configured(
+            observe or ObserveSection(), metrics.registry, [consumer.health_check()], metrics
+        )
         ended, stopped = asyncio.create_task(consumer.wait()), asyncio.create_task(until.wait())
         try:
+            if watched is not None:
+                await watched.start()
             await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 ended.result()
         finally:
             stopped.cancel()
             await consumer.stop(timeout=_FINISH_WITHIN)
+            if watched is not None:
+                await watched.stop()
             await asyncio.gather(ended, stopped, return_exceptions=True)
     return seen
 
@@ -149,14 +165,14 @@ def consume_command(kind: GroupKind) -> click.Command:
             AutomaticMembership() if automatic else None,
         )
         options = configured_options(loaded).options
-        seen = asyncio.run(_until_signal(options, joining, as_json))
+        seen = asyncio.run(_until_signal(options, joining, as_json, loaded.config.observe))
         if not as_json:
             note(f"{seen} messages")
 
     return consume
 
 
-async def _until_signal(options: ConnectOptions, joining: Joining, as_json: bool) -> int:
+async def _until_signal(options: ConnectOptions, joining: Joining, as_json: bool, observe: ObserveSection) -> int:
     until = asyncio.Event()
     loop = asyncio.get_running_loop()
     for each in (signal.SIGINT, signal.SIGTERM):
@@ -168,6 +184,7 @@ async def _until_signal(options: ConnectOptions, joining: Joining, as_json: bool
             show=_show_json if as_json else show_text,
             on_event=_event_json if as_json else lambda event: note(event_text(event)),
             until=until,
+            observe=observe,
         )
     finally:
         for each in (signal.SIGINT, signal.SIGTERM):
