@@ -235,6 +235,8 @@ class Assigner:
         ledger, durable, session = self._desk.ledger, self._durable, self._session()
         memory, filtered = durable.memory(), set(durable.filters)
         floor = int(info["ack_floor"]["stream_seq"])  # type: ignore[index]
+        if self._desk.retention is Retention.WORKQUEUE:
+            floor, memory = 0, Memory()  # what is left of a work queue is what is not done, whatever the floor says
         ledger.owed = {sequence for sequence in memory.left if sequence > floor}
         ledger.high = memory.high if ledger.owed else floor
         waiting = []
@@ -251,7 +253,7 @@ class Assigner:
             catching = {state.id: state.seen for state in waiting}
             await durable.update(filters, Memory(catching, memory.high, tuple(sorted(ledger.owed))))
         delivered = int(info["delivered"]["consumer_seq"])  # type: ignore[index]
-        session.stale = bool(info["num_ack_pending"] or ledger.owed)
+        session.stale = bool(info["num_ack_pending"] or ledger.owed or self._desk.retention is Retention.WORKQUEUE)
         session.next_sequence = delivered + 1
         return waiting
 

@@ -77,7 +77,7 @@ class Engine:
             clock=clock,
             backoff=backoff,
             lock=lock,
-            recreate=lambda: self.assigner.recreate("not_found"),
+            recreate=lambda reason: self.assigner.recreate(reason),
         )
         self.assigner = Assigner(
             config,

@@ -56,7 +56,7 @@ class Session:
         clock: Clock,
         backoff: Backoff,
         lock: asyncio.Lock,
-        recreate: Callable[[], Awaitable[None]],
+        recreate: Callable[[str], Awaitable[None]],
     ) -> None:
         self.stale = True
         """The consumer has to be set to our position before anything is pulled."""
@@ -187,7 +187,7 @@ class Session:
         elif self._desk.retention is Retention.INTEREST:
             after = None  # an ack that got lost keeps its message alive: from the ack floor on
         if not await self._durable.reset(after):
-            await self._recreate()
+            await self._recreate("iterator_error" if self._refresh else "not_found")
         self.next_sequence = 1
         self._recorder.event("worker.attached", op="iterate", result="success", after=after)
 
