@@ -15,7 +15,7 @@ from parti.errors import FatalError
 from parti.prove.processes import Seen, below, is_alive, kill
 from parti.testing import NeverHappened, eventually_blocking
 
-WITHIN = 180.0  # seconds without any progress, on a loaded machine; a cold start of Spark takes 8 to 20
+WITHIN = 300.0  # seconds without any progress, on a loaded machine; a cold start of Spark takes 8 to 20
 
 
 class ProofBroken(FatalError):
