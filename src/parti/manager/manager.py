@@ -25,6 +25,7 @@ from parti.observe.logs import get_logger
 from parti.observe.metrics import NO_METRICS, Metrics
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
+from parti.wire.filters import SubjectFilter
 from parti.worker import WorkerConsumer
 
 _LEASE_CALLS = 6  # a call may take this part of the TTL, so that a lost one leaves time for another
@@ -199,6 +200,8 @@ class Manager:
         if self._main is not None:
             raise UsageError("this manager was started before: make a new one")
         config = self.config
+        # The first use makes pyarrow look for pandas, whose import takes a second or two: not while we own anything.
+        await asyncio.to_thread(SubjectFilter, ("warm.up",))
         self._store = await Store.open(
             self._js,
             config.namespace,

@@ -174,7 +174,7 @@ class PerPartitionPlane:
                 if partition in self._flows:
                     self._flows[partition].discard()
             case WriteClaim(claim, expected):
-                self._writer.write(claim, expected)
+                self._host.spawn(self._write(claim, expected), "parti-claim")
             case Granted(lease):
                 self._flow(partition).go(lease)
                 self._host.granted(lease)
@@ -220,6 +220,13 @@ class PerPartitionPlane:
             else:
                 held = self._slots[partition]
                 self._slots[partition], _ = slot.step(held, Done(flow.finished_up_to(held.queued)))
+
+    async def _write(self, claim: Claim, expected: int) -> None:
+        """Before a partition is taken its durable exists, so that whoever sees it owned may publish."""
+        if claim.accepted:
+            self._flow(claim.partition)
+            await self._durables[claim.partition].ensure(claim.cursor + 1)
+        self._writer.write(claim, expected)
 
     # -- the server ---------------------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ class SlotDurable:
         self.name = slot_name(parts.config.consumer_prefix, partition)
         self._parts = parts
         self._retention = retention
+        self._known = False
         self._subjects = subjects_of(parts.config.subject_template, partition)
 
     def __repr__(self) -> str:
@@ -57,14 +58,34 @@ class SlotDurable:
                 self._parts.recorder.retried("iterate", 1, wait, error)
                 await self._parts.clock.sleep(wait)
 
-    async def _attempt(self, sequence: int) -> bool:
+    async def ensure(self, sequence: int) -> None:
+        """When this returns the consumer exists: on an interest stream nothing is kept for one that is to come."""
+        waits = self._parts.backoff.delays()
+        while not self._known:
+            try:
+                await self._look(sequence)
+            except PartiError as error:
+                wait = next(waits, self._parts.backoff.cap)
+                self._parts.recorder.retried("create", 1, wait, error)
+                await self._parts.clock.sleep(wait)
+
+    async def _look(self, sequence: int) -> bool:
+        """Whether it was there before; it is now."""
         js, stream = self._parts.js, self._parts.config.stream
         try:
             # A missing consumer does not answer a reset at all, so that is asked first.
             await js.consumer_info(stream, self.name)
         except (ConsumerNotFound, ConsumerDoesNotExist):
             await js.consumer_create(stream, self._config(sequence), action="create")
-            return self._retention is not Retention.WORKQUEUE or await self._attempt(sequence)
+            self._known = True
+            return False
+        self._known = True
+        return True
+
+    async def _attempt(self, sequence: int) -> bool:
+        js, stream = self._parts.js, self._parts.config.stream
+        if not await self._look(sequence) and self._retention is not Retention.WORKQUEUE:
+            return True  # made just there
         version = js.connection.server_version
         if version == (0, 0, 0) or version >= _RESET_SINCE:
             await js.consumer_reset(stream, self.name, max(1, sequence))
