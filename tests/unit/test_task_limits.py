@@ -125,6 +125,18 @@ async def test_a_place_given_to_somebody_who_left_is_given_on() -> None:
     assert made.running == 1
 
 
+async def test_all_who_wait_may_leave_at_once() -> None:
+    made, _ = gate(concurrency=1)
+    await admitted(made, "a")
+    waiting = [await admitted(made, host) for host in "aabbab"]
+    for task in waiting:
+        task.cancel()
+    made.release("a", "t", OPEN, Outcome.DELIVERED)
+    assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*waiting, return_exceptions=True))
+    assert made.running == 0
+    assert (await admitted(made, "b")).done()
+
+
 async def test_nothing_is_sent_to_a_host_that_is_down() -> None:
     made, clock = gate(breaker_calls=2)
     for _ in range(2):

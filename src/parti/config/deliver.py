@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Literal
 
 from parti.config.setting import Section, Setting, Unit
@@ -101,4 +102,9 @@ class DeliverSection(Section, frozen=True, kw_only=True):
     @property
     def waits(self) -> tuple[float, ...]:
         """`schedule` in seconds."""
-        return tuple(parse_duration(wait) for wait in self.schedule)
+        return _seconds(self.schedule)
+
+
+@cache
+def _seconds(schedule: tuple[str, ...]) -> tuple[float, ...]:
+    return tuple(parse_duration(wait) for wait in schedule)

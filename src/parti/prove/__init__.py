@@ -15,5 +15,6 @@ PROOFS: Final[dict[str, str]] = {
     "spark": "parti.prove.spark",
     "pipeline": "parti.prove.pipeline",
     "group": "parti.prove.group",
+    "delivery": "parti.prove.delivery",
     "sim": "parti.prove.sim",
 }

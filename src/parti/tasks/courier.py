@@ -38,7 +38,7 @@ class Courier:
         assert endpoint is not None
         try:
             self._guard.check_port(endpoint.port)
-            request = self._request(held, task, endpoint, lease.epoch)
+            request = self._request(held, task, endpoint, lease)
         except TaskRefused as refusal:
             outcome = Outcome.BLOCKED if isinstance(refusal, AddressBlocked) else Outcome.REFUSED
             return Attempt(outcome, error=str(refusal), reason=refusal.reason)
@@ -58,7 +58,7 @@ class Courier:
         wait = parse_retry_after(status, response.retry_after, self._clock.wall())
         return Attempt(outcome, status, f"the endpoint answered {status}", response.head, wait)
 
-    def _request(self, held: Held, task: DeliveryTask, endpoint: Endpoint, epoch: int) -> Request:
+    def _request(self, held: Held, task: DeliveryTask, endpoint: Endpoint, lease: SlotLease) -> Request:
         config = self._config
         own = check_headers(task.headers)
         body = request_body(task, held.id, max_size=config.max_body)
@@ -66,11 +66,14 @@ class Courier:
         headers = {
             "Content-Type": "application/json",
             "User-Agent": USER_AGENT,
+            "Accept": "*/*",
             **own,
+            "Accept-Encoding": "identity",  # the answer is kept as it comes, so it had better be readable
             "webhook-id": held.id,
             "webhook-timestamp": str(timestamp),
             "X-Parti-Attempt": str(held.attempts + 1),
-            "X-Parti-Epoch": str(epoch),
+            "X-Parti-Partition": str(lease.slot),
+            "X-Parti-Epoch": str(lease.epoch),
         }
         if task.secrets_ref:
             keys = self._secrets.keys(task.database, task.secrets_ref)

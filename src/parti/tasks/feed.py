@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -27,9 +26,8 @@ ACK, NAK, IN_PROGRESS = b"+ACK", b"-NAK", b"+WPI"
 _BATCH = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
-    """One message as it came."""
+class Incoming(msgspec.Struct, frozen=True):
+    """One message as it came; a struct, as one is made for every message, and a dataclass costs five times that."""
 
     subject: str
     sequence: int

@@ -83,6 +83,7 @@ class Gate:
         self.held += 1
         state = self._host(host)
         state.held += 1
+        state.seen = self._clock.now()
 
     def unhold(self, host: str) -> None:
         """It left memory: delivered, parked, buried or handed back."""
@@ -114,9 +115,7 @@ class Gate:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._free(state)
-            else:
-                state.waiting.remove(turn)
+                self._free(state)  # the place was given to us in the same moment; a cancelled turn is passed over
             self._leave_trigger(trigger, rules)
             raise
         if wait := state.breaker.ask(self._clock.now()):  # the host went down while we stood in line
@@ -214,7 +213,6 @@ class Gate:
             if len(self._hosts) >= _MOST_HOSTS:
                 self._forget_idle()
             state = self._hosts[host] = _Host(self._config)
-        state.seen = self._clock.now()
         return state
 
     def _forget_idle(self) -> None:

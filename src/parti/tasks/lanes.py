@@ -243,6 +243,10 @@ class Lanes:
 
     async def _follow(self, lane: Lane, head: Held, attempt: Attempt, now: float) -> None:
         tools = self._tools
+        if attempt.outcome is Outcome.DELIVERED:  # what `decide` would say, without asking for a schedule
+            await self._let_go(lane, head)
+            tools.recorder.delivered(head)
+            return
         assert head.task is not None
         decision = decide(
             attempt,

@@ -44,7 +44,7 @@ class Recorder:
         self.metrics = metrics
         self._config = config
         self._clock = clock
-        self._log = get_logger("deliver")
+        self._log = get_logger("deliver").bind()  # bound once: binding costs more than a message that nobody reads
         self._subjects = {outcome: f"{Names(config.stream).attempts}.{outcome.value}" for outcome in Outcome}
         self._warned: set[str] = set()
         self.write: Callable[[str, bytes], None] | None = None

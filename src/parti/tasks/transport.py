@@ -103,7 +103,6 @@ class HttpTransport:
             max_line_size=_HEADER_BYTES,
             max_field_size=_HEADER_BYTES,
             read_bufsize=self._config.max_response,
-            skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
         )
 
     async def close(self) -> None:

@@ -36,6 +36,7 @@ _OURS = frozenset(
         "accept-encoding",
         "x-syntrix-signature",
         "x-parti-attempt",
+        "x-parti-partition",
         "x-parti-epoch",
     }
 )

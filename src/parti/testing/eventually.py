@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeVar, overload
 
 from parti.clock import Deadline, SystemClock
 from parti.testing.errors import NeverHappened
@@ -15,6 +15,16 @@ T = TypeVar("T")
 
 _FIRST_PAUSE = 0.002  # most conditions come true within a few milliseconds
 _LONGEST_PAUSE = 0.05  # ... and the others must not burn a core while they wait
+
+
+@overload
+async def eventually(
+    predicate: Callable[[], Awaitable[T]], timeout: float = 10.0, what: str = "the condition"
+) -> T: ...
+
+
+@overload
+async def eventually(predicate: Callable[[], T], timeout: float = 10.0, what: str = "the condition") -> T: ...
 
 
 async def eventually(

@@ -1,0 +1,209 @@
+"""`parti bench deliver`: deliveries per CPU-second beside a bare aiohttp loop, and what one dead host costs the others.
+
+Both clients post bodies of the same size to the same endpoint in another process, interleaved in one run. Ours also
+pulls, decodes, keeps the order of a thousand documents, signs, and acknowledges.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from uuid import uuid4
+
+import aiohttp
+import msgspec
+
+from parti.bench.goals import Figure
+from parti.bench.report import Advance, Benchmark, Option, RunContext
+from parti.errors import UsageError
+from parti.observe import delivery_metrics as m
+from parti.observe.catalog import Metric
+from parti.observe.metrics import NoMetrics
+from parti.tasks import AddressGuard, DeliverSection, TaskConsumer
+from parti.testing import NatsServer
+from parti.wire.api import JetStreamApi, Outgoing
+from parti.wire.connect import connect
+from parti.wire.options import ConnectOptions
+
+_HOSTS = 50
+_DOCUMENTS = 1_000
+_IN_FLIGHT = 64
+_BODY = 1_000
+_SECRET = "whsec_" + base64.b64encode(b"parti-bench-parti-bench-").decode()
+_WITHIN = 120.0
+
+
+class _Counter(NoMetrics):
+    """Tells when so many tasks of healthy hosts were delivered."""
+
+    def __init__(self, wanted: int) -> None:
+        self.left = wanted
+        self.done = asyncio.Event()
+
+    def count(self, metric: Metric, amount: float = 1, /, **labels: str) -> None:
+        if metric is m.CONSUME_COUNT and labels["success"] == "true":
+            self.left -= int(amount)
+            if self.left <= 0:
+                self.done.set()
+
+
+def run(ctx: RunContext) -> dict[str, Figure]:
+    """Rounds of each, interleaved; the best of each, as disturbances only ever slow one down."""
+    return asyncio.run(_run(ctx))
+
+
+async def _run(ctx: RunContext) -> dict[str, Figure]:
+    count = int(ctx.options["tasks"]) // (4 if ctx.quick else 1)
+    rounds = 2 if ctx.quick else 4
+    with NatsServer() as server, _sink() as ports:
+        options = ConnectOptions(servers=(server.url,))
+        healthy, dead = ports[1:], ports[0]
+        best: dict[str, float] = dict.fromkeys(("bare", "ours", "all_well", "one_dead"), 0.0)
+        # The first batch imports and compiles what every later one finds ready.
+        await _bare(500, healthy[0])
+        await _ours(options, 500, healthy[:1], 500)
+        with ctx.progress("deliver", total=4 * rounds) as advance:
+            for _ in range(rounds):
+                await _round(options, count, healthy, dead, best, advance)
+    return {
+        "tasks": count,
+        "hosts": _HOSTS,
+        "bare_per_cpu_s": round(best["bare"]),
+        "ours_per_cpu_s": round(best["ours"]),
+        "of_bare": round(best["ours"] / best["bare"], 3),
+        "others_per_s_all_well": round(best["all_well"]),
+        "others_per_s_one_dead": round(best["one_dead"]),
+        "cost_of_a_dead_host": round(max(0.0, 1 - best["one_dead"] / best["all_well"]), 3),
+    }
+
+
+async def _round(
+    options: ConnectOptions, count: int, healthy: list[int], dead: int, best: dict[str, float], advance: Advance
+) -> None:
+    best["bare"] = max(best["bare"], await _bare(count, healthy[0]))
+    advance(1)
+    rate, _ = await _ours(options, count, healthy[:1], count)
+    best["ours"] = max(best["ours"], rate)
+    advance(1)
+    others = count * (_HOSTS - 1) // _HOSTS
+    for name, first in (("all_well", healthy[0]), ("one_dead", dead)):
+        hosts = [first, *healthy[: _HOSTS - 1]]
+        _, rate = await _ours(options, count, hosts, others)
+        best[name] = max(best[name], rate)
+        advance(1)
+
+
+async def _bare(count: int, port: int) -> float:
+    """Requests per CPU-second of a loop that does nothing but post."""
+    url, body = f"http://127.0.0.1:{port}/hook", b"x" * (_BODY + 180)
+    left = iter(range(count))
+
+    async def worker(session: aiohttp.ClientSession) -> None:
+        for _ in left:
+            async with session.post(url, data=body) as response:
+                await response.read()
+
+    gc.collect()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        started = time.process_time()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_IN_FLIGHT):
+                group.create_task(worker(session))
+        return count / (time.process_time() - started)
+
+
+async def _ours(options: ConnectOptions, count: int, ports: list[int], wanted: int) -> tuple[float, float]:
+    """Deliveries per CPU-second and per second, up to the `wanted`th that succeeded."""
+    stream = f"BENCH{uuid4().hex[:8]}"
+    config = msgspec.structs.replace(
+        DeliverSection(),
+        stream=stream,
+        storage="memory",
+        host_concurrency=_IN_FLIGHT if len(ports) == 1 else 32,
+        allow_addresses=tuple(f"127.0.0.1/32@{port}" for port in ports),
+        shutdown=0.1,
+    )
+    async with _filled(options, stream, count, ports):
+        counter = _Counter(wanted)
+        guard = AddressGuard(config.allow_addresses)
+        consumer = TaskConsumer(
+            config, nats=options, metrics=counter, guard=guard, environ={"PARTI_WEBHOOK_SECRET_BENCH": _SECRET}
+        )
+        gc.collect()
+        cpu, wall = time.process_time(), time.perf_counter()
+        running = asyncio.create_task(consumer.start())
+        try:
+            async with asyncio.timeout(_WITHIN):
+                await counter.done.wait()
+        except TimeoutError:
+            raise UsageError(f"{counter.left} of {wanted} tasks were not delivered within {_WITHIN:g} s") from None
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        await consumer.stop()
+        await running
+    return wanted / cpu, wanted / wall
+
+
+@contextlib.asynccontextmanager
+async def _filled(options: ConnectOptions, stream: str, count: int, ports: list[int]) -> AsyncIterator[None]:
+    connection = await connect(options)
+    js = JetStreamApi(connection)
+    config = {"name": stream, "subjects": [f"{stream}.>"], "storage": "memory", "allow_atomic": True}
+    try:
+        await js.stream_create(config)
+        for first in range(0, count, 500):
+            numbers = range(first, min(first + 500, count))
+            await js.publish_atomic([_task(stream, number, ports) for number in numbers])
+        yield
+        for name in await js.stream_names():
+            if name.removeprefix("KV_").startswith(stream):
+                await js.stream_delete(name)
+    finally:
+        await connection.close()
+
+
+def _task(stream: str, number: int, ports: list[int]) -> Outgoing:
+    document = f"{number % len(ports)}-{number % _DOCUMENTS}"  # one document, one host
+    task: dict[str, Any] = {
+        "triggerId": "bench",
+        "database": "db",
+        "collection": "orders",
+        "documentId": document,
+        "event": "update",
+        "url": f"http://127.0.0.1:{ports[number % len(ports)]}/hook",
+        "secretsRef": "bench",
+        "payload": {"text": "x" * (_BODY - 12)},
+    }
+    return Outgoing(f"{stream}.db.orders.{number % _DOCUMENTS}", json.dumps(task).encode())
+
+
+@contextlib.contextmanager
+def _sink() -> Iterator[list[int]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "parti.bench.deliver_sink", str(_HOSTS + 1)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(10)
+
+
+BENCH = Benchmark(
+    name="deliver",
+    help="Deliveries per CPU-second beside a bare aiohttp loop, and what one dead host among 50 costs the others.",
+    run=run,
+    goals={"of_bare": ">= 0.5", "cost_of_a_dead_host": "< 0.1"},
+    options=(Option("tasks", 20_000, "tasks of a round"),),
+)

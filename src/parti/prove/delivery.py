@@ -1,0 +1,345 @@
+"""`parti prove delivery`: endpoints, workers and the server misbehave, and every task arrives in order or rests.
+
+Real processes deliver to a real endpoint that answers with 5xx, 429, silence, resets, drips, garbage and huge bodies.
+Meanwhile workers are killed, frozen and stopped, and the server is killed. The endpoint's log of accepted requests and
+the dead letters are all that is judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from parti.bench.goals import Figure
+from parti.bench.report import Option, Proof, RunContext
+from parti.clock import Clock, SystemClock
+from parti.errors import PartiError
+from parti.prove.delivery_worker import Worker
+from parti.tasks import AddressGuard, DeadLetters, DeliverSection, Letter, TaskConsumer
+from parti.tasks.names import Names
+from parti.testing import NatsServer, eventually
+from parti.testing.history import Effect, History
+from parti.testing.http_server import (
+    Answer,
+    Drip,
+    FaultHttpServer,
+    Garbage,
+    Hang,
+    Huge,
+    Received,
+    Reply,
+    Reset,
+    redirect,
+)
+from parti.wire.api import JetStreamApi
+from parti.wire.connect import connect
+from parti.wire.options import ConnectOptions
+
+STREAM = "PROVE"
+_LEASE = 3
+_PARTITIONS = 4
+_WITHIN = 120.0
+_FATAL = {"/redirect": "rejected", "/refused": "rejected", "/poison": "exhausted", "/tls": "exhausted"}
+_BLOCKED = (
+    "http://127.0.0.2/",
+    "http://169.254.169.254/latest/meta-data/",
+    "http://[::ffff:127.0.0.1]/",
+    "http://10.0.0.1/",
+    "http://2130706433/",
+    "http://user@127.0.0.1/",
+)
+
+
+class Stage:
+    """The stream, the endpoint, what was published and what has to come of it."""
+
+    def __init__(self, js: JetStreamApi, endpoint: FaultHttpServer, rng: random.Random, documents: int) -> None:
+        self.js = js
+        self.endpoint = endpoint
+        self.rng = rng
+        self.history = History()
+        self.letters = DeadLetters(js, Names(STREAM))
+        self.expected: dict[str, tuple[str, bytes]] = {}
+        """Tasks that have to end in the dead letters: id -> reason and data."""
+        self.requests: Counter[str] = Counter()
+        self.published = 0
+        self._documents = documents
+        self._numbers: Counter[str] = Counter()
+        self._left: set[str] = set()
+        endpoint.otherwise(self._reply)
+
+    def _reply(self, request: Received) -> Reply:
+        """Faults at random; what is answered with 2xx is an effect."""
+        self.requests[request.headers["webhook-id"]] += 1
+        if request.path in _FATAL:
+            location = "http://169.254.169.254/latest/meta-data/"
+            return {"/redirect": redirect(location), "/refused": Answer(422, body=b"no" * 5000)}.get(
+                request.path, Answer(503)
+            )
+        if self.rng.random() < 0.25:
+            return self.rng.choice(_FAULTS)
+        body = request.json()
+        number, document = body["payload"]["n"], body["documentId"]
+        slot, epoch = request.headers["x-parti-partition"], int(request.headers["x-parti-epoch"])
+        self.history.effect(Effect(slot, document, "p", number, f"epoch-{epoch}", epoch))
+        self._left.discard(request.headers["webhook-id"])
+        return Huge(size=1 << 20) if self.rng.random() < 0.01 else Answer(200)
+
+    async def publish(self, count: int) -> None:
+        """Tasks of random documents; one in twelve has to end in the dead letters."""
+        for _ in range(count):
+            document = f"doc-{self.rng.randrange(self._documents)}"
+            number = self._numbers[document] = self._numbers[document] + 1
+            webhook_id = f"{document}-{number}"
+            path = self.rng.choice(list(_FATAL)) if self.rng.random() < 1 / 12 else "/hook"
+            url = self.endpoint.url.replace("http:", "https:") if path == "/tls" else self.endpoint.url
+            data = self._task(document, number, url + path)
+            if path in _FATAL:
+                self.expected[webhook_id] = (_FATAL[path], data)
+            else:
+                self._left.add(webhook_id)
+            await self._store(document, webhook_id, data)
+            if path not in _FATAL:
+                self.history.published(document, "p", number)
+            self.published += 1
+
+    def _task(self, document: str, number: int, url: str) -> bytes:
+        task: dict[str, Any] = {
+            "triggerId": "prove",
+            "database": "db",
+            "collection": "docs",
+            "documentId": document,
+            "event": "update",
+            "url": url,
+            "timeout": "500ms",
+            "payload": {"n": number},
+        }
+        if url.endswith(("/poison", "/tls")):
+            task["retryPolicy"] = {"maxAttempts": 3, "initialBackoff": "50ms"}
+        return json.dumps(task).encode()
+
+    async def _store(self, document: str, webhook_id: str, data: bytes) -> None:
+        """Publish until the server has it: the id makes a second try harmless."""
+
+        async def stored() -> bool:
+            try:
+                await self.js.publish(f"{STREAM}.db.docs.{document}", data, headers={"Nats-Msg-Id": webhook_id})
+            except PartiError:
+                return False
+            return True
+
+        await eventually(stored, _WITHIN, "a publish")
+
+    async def settled(self) -> bool:
+        """Whether everything has arrived, or rests in the dead letters."""
+        if self._left:
+            return False
+        try:
+            info = await self.js.stream_info(f"{STREAM}_DLQ")
+        except PartiError:
+            return False
+        return int(info["state"]["messages"]) >= len(self.expected)
+
+    async def judge(self) -> dict[str, int]:
+        """What is wrong with the dead letters."""
+        found: dict[str, Letter] = {}
+        doubled = incomplete = unspent = 0
+        async for letter in self.letters.letters():
+            doubled += letter.id in found
+            found[letter.id] = letter
+            reason, data = self.expected.get(letter.id, ("", b""))
+            tried = 3 if reason == "exhausted" else 1
+            answered = letter.status >= 300 or letter.outcome == "tls"
+            incomplete += not (
+                letter.reason == reason and letter.data == data and letter.attempts == tried and answered
+            )
+            # A broken handshake is an attempt that the endpoint never saw as a request.
+            unspent += letter.attempts > self.requests[letter.id] and letter.outcome != "tls"
+        return {
+            "dead_letters": len(found),
+            "dead_letters_missing": len(self.expected.keys() - found.keys()),
+            "dead_letters_wrong": incomplete + doubled,
+            "attempts_without_a_request": unspent,
+        }
+
+
+_FAULTS: tuple[Reply, ...] = (
+    Answer(500),
+    Answer(503, {"Retry-After": "0"}),
+    Answer(429, {"Retry-After": "1"}),
+    Answer(408),
+    Hang(),
+    Reset(),
+    Drip(size=100, interval=0.1),
+    Garbage(),
+)
+
+
+async def run(ctx: RunContext) -> dict[str, Figure]:
+    rounds = 3 if ctx.quick else int(ctx.options["rounds"])
+    rng, clock = ctx.random(), SystemClock()
+    async with _open(rng) as (server, stage, options):
+        figures: dict[str, Figure] = {"rounds": rounds}
+        figures |= await _quiet_phases(stage, options)
+        workers = [Worker(_settings(server, stage.endpoint)) for _ in range(2)]
+        try:
+            with ctx.progress("delivery", total=rounds) as advance:
+                for worker in workers:
+                    await asyncio.to_thread(worker.start)
+                for number in range(rounds):
+                    await _round(stage, server, workers, _TROUBLES[number % len(_TROUBLES)], rng, clock)
+                    advance(1)
+            await eventually(stage.settled, _WITHIN, "every task delivered or in the dead letters")
+            figures["exit_codes"] = sum([await asyncio.to_thread(worker.stop) for worker in workers])
+        finally:
+            for worker in workers:
+                await asyncio.to_thread(worker.kill)
+        verdict = stage.history.verdict()
+        names = ("lost", "duplicated", "inversions", "two_owners", "stale_accepted", "phantom")
+        return (
+            figures
+            | {"tasks": stage.published, "requests": sum(stage.requests.values())}
+            | {name: getattr(verdict, name) for name in names}
+            | await stage.judge()
+        )
+
+
+@asynccontextmanager
+async def _open(rng: random.Random) -> AsyncIterator[tuple[NatsServer, Stage, ConnectOptions]]:
+    async with NatsServer() as server, FaultHttpServer() as endpoint:
+        options = ConnectOptions(servers=(server.url,))
+        connection = await connect(options)
+        try:
+            js = JetStreamApi(connection)
+            await js.stream_create({"name": STREAM, "subjects": [f"{STREAM}.>"], "storage": "file"})
+            yield server, Stage(js, endpoint, rng, documents=40), options
+        finally:
+            await connection.close()
+
+
+_TROUBLES = ("kill", "server", "freeze", "stop")
+
+
+async def _round(
+    stage: Stage, server: NatsServer, workers: list[Worker], trouble: str, rng: random.Random, clock: Clock
+) -> None:
+    """Publish, and let one thing go wrong meanwhile."""
+    publishing = asyncio.create_task(stage.publish(150))
+    victim = rng.choice(workers)
+    await clock.sleep(rng.uniform(0.2, 1.0))
+    match trouble:
+        case "kill":
+            await asyncio.to_thread(victim.kill)
+            await asyncio.to_thread(victim.start)
+        case "stop":
+            await asyncio.to_thread(victim.stop)
+            await asyncio.to_thread(victim.start)
+        case "freeze":
+            victim.signal(signal.SIGSTOP)
+            await clock.sleep(3.0 * _LEASE)
+            victim.signal(signal.SIGCONT)
+        case "server":
+            await asyncio.to_thread(server.kill)
+            await clock.sleep(rng.uniform(0.1, 1.5))
+            await asyncio.to_thread(server.start)
+    await publishing
+
+
+def _settings(server: NatsServer, endpoint: FaultHttpServer) -> list[str]:
+    settings = {
+        "deliver.stream": STREAM,
+        "deliver.partitions": _PARTITIONS,
+        "deliver.lease": _LEASE,
+        "deliver.allow_addresses": endpoint.allowed,
+        "deliver.schedule": ",".join(["100ms"] * 3 + ["500ms"] * 40),
+        "deliver.block_for": "500ms",
+        "deliver.breaker_open": "500ms",
+        "deliver.shutdown": "3s",
+        "observe.log_level": "error",
+    }
+    return ["-s", server.url, *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]
+
+
+async def _quiet_phases(stage: Stage, options: ConnectOptions) -> dict[str, Figure]:
+    """Without process faults: blocked addresses get no socket, and a poison document blocks only itself."""
+    stream = "PROVEQUIET"
+    await stage.js.stream_create({"name": stream, "subjects": [f"{stream}.>"], "storage": "memory"})
+    config = msgspec.structs.replace(
+        DeliverSection(), stream=stream, storage="memory", allow_addresses=(stage.endpoint.allowed,), jitter=0.0
+    )
+    guard = AddressGuard(config.allow_addresses)
+    consumer = TaskConsumer(config, nats=options, guard=guard)
+    running = asyncio.create_task(consumer.start())
+    letters = DeadLetters(stage.js, Names(stream))
+    try:
+        await consumer.wait_ready()
+        for number, url in enumerate(_BLOCKED):
+            await stage.js.publish(f"{stream}.x", stage._task(f"blocked-{number}", 1, url))
+
+        async def refused() -> bool:
+            return len([letter async for letter in letters.letters()]) == len(_BLOCKED)
+
+        await eventually(refused, _WITHIN, "the blocked addresses in the dead letters")
+        opened = guard.opened
+        blocked_others = await _poison(stage, stream)
+    finally:
+        await consumer.stop()
+        await running
+    return {"blocked_urls": len(_BLOCKED), "sockets_to_blocked": opened, "poison_blocked_others": blocked_others}
+
+
+async def _poison(stage: Stage, stream: str) -> int:
+    """How many tasks of other documents had not arrived when the poison task was given up."""
+    arrived: set[str] = set()
+    given_up = asyncio.Event()
+
+    def hook(request: Received) -> Reply:
+        arrived.add(request.headers["webhook-id"])
+        return Answer(200)
+
+    stage.endpoint.on("/quiet", hook)
+    stage.endpoint.on("/dead", Answer(503))
+    task = json.loads(stage._task("poison", 1, f"{stage.endpoint.url}/dead"))
+    task["retryPolicy"] = {"maxAttempts": 4, "initialBackoff": "1s", "maxBackoff": "1s"}
+    await stage.js.publish(f"{stream}.x", json.dumps(task).encode())
+    others = 200
+    for number in range(others):
+        data = stage._task(f"other-{number % 20}", number, f"{stage.endpoint.url}/quiet")
+        await stage.js.publish(f"{stream}.x", data)
+    follower = stage._task("poison", 2, f"{stage.endpoint.url}/follower")
+    stage.endpoint.on("/follower", lambda _request: given_up.set() or Answer(200))  # type: ignore[func-returns-value]
+    await stage.js.publish(f"{stream}.x", follower)
+    async with asyncio.timeout(_WITHIN):
+        await given_up.wait()
+    return others - len(arrived)
+
+
+GOALS = {
+    "lost": "== 0",
+    "inversions": "== 0",
+    "two_owners": "== 0",
+    "stale_accepted": "== 0",
+    "phantom": "== 0",
+    "dead_letters_missing": "== 0",
+    "dead_letters_wrong": "== 0",
+    "attempts_without_a_request": "== 0",
+    "sockets_to_blocked": "== 0",
+    "poison_blocked_others": "== 0",
+    "exit_codes": "== 0",
+}
+
+PROOF = Proof(
+    name="delivery",
+    help="Endpoints, workers and the server misbehave: every task arrives in order per document, or rests complete.",
+    run=run,
+    goals=GOALS,
+    options=(Option("rounds", 16, "rounds of 150 tasks, each with a kill, a freeze, a stop or a dead server"),),
+)

@@ -1,0 +1,68 @@
+"""`parti deliver run` as a process that the proof may kill, freeze and stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+from parti.errors import TransientError
+from parti.testing.child import spawn
+
+_READY_WITHIN = 60.0
+
+
+class WorkerNotReady(TransientError):
+    """The process did not come up: its last output is in the message."""
+
+
+class Worker:
+    """One process, started again and again under the same settings."""
+
+    def __init__(self, settings: Sequence[str]) -> None:
+        self._settings = list(settings)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """After this returns the process has joined; it takes partitions as they become free."""
+        command = [sys.executable, "-m", "parti.cli", "deliver", "run", "--json", *self._settings]
+        process = self._process = spawn(command)
+        ready = threading.Event()
+        lines: list[str] = []
+
+        def drain() -> None:  # a full pipe would stop the process
+            assert process.stdout is not None
+            for line in process.stdout:
+                if b'"ready"' in line:
+                    ready.set()
+                lines[:] = [*lines[-5:], line.decode(errors="replace")]
+            ready.set()
+
+        threading.Thread(target=drain, name="parti-prove-worker", daemon=True).start()
+        if not ready.wait(_READY_WITHIN) or process.poll() is not None:
+            raise WorkerNotReady(f"the worker did not start: {' '.join(lines)}")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to this very process."""
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL; after this returns it is dead."""
+        if self.running:
+            assert self._process is not None
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait(60)
