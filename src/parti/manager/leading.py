@@ -14,7 +14,7 @@ from parti.control import election, reconcile
 from parti.control.assign import Strategy
 from parti.control.handoff import Finished, HandoffTerms, Nudge, StageDone
 from parti.control.lease import LeaseTerms
-from parti.control.membership import Change, Membership
+from parti.control.membership import Change, Died, Membership
 from parti.control.reconcile import Leader, Rules
 from parti.control.windows import Windows
 from parti.errors import PartiError
@@ -26,6 +26,7 @@ from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
 
 _BATCH = 0.003  # seconds of claim changes that become one step: a step looks at every partition
+_GATHER = 0.1  # seconds of joins and leaves that become one step
 _WRITERS = 128  # claim writes in flight at once
 _AGAIN = 0.1
 
@@ -77,6 +78,8 @@ class Leadership:
         self._term_task: asyncio.Task[None] | None = None
         self._batch: dict[PartitionId, tuple[Claim, int]] = {}
         self._flush_due = False
+        self._changes: tuple[Change, ...] = ()
+        self._members_due = False
         self._writers = asyncio.Semaphore(_WRITERS)
         self._log = get_logger("control", worker=member.worker)
 
@@ -119,8 +122,23 @@ class Leadership:
         self._lead(reconcile.AssignmentSeen(self._host.clock.now(), assignment, revision))
 
     def members_changed(self, members: Membership, changes: tuple[Change, ...]) -> None:
+        """A death is acted on at once. Joins and leaves that come together become one step, so that a partition does
+        not move to a worker that leaves a moment later."""
         self.members = members
-        self._lead(reconcile.MembersChanged(self._host.clock.now(), members, changes))
+        self._changes += changes
+        if any(isinstance(change, Died) for change in changes):
+            self._flush_members()
+        elif changes and not self._members_due:
+            self._members_due = True
+            asyncio.get_running_loop().call_later(_GATHER, self._flush_members)
+        elif not changes:
+            self._lead(reconcile.MembersChanged(self._host.clock.now(), members))
+
+    def _flush_members(self) -> None:
+        self._members_due = False
+        changes, self._changes = self._changes, ()
+        if self.members is not None and changes:
+            self._lead(reconcile.MembersChanged(self._host.clock.now(), self.members, changes))
 
     def partitions_changed(self, partitions: tuple[Partition, ...], *, refresh: bool = False) -> None:
         self._lead(reconcile.PartitionsChanged(self._host.clock.now(), partitions, refresh))

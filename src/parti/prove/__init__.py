@@ -6,12 +6,15 @@ from typing import Final
 
 # Name on the command line -> module that defines PROOF. Only names, so that `parti --help` imports none of them.
 PROOFS: Final[dict[str, str]] = {
+    "broker": "parti.prove.broker",
+    "clock": "parti.prove.clock",
     "crash": "parti.prove.crash",
     "deletion": "parti.prove.deletion",
     "fencing": "parti.prove.fencing",
     "handoff": "parti.prove.handoff",
     "leader": "parti.prove.leader",
     "stop": "parti.prove.stop",
+    "storm": "parti.prove.storm",
     "spark": "parti.prove.spark",
     "pipeline": "parti.prove.pipeline",
     "group": "parti.prove.group",

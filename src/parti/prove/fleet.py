@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from parti.clock import Clock, SystemClock
 from parti.control.assign import Owners, Sticky
 from parti.control.assign.base import Shares
 from parti.errors import PartiError
 from parti.manager import ControlConfig, Hooks, Manager
-from parti.model import Partition, PartitionId, WorkerId
+from parti.model import Lease, Partition, PartitionId, WorkerId
 from parti.observe.prometheus import PrometheusMetrics
 from parti.prove.sink import Sink
 from parti.prove.traffic import value_of
@@ -65,6 +66,8 @@ class Fleet:
     metrics: PrometheusMetrics = field(default_factory=PrometheusMetrics)
     script: Scripted = field(default_factory=Scripted)
     errors: list[str] = field(default_factory=list)
+    clock: Callable[[], Clock] = SystemClock
+    grants: int = 0
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def start(self, count: int) -> None:
@@ -89,7 +92,11 @@ class Fleet:
             self.partitions,
             self.script,
             consumer=consumer,
-            hooks=Hooks(on_error=lambda error: self.errors.append(f"{type(error).__name__}: {error}")),
+            hooks=Hooks(
+                on_error=lambda error: self.errors.append(f"{type(error).__name__}: {error}"),
+                on_partition_granted=self._granted,
+            ),
+            clock=self.clock(),
             metrics=self.metrics,
         )
         self.managers.append(manager)
@@ -102,6 +109,15 @@ class Fleet:
             await asyncio.sleep(self.rng.uniform(0.0, 2 * self.handle_seconds))
         key, producer, counter = value_of(message)
         self.sink.effect(message.partition.id, key, producer, counter, owner, message.lease.epoch)
+
+    def _granted(self, lease: Lease) -> None:  # noqa: ARG002 - the hook's signature
+        self.grants += 1
+
+    async def moved_evenly(self, timeout: float = 60.0) -> None:
+        """Return when the partitions are spread over all workers and at rest."""
+        least = len(self.partitions) // len(self.managers)
+        await eventually(lambda: all(len(m.owned()) >= least for m in self.managers), timeout, "an even spread")
+        await self.settle(timeout)
 
     async def close(self) -> None:
         await self._stack.aclose()
