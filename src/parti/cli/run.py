@@ -63,9 +63,9 @@ def run(
 
 
 def _demo(as_json: bool) -> None:
-    from parti import demo
+    from parti.demo.command import main
 
-    demo.main(args=["--json"] if as_json else [], standalone_mode=False)
+    main(args=["--json"] if as_json else [], standalone_mode=False)
 
 
 def _explain(pipeline: Pipeline, as_json: bool) -> None:

@@ -62,6 +62,7 @@ class _Scene:
         create_stream(self.options, SINK, "file", duplicate_window=int(3600e9), allow_atomic=True)
         self._reader = RangeReader(self.options, patience=60.0)
         self.drivers: list[PipelineDriver] = []
+        self._owner = ""
 
     def staff(self, count: int = 2) -> None:
         """After this returns, so many drivers are there, the oldest first."""
@@ -105,6 +106,7 @@ class _Scene:
     def _effect(self, key: str, value: bytes) -> None:
         number, partition, epoch, owner = value.decode().split()
         self.counts["results"] += 1
+        self._owner = owner
         self.counts["epochs"] = max(self.counts["epochs"], int(epoch))
         self.history.effect(Effect(partition, key, "p", int(number), owner, int(epoch)))
 
@@ -117,14 +119,14 @@ class _Scene:
         return self.handled()
 
     def fault(self, fault: Fault) -> None:
-        """Something goes wrong. The first driver is the one that runs, unless it was fenced before."""
+        """Something goes wrong; a driver is killed or frozen while it is the one that runs."""
         match fault:
             case "workers":
                 hit = sum(driver.kill_workers(self.rng) for driver in self.drivers)
             case "executor":
                 hit = sum(driver.kill_executor(self.rng) for driver in self.drivers)
             case "driver":
-                hit = self.drivers[0].kill()
+                hit = self._active().kill()
             case "zombie":
                 hit = self._zombie()
             case "server":
@@ -135,11 +137,17 @@ class _Scene:
         self.counts[f"{fault}_hits"] += bool(hit)
 
     def _zombie(self) -> int:
-        """Freeze the oldest driver past its lease and wake it while the other one runs."""
-        frozen = self.drivers[0].freeze()
+        """Freeze the driver that runs past its lease, and wake it when the other one runs or is about to."""
+        active = self._active()
+        frozen = active.freeze()
         threading.Event().wait(_TTL * self.rng.uniform(1.5, 4.0))
-        self.drivers[0].thaw(frozen)
+        active.thaw(frozen)
         return 1
+
+    def _active(self) -> PipelineDriver:
+        """The driver whose result came last: owners are called by host and process."""
+        alive = [driver for driver in self.drivers if driver.alive]
+        return next((driver for driver in alive if f"-{driver.pid}-" in self._owner), alive[0])
 
     def verdict(self) -> Verdict:
         self.handled()

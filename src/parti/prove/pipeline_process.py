@@ -37,6 +37,10 @@ class PipelineDriver:
         return f"<PipelineDriver {self._process.pid} {'alive' if self.alive else 'gone'}>"
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         return self._process.poll() is None
 

@@ -151,6 +151,11 @@ class History:
             self._note(name, str(effect))
         return broken
 
+    @property
+    def effects(self) -> int:
+        """Effects fed so far, repeats included."""
+        return self._effects
+
     def verdict(self) -> Verdict:
         """Judge all that was fed so far; call it at the end, when everything has had time to arrive."""
         lost = phantom = published = 0

@@ -1,0 +1,5 @@
+"""`python -m parti.demo`."""
+
+from parti.demo.command import main
+
+main()
