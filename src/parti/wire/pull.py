@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from parti.errors import PartiError, TransientError
+from parti.errors import PartiError, ProtocolError, TransientError
 from parti.wire.blocking import status_of
 from parti.wire.columns import Deliveries, consumer_deliveries, is_delivery
 from parti.wire.errors import status_error
@@ -23,6 +23,12 @@ from parti.wire.frames import Frames
 from parti.wire.live import LiveConnection
 
 _END_OF_PULL = frozenset({404, 408})
+_ACK = b"$JS.ACK."
+_NUMBERS_AT = {9: 4, 11: 6, 12: 6}  # tokens of an ack subject -> where delivered, stream and consumer sequence begin
+_FEW = 64  # messages of one read below which a plain loop is quicker than the columns (0.3 ms of fixed cost)
+
+Item = tuple[bytes, bytes, bytes, bytes, int, int, int]
+"""Subject, reply, headers, payload, delivered count, stream sequence, nanoseconds since 1970."""
 _PIN = re.compile(rb"\r\nNats-Pin-Id: *(\S+)\r\n")
 
 
@@ -61,6 +67,7 @@ class LivePull:
         on_batch: Callable[[Deliveries], None],
         on_trouble: Callable[[PartiError], None],
         capacity: Callable[[], int],
+        on_few: Callable[[list[Item], int], None] | None = None,
         settings: PullSettings | None = None,
         next_sequence: int | None = None,
         exclusive: bool = True,
@@ -71,6 +78,7 @@ class LivePull:
         self._settings = settings or PullSettings()
         self._subject = f"{connection.options.js_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._on_batch = on_batch
+        self._on_few = on_few
         self._on_trouble = on_trouble
         self._capacity = capacity
         self._next = next_sequence  # None: take the first as it comes
@@ -155,6 +163,10 @@ class LivePull:
 
     def _on_frames(self, frames: Frames) -> None:
         self._seen()
+        if self._on_few is not None and len(frames) < _FEW and not self._settings.group:
+            self._few(frames, self._on_few)
+            self.kick()
+            return
         data = is_delivery(frames)
         if data.all():
             self._deliver(consumer_deliveries(frames))
@@ -166,19 +178,56 @@ class LivePull:
                 self._status(statuses.subject(index), statuses.header(index))
         self.kick()
 
+    def _few(self, frames: Frames, take: Callable[[list[Item], int], None]) -> None:
+        """A small read without columns: near the tail of a stream most reads bring one to three messages."""
+        rows = frames.positions.T.tolist()
+        first = rows[0][0]
+        raw = frames.data[first : rows[-1][7]].tobytes()
+        items: list[Item] = []
+        statuses: list[tuple[bytes, bytes]] = []
+        consumer_seqs: list[int] = []
+        pending = 0
+        for row in rows:
+            subject, subject_end, _, reply, reply_end, head, payload, end = (position - first for position in row)
+            ack = raw[reply:reply_end]
+            if not ack.startswith(_ACK):
+                statuses.append((raw[subject:subject_end], raw[head:payload]))
+                continue
+            tokens = ack.split(b".")
+            at = _NUMBERS_AT.get(len(tokens))
+            if at is None:
+                raise ProtocolError(f"reply subject {ack[:200]!r} is no acknowledgement subject known to parti")
+            delivered, sequence, consumer_seq, stamp, pending = (int(token) for token in tokens[at : at + 5])
+            consumer_seqs.append(consumer_seq)
+            items.append(
+                (raw[subject:subject_end], ack, raw[head:payload], raw[payload:end], delivered, sequence, stamp)
+            )
+        if items:
+            self._book(len(items))
+            if self._in_sequence(len(items), consumer_seqs[0], consumer_seqs[-1]):
+                take(items, pending)
+        for inbox, header in statuses:
+            self._status(inbox, header)
+
+    def _in_sequence(self, count: int, first: int, last: int) -> bool:
+        """Whether these deliveries follow the ones before; if not, one got lost, and the owner is told."""
+        if not self._exclusive:
+            return True
+        expected = first if self._next is None else self._next
+        if first != expected or last - first != count - 1:
+            self.stop()
+            self._on_trouble(DeliveryLost(f"{self.consumer}: expected delivery {expected}, got {first} to {last}"))
+            return False
+        self._next = last + 1
+        return True
+
     def _deliver(self, deliveries: Deliveries) -> None:
         count = len(deliveries)
         self._book(count)
         if self._settings.group and (found := _PIN.search(deliveries.frames.header(count - 1))):
             self.pin = found[1].decode()
-        if self._exclusive:
-            first, last = int(deliveries.consumer_seq[0]), int(deliveries.consumer_seq[-1])
-            expected = first if self._next is None else self._next
-            if first != expected or last - first != count - 1:
-                self.stop()
-                self._on_trouble(DeliveryLost(f"{self.consumer}: expected delivery {expected}, got {first} to {last}"))
-                return
-            self._next = last + 1
+        if not self._in_sequence(count, int(deliveries.consumer_seq[0]), int(deliveries.consumer_seq[-1])):
+            return
         self._on_batch(deliveries)
 
     def _book(self, count: int) -> None:

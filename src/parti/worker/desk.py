@@ -15,7 +15,7 @@ from parti.model import Retention
 from parti.observe import worker_metrics as m
 from parti.wire.columns import Deliveries
 from parti.wire.live import LiveConnection
-from parti.wire.pull import LivePull
+from parti.wire.pull import Item, LivePull
 from parti.worker.batching import BatchSize
 from parti.worker.lanes import LanePool, Serve
 from parti.worker.ledger import Ledger, PartitionState, Place
@@ -65,20 +65,40 @@ class Desk:
         return room
 
     def on_batch(self, deliveries: Deliveries) -> None:
-        """Take one read: put each message where it belongs."""
+        """Take one large read."""
         frames = deliveries.frames
         first = int(frames.subject_start[0])
         raw = frames.data[first : int(frames.payload_end[-1])].tobytes()
-        spans = (frames.positions - first).tolist()
-        subject_at, subject_end, _, reply_at, reply_end, head_at, data_at, data_end = spans
+        subjects, subject_ends, _, replies, reply_ends, heads, payloads, ends = (frames.positions - first).tolist()
         counts, sequences, _, stamps, pending = deliveries.numbers.tolist()
+        self.take(
+            [
+                (
+                    raw[subjects[i] : subject_ends[i]],
+                    raw[replies[i] : reply_ends[i]],
+                    raw[heads[i] : payloads[i]],
+                    raw[payloads[i] : ends[i]],
+                    counts[i],
+                    sequences[i],
+                    stamps[i],
+                )
+                for i in range(len(sequences))
+            ],
+            pending[-1],
+        )
+
+    def take(self, items: list[Item], pending: int) -> None:
+        """Put each message of one read where it belongs; `pending` more are waiting at the server."""
         received, now = time.time(), self._loop.time()
         ledger, push, place_of = self.ledger, self.pool.push, self.ledger.place
         answers: list[bytes] = []
-        taken = dropped = 0
-        for i, sequence in enumerate(sequences):
-            reply = raw[reply_at[i] : reply_end[i]]
-            place = place_of(raw[subject_at[i] : subject_end[i]])
+        taken = dropped = again = highest = 0
+        for subject, reply, head, data, count, sequence, stamp in items:
+            if count > 1:
+                again += 1
+            if sequence > highest:
+                highest = sequence
+            place = place_of(subject)
             if place is None:
                 # Of a partition that moved away. On limits its ack is bookkeeping; elsewhere it would delete it.
                 if self.retention is Retention.LIMITS:
@@ -93,11 +113,9 @@ class Desk:
                     continue
             message = Message()
             message.subject, message.key = place.subject, place.key
-            message.sequence, message.delivered = sequence, counts[i]
-            message.data = raw[data_at[i] : data_end[i]]
-            message._head = raw[head_at[i] : data_at[i]]
-            message._reply = reply
-            message.timestamp = stamps[i] / 1e9
+            message.sequence, message.delivered = sequence, count
+            message.data, message._head, message._reply = data, head, reply
+            message.timestamp = stamp / 1e9
             self._fill(message, place, received, now)
             state.open[sequence] = message
             taken += 1
@@ -110,19 +128,18 @@ class Desk:
             if state.stopped:
                 taken -= self._give_up(state, answers)
         ledger.in_hand += taken
-        highest = max(sequences)
         if highest > ledger.high:
-            self._spacing += 0.2 * ((highest - ledger.high) / len(sequences) - self._spacing)
+            self._spacing += 0.2 * ((highest - ledger.high) / len(items) - self._spacing)
             ledger.high = highest
         if answers and self.connection is not None:
             self.connection.write(b"".join(answers))
-        self._count(len(sequences), sum(1 for count in counts if count > 1), dropped, now)
+        self._count(len(items), again, dropped, now)
         self._adapt(now)
         if self.on_first is not None:
             tell, self.on_first = self.on_first, None
             tell()
         if self.on_lag is not None:
-            self.on_lag(int(pending[-1] * max(self._spacing, 1.0)))
+            self.on_lag(int(pending * max(self._spacing, 1.0)))
 
     def feed(self, place: Place, sequence: int, data: bytes, head: bytes, timestamp: float) -> bool:
         """Take one message of a range read; False when it was received before."""

@@ -204,6 +204,7 @@ class Session:
             config.stream,
             self._durable.name,
             on_batch=desk.on_batch,
+            on_few=desk.take,
             on_trouble=self._on_trouble,
             capacity=desk.capacity,
             settings=PullSettings(
