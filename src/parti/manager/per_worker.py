@@ -8,6 +8,7 @@ of the consumer, a grant becomes `take_over`, and the consumer's exact cursor is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from parti.backoff import Backoff
 from parti.control import holding
@@ -38,7 +39,7 @@ from parti.manager.host import Host
 from parti.manager.strip import strip_filters
 from parti.model import Claim, Lease, Member, Partition, PartitionId, Retention
 from parti.wire.errors import WorkQueueFilterNotUnique
-from parti.worker import MaxSubjectsExceeded, WorkerConsumer
+from parti.worker import MaxSubjectsExceeded, WorkerClosed, WorkerConsumer
 
 _AGAIN = 0.05
 
@@ -57,6 +58,7 @@ class PerWorkerPlane:
         """Partition -> (up to, ticket) of a take-over that the consumer is working on."""
         self._applied: frozenset[PartitionId] = frozenset()
         self._wake = asyncio.Event()
+        self._urgent = asyncio.Event()
         self._closed = False
         self._writer = ClaimWriter(host, self._feed)
 
@@ -139,10 +141,11 @@ class PerWorkerPlane:
         match effect:
             case AddFilter(_, ticket):
                 self._adding[partition] = ticket
-                self._wake.set()
+                claim = self._holdings[partition].claim
+                self._want_update(urgent=claim is not None and claim.owner == self._member)
             case DropFilter():
                 self._adding.pop(partition, None)
-                self._wake.set()
+                self._want_update(urgent=not self._retention.overlap)
             case ReadLast(_, ticket):
                 self._host.spawn(self._read_last(partition, ticket), "parti-read-last")
             case CatchUp(_, _, upto, ticket):
@@ -186,24 +189,43 @@ class PerWorkerPlane:
                 await self._host.clock.sleep(_AGAIN)
         self._feed(partition, LastRead(last, ticket))
 
+    def _want_update(self, *, urgent: bool) -> None:
+        """Urgent is what somebody waits for without an owner; the rest is gathered (seed 003 SC-P1-2).
+
+        While the next owner prepares, the old one goes on: waiting a little costs a planned move no pause.
+        """
+        self._wake.set()
+        if urgent:
+            self._urgent.set()
+
     # -- the durable --------------------------------------------------------------------------------------------------
 
     async def _update_loop(self) -> None:
         """One update at a time, always with the whole set; what changes meanwhile goes into the next."""
         waits = Backoff(base=_AGAIN, cap=1.0, max_tries=None).delays()
+        updated = float("-inf")
         while not self._closed:
             await self._wake.wait()
+            config, now = self._consumer.config, self._host.clock.now()
+            due = max(now + config.update_coalescing_window, updated + config.min_update_interval)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(due - now if self._consumer.worker_id else 0.0):
+                    await self._urgent.wait()
             self._wake.clear()
+            self._urgent.clear()
             wanted = self._wanted()
             adding = dict(self._adding)
             if (wanted == self._applied and not adding and self._consumer.worker_id) or not self._host.may_act():
                 continue
             try:
                 await self._apply(wanted, adding)
+                updated = self._host.clock.now()
                 waits = Backoff(base=_AGAIN, cap=1.0, max_tries=None).delays()
+            except WorkerClosed:
+                return
             except PartiError as error:
                 self._host.failed(error)
-                self._wake.set()
+                self._want_update(urgent=True)
                 await self._host.clock.sleep(next(waits))
 
     def _wanted(self) -> frozenset[PartitionId]:

@@ -1,8 +1,8 @@
 """`parti prove broker`: the server dies and comes back, the network is cut, slowed and thinned out. Nothing is lost.
 
 One server, real worker processes whose connections all go through a fault proxy: SIGKILL and restart of the server,
-cuts of one to thirty seconds, then a slow line and one that loses bytes. After each fault the time is taken until every partition has effects again.
-The rolling restart of three nodes is `parti prove handoff --replicas 3 --faults roll`.
+cuts of one to thirty seconds, then a slow line and one that loses bytes. After each fault the time is taken until every
+partition has effects again. The rolling restart of three nodes is `parti prove handoff --replicas 3 --faults roll`.
 """
 
 from __future__ import annotations

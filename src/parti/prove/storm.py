@@ -52,7 +52,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
         for change in (_grow(fleet, many - few), _shrink(fleet, few)):
             before, counted = _owners(fleet), _handoffs(fleet)
             await change
-            await fleet.settle(300.0)
+            await fleet.moved_evenly(300.0)
             moves += int(_handoffs(fleet) - counted)
             workers = [m.worker_id for m in fleet.managers if m.worker_id is not None]
             least += minimum_moves(workers, len(names), before)

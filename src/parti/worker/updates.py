@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -95,14 +96,16 @@ class Coalescer:
 
     async def take(self) -> Batch:
         """The next batch, when its time has come."""
-        await self._arrived.wait()
-        assert self._batch is not None
-        due = max(self._batch.started + self._window, self._last + self._interval)
-        try:
-            async with asyncio.timeout(max(0.0, due - self._clock.now())):
-                await self._flush.wait()
-        except TimeoutError:
-            pass
+        while True:
+            await self._arrived.wait()
+            if self._batch is None:  # `fail` was faster
+                continue
+            due = max(self._batch.started + self._window, self._last + self._interval)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, due - self._clock.now())):
+                    await self._flush.wait()
+            if self._batch is not None:
+                break
         batch, self._batch = self._batch, None
         self._arrived.clear()
         self._flush.clear()
