@@ -1,0 +1,367 @@
+"""Any order of events: hypothesis plays the network, the scheduler and the leader against the per-worker protocol.
+
+No time and no simulator here: whatever is in flight may happen next, twice as late, or never. What must hold at every
+moment: effects in stream order, one owner per epoch, nothing skipped; and at the end nothing lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from parti.control import claims, holding
+from parti.control.claims import IllegalTransition
+from parti.control.holding import Holding
+from parti.control.signals import (
+    AddFilter,
+    CatchUp,
+    ClaimSeen,
+    Discard,
+    Done,
+    DropFilter,
+    FilterAdded,
+    FilterDropped,
+    Gap,
+    LaneStopped,
+    LastRead,
+    Offer,
+    Read,
+    ReadLast,
+    ReadUpTo,
+    StopLane,
+    Verdict,
+    WriteClaim,
+    WriteFailed,
+)
+from parti.model import Claim, ClaimState, Layout, Member, PartitionId, Retention, WorkerId
+
+P = PartitionId("p")
+MEMBERS = tuple(Member(WorkerId(f"worker-{n}"), f"n{n}") for n in range(3))
+
+
+class Worker:
+    """A worker reduced to what the partition needs: a filter, a position, a lane."""
+
+    def __init__(self, me: Member) -> None:
+        self.me = me
+        self.state = Holding(P, me, Retention.LIMITS)
+        self.filtered = False
+        self.scanned = 0
+        self.inbox: list[int] = []
+        self.unacked: set[int] = set()
+        self.acked: set[int] = set()
+        self.held: set[int] = set()
+        self.lane: list[int] = []
+        self.started = 0
+        self.dead = False
+        self.missing = False
+
+
+class HandoffMachine(RuleBasedStateMachine):
+    """One partition, three workers, a leader that does anything it is allowed to."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.last = 0
+        self.effects: list[int] = []
+        self.owner_of_epoch: dict[int, Member] = {}
+        self.repeat_allowed_from = 0
+        self.claim, self.revision = claims.assign(Claim(P), MEMBERS[0], term=1), 1
+        self.workers = [Worker(m) for m in MEMBERS]
+        self.flying: list[Callable[[], None]] = []
+        self._tell()
+        self.catch_breath()
+        assert self.claim.state is ClaimState.STABLE
+
+    # -- the world --------------------------------------------------------------------------------------------------
+
+    @rule()
+    def publish(self) -> None:
+        self.last += 1
+        for worker in self.workers:
+            if worker.filtered:
+                self._scan(worker)
+
+    @rule(count=st.integers(1, 4))
+    def publish_more(self, count: int) -> None:
+        for _ in range(count):
+            self.publish()
+
+    @rule(n=st.integers(0, 2), count=st.integers(1, 3))
+    def deliver(self, n: int, count: int) -> None:
+        worker = self.workers[n]
+        while worker.inbox and not worker.dead and count:
+            self._judge(worker, worker.inbox.pop(0))
+            count -= 1
+
+    @rule(n=st.integers(0, 2))
+    def lose_deliveries(self, n: int) -> None:
+        """They vanish on their way; the gap rule notices with the next delivery."""
+        worker = self.workers[n]
+        if worker.inbox:
+            worker.inbox.clear()
+            worker.missing = True
+
+    @rule(n=st.integers(0, 2))
+    def redeliver(self, n: int) -> None:
+        worker = self.workers[n]
+        pending = sorted(worker.unacked - worker.acked)
+        if pending and not worker.dead:
+            self._judge(worker, pending[0])
+
+    @rule(n=st.integers(0, 2), count=st.integers(1, 3))
+    def handle(self, n: int, count: int) -> None:
+        worker = self.workers[n]
+        while not worker.dead and worker.state.lease is not None and worker.lane and count:
+            seq = worker.lane.pop(0)
+            worker.started = max(worker.started, seq)
+            self._effect(worker, seq)
+            self._feed(worker, Done(seq))
+            worker.acked |= {s for s in worker.unacked if s <= worker.state.cursor}
+            count -= 1
+
+    @rule(indexes=st.lists(st.integers(0, 50), min_size=1, max_size=6))
+    def happen(self, indexes: list[int]) -> None:
+        """Some of what is in flight arrives, in any order."""
+        for index in indexes:
+            if self.flying:
+                self.flying.pop(index % len(self.flying))()
+
+    @rule(count=st.integers(1, 8))
+    def happen_in_order(self, count: int) -> None:
+        for _ in range(min(count, len(self.flying))):
+            self.flying.pop(0)()
+
+    @rule()
+    def catch_breath(self) -> None:
+        """Everything in flight arrives, and everybody hears the latest."""
+        self._tell()
+        while self.flying:
+            self.flying.pop(0)()
+
+    # -- the leader -------------------------------------------------------------------------------------------------
+
+    @rule(n=st.integers(0, 2))
+    def prepare(self, n: int) -> None:
+        if not self.workers[n].dead:
+            self._leader(lambda c: claims.prepare(c, MEMBERS[n], term=1))
+
+    @rule()
+    def abort(self) -> None:
+        self._leader(lambda c: claims.abort(c, term=1))
+
+    @rule()
+    def roll_back(self) -> None:
+        if self.claim.previous is not None and not self._worker(self.claim.previous).dead:
+            self._leader(lambda c: claims.roll_back(c, term=1))
+
+    @rule(n=st.integers(0, 2))
+    def redirect(self, n: int) -> None:
+        if not self.workers[n].dead:
+            self._leader(lambda c: claims.redirect(c, MEMBERS[n], term=1))
+
+    @precondition(lambda self: sum(w.dead for w in self.workers) < 2)
+    @rule(n=st.integers(0, 2), to=st.integers(0, 2))
+    def crash(self, n: int, to: int) -> None:
+        """The process is gone; after its lease somebody else goes on from where it certainly was."""
+        worker, heir = self.workers[n], self.workers[to]
+        if worker.dead or heir.dead or n == to:
+            return
+        worker.dead = True
+        worker.lane.clear()
+        pending = worker.unacked - worker.acked
+        floor = min(pending) - 1 if pending else max(worker.unacked, default=0)
+        if self.claim.pending == worker.me:
+            self._leader(lambda c: claims.abort(c, term=1))
+        if self.claim.owner == worker.me:
+            self.repeat_allowed_from = len(self.effects)
+            if self.claim.state is ClaimState.COMMIT and not self.claim.accepted:
+                self._leader(lambda c: claims.redirect(c, heir.me, term=1))
+            else:
+                start = claims.takeover_start(self.claim, checkpoint=0, floor=floor, layout=Layout.PER_WORKER)
+                self._leader(lambda c: claims.take_over(c, heir.me, start=start, term=1))
+
+    # -- what must hold ---------------------------------------------------------------------------------------------
+
+    @invariant()
+    def at_most_one_member_may_act(self) -> None:
+        if hasattr(self, "workers"):
+            acting = [w.me for w in self.workers if w.state.lease is not None and not w.dead]
+            assert len(acting) <= 1, acting
+
+    @invariant()
+    def the_cursor_claims_only_what_is_done(self) -> None:
+        if hasattr(self, "workers"):
+            done = max(self.effects, default=0)
+            for worker in self.workers:
+                if worker.state.lease is not None and not worker.dead and worker.state.tail > worker.state.done:
+                    assert worker.state.cursor <= max(done, self.claim.cursor, worker.state.done)
+
+    def teardown(self) -> None:
+        """Let everything that is in flight arrive, and the living finish: nothing may be missing."""
+        if not hasattr(self, "workers"):
+            return
+        for _ in range(400):
+            self._tell()
+            while self.flying:
+                self.flying.pop(0)()
+            for n, worker in enumerate(self.workers):
+                while worker.inbox and not worker.dead:
+                    self.deliver(n, 1)
+                if worker.missing:
+                    self._notice(worker)
+                if worker.state.lease is not None:
+                    while worker.lane and not worker.dead:
+                        self.handle(n, 1)
+            if self.claim.pending is not None and self._worker(self.claim.pending).dead:
+                self.abort()
+            if self.claim.state is ClaimState.STABLE and len(set(self.effects)) == self.last:
+                break
+        assert set(self.effects) == set(range(1, self.last + 1)), (self.claim, self.effects, self.workers[0].state)
+
+    # -- how it works -----------------------------------------------------------------------------------------------
+
+    def _worker(self, member: Member) -> Worker:
+        return self.workers[MEMBERS.index(member)]
+
+    def _scan(self, worker: Worker) -> None:
+        worker.inbox += range(worker.scanned + 1, self.last + 1)
+        worker.unacked |= set(range(worker.scanned + 1, self.last + 1))
+        worker.scanned = self.last
+
+    def _effect(self, worker: Worker, seq: int) -> None:
+        assert worker.state.lease is not None
+        epoch = worker.state.lease.epoch
+        assert self.owner_of_epoch.setdefault(epoch, worker.me) == worker.me, "two owners in one epoch"
+        assert epoch == max(self.owner_of_epoch), "a stale owner acted"
+        since = self.effects[self.repeat_allowed_from :]
+        assert seq not in since, f"{seq} was done twice without a crash"
+        assert not since or seq == since[-1] + 1, f"{seq} after {since[-1]}"
+        assert seq <= max(self.effects, default=0) + 1, f"{seq} skips what was never done"
+        self.effects.append(seq)
+
+    def _leader(self, change: Callable[[Claim], Claim]) -> None:
+        try:
+            self.claim = change(self.claim)
+        except IllegalTransition:
+            return
+        self.revision += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        """The watch is slow and unordered: each worker hears of this revision some time later."""
+        claim, revision = self.claim, self.revision
+        for worker in self.workers:
+            self.flying.append(lambda w=worker: self._feed(w, ClaimSeen(claim, revision)))  # type: ignore[misc]
+
+    def _notice(self, worker: Worker) -> None:
+        worker.missing = False
+        self._feed(worker, Gap())
+
+    def _judge(self, worker: Worker, seq: int) -> None:
+        if worker.missing:
+            self._notice(worker)  # the next delivery does not carry the next sequence
+        worker.state, verdict = holding.deliver(worker.state, seq)
+        if verdict is Verdict.PROCESS:
+            worker.lane.append(seq)
+        elif verdict is Verdict.HOLD:
+            worker.held.add(seq)
+        elif verdict is Verdict.ACK:
+            worker.acked.add(seq)
+
+    def _feed(self, worker: Worker, event: holding.Event) -> None:
+        if worker.dead:
+            return
+        worker.state, effects = holding.step(worker.state, event)
+        for effect in effects:
+            self._perform(worker, effect)
+
+    def _perform(self, worker: Worker, effect: holding.Effect) -> None:
+        match effect:
+            case AddFilter(_, ticket):
+                self.flying.append(lambda: self._add_filter(worker, ticket))
+            case DropFilter():
+                self.flying.append(lambda: self._drop_filter(worker))
+            case ReadLast(_, ticket):
+                self.flying.append(lambda: self._feed(worker, LastRead(self.last, ticket)))
+            case CatchUp(_, after, upto, ticket):
+                self.flying.append(lambda: self._catch_up(worker, after, upto, ticket))
+            case Offer():
+                held, worker.held = sorted(worker.held), set()
+                for seq in held:
+                    self._judge(worker, seq)
+            case StopLane():
+                worker.held.clear()
+                dropped = worker.lane[0] if worker.lane else None
+                worker.lane.clear()
+                self._feed(worker, LaneStopped(worker.started, dropped))
+            case Discard():
+                worker.held.clear()
+                worker.lane.clear()
+            case WriteClaim(claim, expected):
+                self.flying.append(lambda: self._cas(worker, claim, expected))
+            case _:
+                pass
+
+    def _add_filter(self, worker: Worker, ticket: int) -> None:
+        if worker.dead:
+            return
+        if not worker.filtered:
+            worker.filtered, worker.scanned = True, self.last  # it never goes back for older messages
+        self.flying.append(lambda last=self.last: self._feed(worker, FilterAdded(last, ticket)))  # type: ignore[misc]
+
+    def _drop_filter(self, worker: Worker) -> None:
+        # The agent applies filter changes in order: an add that came later has the last word.
+        if not worker.dead and not worker.state.filtered:
+            worker.filtered = False
+            self._feed(worker, FilterDropped())
+
+    def _catch_up(self, worker: Worker, after: int, upto: int, ticket: int) -> None:
+        for seq in range(after + 1, upto + 1):
+            before = worker.state.queued
+            self._feed(worker, Read(seq, ticket))
+            if worker.state.queued != before:
+                worker.lane.append(seq)
+        self._feed(worker, ReadUpTo(upto, ticket))
+
+    def _cas(self, worker: Worker, claim: Claim, expected: int) -> None:
+        if worker.dead:
+            return
+        if expected != self.revision:
+            self._feed(worker, WriteFailed())
+            self._feed(worker, ClaimSeen(self.claim, self.revision))
+            return
+        self.claim, self.revision = claim, self.revision + 1
+        self._tell()
+
+
+TestHandoffModel = pytest.mark.slow(HandoffMachine.TestCase)
+TestHandoffModel.settings = settings(
+    max_examples=120, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_the_model_notices_a_t_that_was_read_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = holding.step
+
+    def step(state: Holding, event: holding.Event) -> holding.Step:
+        if isinstance(event, FilterAdded):
+            event = replace(event, last=max(0, event.last - 2))
+        return original(state, event)
+
+    monkeypatch.setattr(holding, "step", step)
+    hunt = settings(TestHandoffModel.settings, max_examples=400, phases=[Phase.generate], database=None)
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        run_state_machine_as_test(HandoffMachine, settings=hunt)
