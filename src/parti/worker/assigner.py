@@ -44,6 +44,8 @@ class Assigner:
         catch_up: Callable[[list[PartitionState]], None],
     ) -> None:
         self.positions: dict[PartitionId, int] = {}
+        self.cancellable = True
+        """False for handlers in threads: nobody can end them, so that giving a partition away has to wait for them."""
         self._config = config
         self._durable = durable
         self._desk = desk
@@ -300,7 +302,7 @@ class Assigner:
             return
         idle = state.idle = state.idle or asyncio.Event()
         try:
-            async with asyncio.timeout(self._config.drain_timeout):
+            async with asyncio.timeout(self._config.drain_timeout if self.cancellable else None):
                 await idle.wait()
         except TimeoutError:
             for runner in list(self._desk.pool.running):

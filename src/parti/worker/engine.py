@@ -90,6 +90,7 @@ class Engine:
             lock=lock,
             catch_up=self.begin_catch_up,
         )
+        self.assigner.cancellable = not handler.in_thread
         self.coalescer = Coalescer(
             window=config.update_coalescing_window, interval=config.min_update_interval, clock=clock
         )

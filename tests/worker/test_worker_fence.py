@@ -1,0 +1,78 @@
+"""The fence: asked before every pull and every start; a refused start leaves the message where it was."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from worker_bench import Bench, Effects, parts
+
+from parti.testing import eventually
+from parti.worker import Lease, Message
+
+
+class Gate:
+    """A fence that a test opens and closes."""
+
+    def __init__(self) -> None:
+        self.pull = self.start = True
+        self.asked: list[Lease] = []
+
+    def may_pull(self) -> bool:
+        return self.pull
+
+    def may_start(self, lease: Lease) -> bool:
+        self.asked.append(lease)
+        return self.start
+
+
+async def test_nothing_is_pulled_while_the_fence_is_closed(bench: Bench) -> None:
+    gate, effects = Gate(), Effects()
+    gate.pull = False
+    worker = bench.worker(effects, fence=gate)
+    await bench.publish("a", 3)
+    await worker.update_worker_consumer("w1", parts("a"))
+    await eventually(lambda: worker.info().pulling)
+    info = await bench.info()
+    assert (info["num_waiting"], info["num_ack_pending"], effects.seen) == (0, 0, [])
+    gate.pull = True
+    worker.kick()
+    await effects.count(3)
+
+
+async def test_a_refused_start_keeps_the_message_and_the_partition_goes_on_when_it_is_resumed(bench: Bench) -> None:
+    gate, effects = Gate(), Effects()
+    worker = bench.worker(effects, fence=gate)
+    await worker.update_worker_consumer("w1", parts("a"), leases={"a": Lease("a", 4)})
+    gate.start = False
+    await bench.publish("a", 3)
+    await eventually(lambda: worker.position("a").stopped)
+    assert gate.asked[-1] == Lease("a", 4)
+    assert effects.seen == []
+    assert worker.position("a").cursor == 0
+    gate.start = True
+    worker.resume_partition("a", Lease("a", 5))
+    await effects.count(3)
+    assert [(m.sequence, m.attempt, m.lease.epoch) for m in effects.seen] == [(1, 1, 5), (2, 1, 5), (3, 1, 5)]
+    await bench.settled()
+
+
+async def test_a_partition_is_given_away_only_after_its_handler_in_a_thread_has_ended(bench: Bench) -> None:
+    release, started = threading.Event(), threading.Event()
+    done: list[int] = []
+
+    def handle(message: Message) -> None:
+        started.set()
+        release.wait(20)
+        done.append(message.sequence)
+
+    worker = bench.worker(handle, drain_timeout=0.05)
+    await bench.publish("a", 2)
+    await worker.update_worker_consumer("w1", parts("a"))
+    await asyncio.to_thread(started.wait, 10)
+    stopping = asyncio.create_task(worker.stop_partition("a"))
+    await asyncio.sleep(0.2)
+    assert not stopping.done()
+    release.set()
+    assert await stopping == 1
+    assert done == [1]
