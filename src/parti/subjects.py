@@ -59,7 +59,8 @@ def overlaps(first: str, second: str) -> bool:
 def normalize_filters(subjects: Iterable[str]) -> tuple[str, ...]:
     """The patterns validated, deduplicated and sorted; one that another covers is dropped."""
     unique = sorted({validate_subject(subject, wildcards=True, what="subject filter") for subject in subjects})
-    return tuple(p for p in unique if not any(p != other and covers(other, p) for other in unique))
+    wide = [p for p in unique if set(p.split(".")) & {"*", ">"}]  # a literal covers nothing but itself
+    return tuple(p for p in unique if not any(p != other and covers(other, p) for other in wide))
 
 
 def covers(wide: str, narrow: str) -> bool:
