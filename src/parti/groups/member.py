@@ -35,7 +35,6 @@ from parti.wire.kv_model import Change, Operation
 from parti.wire.stored import parse_time
 from parti.worker.dead_letters import DeadLetterOffice
 
-_NANOSECONDS = 1e9
 _STOP_WITHIN = 10.0  # a supervisor gives a process about that long between SIGTERM and SIGKILL
 _PATIENCE = 2.0  # for each call to the server while leaving
 _SETTLE_EVERY = 0.03
@@ -270,7 +269,7 @@ class GroupConsumer(Standing, Signals, Generic[R]):
         info = await self._join(wanted)
         if info is None:
             return
-        self._adopt(info)
+        self._limits.follow(info["config"])
         await self._puller.start(self._queue_stream, self._consumer, pin_ttl=self._limits.pin_ttl)
         self._held, self._waits = wanted, self._backoff()
         self._gain(partitions_of(self.record, self.member))
@@ -288,30 +287,27 @@ class GroupConsumer(Standing, Signals, Generic[R]):
     def _backoff(self) -> Any:
         return Backoff(base=0.05, cap=max(0.2, min(2.0, self._template.ack_wait / 2)), max_tries=None).delays()
 
-    def _adopt(self, info: dict[str, Any]) -> None:
-        """Follow the consumer as it is, also when another instance made it with other settings."""
-        config = info["config"]
-        self._limits.ack_wait = int(config["ack_wait"]) / _NANOSECONDS
-        self._limits.pin_ttl = int(config.get("priority_timeout") or 0) / _NANOSECONDS or self._template.pin_ttl
-        self._limits.max_pending = int(config["max_ack_pending"])
-
     async def _settle_pin(self) -> None:
         """Pinned by the first message: handle nothing before the server confirms it and earlier deliveries are in."""
         pin = self._puller.pin
         if pin != self._pin:
             self._pin, self._pin_since = pin, self._clock.now()
+        # What came or went while the answer was on its way must not be weighed against it: a message that another
+        # instance still holds would be taken for ours.
+        before = set(self._work.in_hand)
         info = await self._api.consumer_info(self._queue_stream, self._consumer)
-        if pinned_id(info) != pin:
+        if pinned_id(info) != pin or (self._limits.max_pending != 1 and before != set(self._work.in_hand)):
             self._later(_SETTLE_EVERY)
             return
-        others = int(info["num_ack_pending"]) - len(self._work.in_hand)
+        others = int(info["num_ack_pending"]) - len(before)
         if self._limits.max_pending != 1 and others > 0:
             await self._await_others()
             return
         epoch = next(parse_time(g["pinned_ts"]) for g in info["priority_groups"] if g["group"] == PRIORITY_GROUP)
         self._work.release(epoch)
-        self._be(MemberState.ACTIVE)
-        self._tell(EventKind.PINNED, partitions=self._owned)
+        if self.state is not MemberState.ACTIVE:
+            self._be(MemberState.ACTIVE)
+            self._tell(EventKind.PINNED, partitions=self._owned)
 
     async def _await_others(self) -> None:
         """Messages of whoever was pinned before us come again, below those that we hold: they must go first."""
@@ -327,7 +323,7 @@ class GroupConsumer(Standing, Signals, Generic[R]):
 
     # -- signals ---------------------------------------------------------------------------------------------------
 
-    def _on_batch(self, deliveries: Deliveries) -> None:
+    def _on_batch(self, deliveries: Deliveries, lost: bool) -> None:
         if not self._pulse.look():
             return
         self._metrics.set(m.PENDING, int(deliveries.pending[-1]))
@@ -347,7 +343,7 @@ class GroupConsumer(Standing, Signals, Generic[R]):
             foreign = error
             self._signal(lambda: self._fail(foreign))
             return
-        if self._work.holding or self._puller.pin != self._pin:
+        if self._work.holding or self._puller.pin != self._pin or (lost and self._limits.max_pending != 1):
             self._work.hold()
             self._signal(look_again)
         self._work.accept(messages)

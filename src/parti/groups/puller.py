@@ -26,7 +26,7 @@ class Puller:
         self,
         options: ConnectOptions,
         *,
-        on_batch: Callable[[Deliveries], None],
+        on_batch: Callable[[Deliveries, bool], None],
         on_trouble: Callable[[PartiError], None],
         in_hand: Callable[[], int],
     ) -> None:
@@ -36,6 +36,8 @@ class Puller:
         self._in_hand = in_hand
         self._live: LiveConnection | None = None
         self._pull: LivePull | None = None
+        self._expected: tuple[str | None, int] = (None, 0)
+        """The pin under which messages come, and the consumer's sequence that is next."""
         self._unsent: deque[tuple[str, bytes]] = deque(maxlen=_UNSENT)
 
     def __repr__(self) -> str:
@@ -65,7 +67,7 @@ class Puller:
             live,
             stream,
             consumer,
-            on_batch=self._on_batch,
+            on_batch=self._deliver,
             on_trouble=self._on_trouble,
             capacity=lambda: max(1, _MOST_HELD - self._in_hand()),
             settings=PullSettings(
@@ -74,6 +76,18 @@ class Puller:
             exclusive=False,
         )
         self._pull.start()
+
+    def _deliver(self, deliveries: Deliveries) -> None:
+        """Hand over, and tell whether one got lost before these.
+
+        While we are pinned every delivery is ours, so that the consumer's sequence has no gap (CLUSTER.md 3.1). One
+        that is missing comes again after `ack_wait`, behind later ones of its key.
+        """
+        first, last = int(deliveries.consumer_seq[0]), int(deliveries.consumer_seq[-1])
+        pin, following = self._expected
+        self._expected = (self.pin, last + 1)
+        lost = last - first != len(deliveries) - 1 or (pin == self.pin and first != following)
+        self._on_batch(deliveries, lost)
 
     async def _connected(self) -> LiveConnection:
         if self._live is None or self._live.lost.done():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from parti.clock import Clock
 from parti.errors import TransientError
@@ -20,6 +21,12 @@ class Limits:
     ack_wait: float
     pin_ttl: float
     max_pending: int
+
+    def follow(self, config: Mapping[str, Any]) -> None:
+        """Take the times of a consumer as it is, also when another instance made it with other settings."""
+        self.ack_wait = int(config["ack_wait"]) / 1e9
+        self.pin_ttl = int(config.get("priority_timeout") or 0) / 1e9 or self.pin_ttl
+        self.max_pending = int(config["max_ack_pending"])
 
 
 class Pulse:
