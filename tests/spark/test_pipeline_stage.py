@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from parti.spark.pipeline import Emit, Retries
 from parti.spark.pipeline.batch_calls import rebatched
 from parti.spark.pipeline.message import RowMessage
+from parti.spark.pipeline.outcomes import Shape
 from parti.spark.pipeline.policy import Policy
 from parti.spark.pipeline.stage import Stage
 from parti.wire.outgoing import HEADERS
@@ -51,7 +52,8 @@ def batches(count: int, keys: int, size: int = 500) -> Iterator[pa.RecordBatch]:
 
 def outcomes(handler: Callable[..., Any], parts: Iterable[pa.RecordBatch], **stage: Any) -> list[Any]:
     retries, name = stage.pop("retries", QUICK), stage.pop("name", "test")
-    made = Stage(handler, name, "IN", policy=Policy(retries), **stage).run(iter(parts))
+    shape = Shape(results=stage.pop("with_results", False), parking=retries.then == "park")
+    made = Stage(handler, name, "IN", policy=Policy(retries), shape=shape, **stage).run(iter(parts))
     return [row for part in made for row in part.to_pylist()]
 
 
@@ -337,4 +339,19 @@ def test_a_parked_message_is_dead_lettered_when_its_drives_are_used_up():
         ("parked", 10.0),
         ("parked", 60.0),
         ("dead-lettered", 0.0),
+    ]
+
+
+def test_rows_that_nobody_keeps_hold_what_is_counted_and_name_what_failed():
+    def work(message: RowMessage) -> None:
+        if message.sequence == 2:
+            raise ValueError("two")
+
+    retries = Policy(Retries(attempts=1, delays=(0.0,), then="stop"))
+    stage = Stage(work, "test", "IN", policy=retries, shape=Shape(counted=True))
+    rows = [row for part in stage.run(iter([batch(["a", "b", "c"])])) for row in part.to_pylist()]
+    assert list(rows[0]) == ["sequence", "subject", "outcome", "took", "error"]
+    assert [(row["outcome"], row["subject"], row["error"]) for row in rows[:2]] == [
+        ("done", None, None),
+        ("failed", "in.b", "ValueError: two"),
     ]

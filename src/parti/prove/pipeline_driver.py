@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from parti.spark.pipeline import Emit, Pipeline, Results, Standby
-from parti.spark.pipeline.outcomes import outcome_ddl
 from parti.spark.pipeline.publishing import ResultSink
 from parti.spark.pipeline.stage import Stage
 from parti.spark.session import session
@@ -91,7 +90,7 @@ def _ranges(spark: Any, config: dict[str, Any], handler: Any) -> None:
     frame = spark.readStream.format("jetstream").options(**options).load()
 
     def handle(batch: Any, _number: int) -> None:
-        outcomes = batch.mapInArrow(stage.run, outcome_ddl(results=False, parking=False))
+        outcomes = batch.mapInArrow(stage.run, stage.shape.ddl)
         outcomes.write.format("noop").mode("append").save()
 
     checkpoint = str(Path(config["folder"]) / "checkpoint")

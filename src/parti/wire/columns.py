@@ -242,6 +242,8 @@ def _rfc3339_nanoseconds(text: Bytes, starts: Ints, ends: Ints) -> Ints:
 def header_column(data: Bytes, starts: Ints, ends: Ints) -> pa.Array:
     """The headers of each message as list<struct<key, value>>, in order, repeats kept; null where it has none."""
     n = len(starts)
+    if not (ends > starts).any():
+        return pa.nulls(n, HEADER_TYPE)
     text, offsets = compact(data, starts, ends)
     newline = np.flatnonzero(text == _LF)
     line_start = np.concatenate([np.zeros(1, dtype=np.int64), newline[:-1] + 1]) if newline.size else newline

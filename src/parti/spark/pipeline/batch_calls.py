@@ -139,11 +139,11 @@ class _Calls:
             index = by_sequence.get(row.get("sequence"), first)
             emitted.setdefault(index, []).append(Emit(row["value"], row.get("subject")))
         for index, found in emitted.items():
-            message = RowMessage(tally.rows, index)
+            message = RowMessage(tally.rows, index, tally.rows.values[index])
             refused = self._sinks.emit(message, tuple(found))
             if refused is not None:
                 self._bury(tally, message, refused)
-            elif self._stage.with_results:
+            elif self._stage.shape.results:
                 tally.results[index] = self._sinks.named(message, tuple(found))
 
     def _end(self, tally: Tally, index: int, error: str, attempts: int) -> None:
@@ -154,7 +154,7 @@ class _Calls:
             Retry(error=error), attempt=max(attempts, policy.retries.attempts), waited=0.0, parked=parked
         )
         assert isinstance(end, Ended)
-        message = RowMessage(tally.rows, index)
+        message = RowMessage(tally.rows, index, tally.rows.values[index])
         if end.outcome is Outcome.DEAD:
             self._bury(tally, message, end)
             return

@@ -17,7 +17,7 @@ from parti.spark.pipeline.definition import Pipeline
 from parti.spark.pipeline.failures import BatchFailed, told
 from parti.spark.pipeline.files import Files
 from parti.spark.pipeline.lease import DriverLease
-from parti.spark.pipeline.outcomes import RESULTS, Outcome, outcome_ddl
+from parti.spark.pipeline.outcomes import RESULTS, Outcome
 from parti.spark.pipeline.parking import Parking
 from parti.spark.pipeline.plan import Plan, PlanKind
 from parti.spark.pipeline.stage import Stage
@@ -68,7 +68,7 @@ class BatchRunner:
         self._stage = stage
         self._lease = lease
         self._files = files
-        self._parking = Parking(files, f"{checkpoint}/parked", due) if stage.parking else None
+        self._parking = Parking(files, f"{checkpoint}/parked", due) if stage.shape.parking else None
 
     def __call__(self, frame: Any, number: int) -> None:
         """Returns when everything that came of the batch is stored; whatever it raises ends the query."""
@@ -111,8 +111,7 @@ class BatchRunner:
             frame = self._parking.joined(frame, number)
         # By sequence alone, not by partition and sequence: lanes then find many keys at once (PIPELINE.md 0).
         ordered = frame.repartition(self._plan.tasks, "partition").sortWithinPartitions("sequence")
-        ddl = outcome_ddl(results=self._stage.with_results, parking=self._stage.parking)
-        return ordered.mapInArrow(self._stage.run, ddl)
+        return ordered.mapInArrow(self._stage.run, self._stage.shape.ddl)
 
     def _observed(self, outcomes: Any) -> tuple[Any, Any]:
         """The same rows, and what is counted of them while they pass by."""
@@ -153,7 +152,7 @@ class BatchRunner:
             self._parquet(rows, sinks.parquet, number)
         if sinks.write is not None:
             sinks.write(rows, number)
-        if self._stage.with_results:
+        if self._stage.shape.results:
             results = _exploded(outcomes)
             if self._pipeline.results.parquet is not None:
                 self._parquet(results, self._pipeline.results.parquet, number)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from parti.config.units import parse_duration
 from parti.errors import ConfigError
 from parti.spark.pipeline.lease import Standby
+from parti.spark.pipeline.outcomes import Shape
 from parti.spark.pipeline.plan import Facts, Plan, choose
 from parti.spark.pipeline.policy import Policy, Retries
 from parti.spark.pipeline.source import PayloadKey
@@ -120,6 +121,14 @@ class Pipeline:
         if not self.key.startswith(_PAYLOAD):
             return None
         return PayloadKey(self.key.removeprefix(_PAYLOAD), self.partitions)
+
+    @property
+    def shape(self) -> Shape:
+        """The columns that outcome rows need: only a few when nobody keeps them."""
+        results = self.results.parquet is not None or self.results.write is not None
+        parking = self.retries.then == "park"
+        kept = self.outcomes.parquet is not None or self.outcomes.write is not None
+        return Shape(counted=not (kept or results or parking), results=results, parking=parking)
 
     @property
     def policy(self) -> Policy:

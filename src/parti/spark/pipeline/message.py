@@ -1,7 +1,7 @@
 """A row of an Arrow batch as the message a handler sees, without a Python object for what the handler does not read.
 
 The worker plane fills sixteen fields of every message, which costs more than reading the message did. Here a message
-is two references; a column becomes Python values when the first handler of its batch asks for it.
+is its payload and two references; other columns become Python values when the first handler of the batch asks for one.
 """
 
 from __future__ import annotations
@@ -104,9 +104,10 @@ class RowMessage(Message):
     index: int
 
     # Message declares slots that a worker fills; the properties below look into the batch instead.
-    def __init__(self, rows: Rows, index: int) -> None:
+    def __init__(self, rows: Rows, index: int, data: bytes) -> None:
         self.rows = rows
         self.index = index
+        self.data = data  # nearly every handler reads it, and a slot is read six times faster than a property
 
     @property
     def attempt(self) -> int:  # type: ignore[override]
@@ -132,10 +133,6 @@ class RowMessage(Message):
     @property
     def sequence(self) -> int:  # type: ignore[override]
         return self.rows.sequences[self.index]  # type: ignore[no-any-return]
-
-    @property
-    def data(self) -> bytes:  # type: ignore[override]
-        return self.rows.values[self.index]  # type: ignore[no-any-return]
 
     @property
     def timestamp(self) -> float:  # type: ignore[override]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
@@ -59,14 +60,38 @@ _PARKED: Final[tuple[tuple[str, str, pa.DataType], ...]] = (
 )
 
 
-def outcome_ddl(*, results: bool, parking: bool) -> str:
-    """The schema as Spark writes it; `results` and `parking` add what only some pipelines need."""
-    columns = [f"{name} {kind}" for name, kind, _ in _COLUMNS]
-    if results:
-        columns.append(f"{RESULTS} array<struct<subject:string,value:binary>>")
-    if parking:
-        columns += [f"{name} {kind}" for name, kind, _ in _PARKED]
-    return ", ".join(columns)
+_COUNTED: Final = ("sequence", "subject", "outcome", "took", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Which columns outcome rows have."""
+
+    counted: bool = False
+    """Nobody keeps the rows: only what the driver counts and reports is in them, and subjects only of failures."""
+    results: bool = False
+    """With the results, for sinks on Spark's side."""
+    parking: bool = False
+    """With what a parked message needs to come again."""
+
+    @property
+    def columns(self) -> tuple[tuple[str, str, pa.DataType], ...]:
+        """Name, type as Spark writes it, type of Arrow."""
+        if self.counted:
+            return tuple(column for column in _COLUMNS if column[0] in _COUNTED)
+        found = _COLUMNS
+        if self.results:
+            found += ((RESULTS, "array<struct<subject:string,value:binary>>", pa.list_(_RESULT)),)
+        return found + _PARKED if self.parking else found
+
+    @property
+    def ddl(self) -> str:
+        """The schema as Spark reads it."""
+        return ", ".join(f"{name} {kind}" for name, kind, _ in self.columns)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([pa.field(name, kind) for name, _, kind in self.columns])
 
 
 class Tally:
@@ -90,6 +115,11 @@ class Tally:
     def __repr__(self) -> str:
         return f"<Tally {self.remaining} of {len(self.rows)} open>"
 
+    def took_together(self, start: int, stop: int, began: float, each: float) -> None:
+        """These messages were handled in a row, each in about the same time."""
+        self.took[start:stop] = [each] * (stop - start)
+        self.ended[start:stop] = (began + each * np.arange(1, stop - start + 1)).tolist()
+
     def shorten(self, count: int) -> None:
         """Let the batch end behind its first `count` messages; none of the others may have been started."""
         self.remaining -= len(self.rows) - count
@@ -97,18 +127,39 @@ class Tally:
         del self.took[count:], self.ended[count:]
         self.parked = {index: found for index, found in self.parked.items() if index < count}
 
-    def to_arrow(self, *, results: bool, parking: bool) -> pa.RecordBatch:
+    def to_arrow(self, shape: Shape) -> pa.RecordBatch:
         """All rows of the batch with their outcome, in the order they came."""
+        columns = self._counted() if shape.counted else self._full()
+        if shape.results:
+            columns[RESULTS] = self._results(len(self.rows))
+        if shape.parking:
+            columns |= self._parking(len(self.rows))
+        return pa.RecordBatch.from_arrays([columns[name] for name, _, _ in shape.columns], schema=shape.schema)
+
+    def _counted(self) -> dict[str, pa.Array]:
+        count, subjects = len(self.rows), self.rows.subjects if self.errors else []
+        return {
+            "sequence": self.rows.batch.column("sequence"),
+            "subject": _filled(None, {index: subjects[index] for index in self.errors}, count),
+            "outcome": self._outcomes(count),
+            "took": pa.array(np.array(self.took)),
+            "error": _filled(None, self.errors, count),
+        }
+
+    def _outcomes(self, count: int) -> pa.Array:
+        return _filled(Outcome.DONE.value, {index: code.value for index, code in self.codes.items()}, count)
+
+    def _full(self) -> dict[str, pa.Array]:
         rows, batch, count = self.rows, self.rows.batch, len(self.rows)
         finished = ((np.array(self.ended) + self.wall) * 1e6).astype(np.int64)
         latency = np.maximum(finished - micros(batch), 0) / 1e6
-        columns: dict[str, pa.Array] = {
+        return {
             "stream": pa.repeat(rows.stream, count),
             "sequence": batch.column("sequence"),
             "subject": batch.column("subject"),
             "partition": batch.column("partition"),
             "key": pc.coalesce(batch.column("key"), batch.column("subject")),
-            "outcome": _filled(Outcome.DONE.value, {i: code.value for i, code in self.codes.items()}, count),
+            "outcome": self._outcomes(count),
             "attempts": pa.array(_numbers(1, rows.attempts, count)),
             "latency": pa.array(latency),
             "took": pa.array(np.array(self.took)),
@@ -117,14 +168,6 @@ class Tally:
             "owner": pa.repeat(rows.owner, count),
             "finished": pa.array(finished).cast(pa.timestamp("us", tz="UTC")),
         }
-        fields = [pa.field(name, kind) for name, _, kind in _COLUMNS]
-        if results:
-            columns[RESULTS] = self._results(count)
-            fields.append(pa.field(RESULTS, pa.list_(_RESULT)))
-        if parking:
-            columns |= self._parking(count)
-            fields += [pa.field(name, kind) for name, _, kind in _PARKED]
-        return pa.RecordBatch.from_arrays([columns[field.name] for field in fields], schema=pa.schema(fields))
 
     def _results(self, count: int) -> pa.Array:
         if not self.results:

@@ -28,9 +28,11 @@ from parti.worker.outcomes import Ack, Retry, describe
 if TYPE_CHECKING:
     from parti.spark.pipeline.stage import Stage
 
-_SLICE = 256  # messages between two looks at whether a plain handler waits
+_TOGETHER = 0.0002  # seconds of plain calls between two looks at the clock
+_MOST_TOGETHER = 512  # ... and calls
 _THREADS = 32
 _SLOW_CALL = 0.0005  # seconds: a handler that takes longer, and gives up the processor meanwhile, is moved to threads
+_SLOW_CALLS = 100  # ... when that many of its calls were looked at
 _SLOW: set[tuple[int, str]] = set()
 """Pipelines whose plain handler was seen to wait, by process: the next task of this worker starts in threads."""
 
@@ -60,7 +62,7 @@ class _Task:
         if refused is not None:
             self.sinks.bury(message, refused)
             return refused
-        if self.stage.with_results:
+        if self.stage.shape.results:
             message.rows.tally.results[message.index] = self.sinks.named(message, end)
         return None
 
@@ -122,8 +124,8 @@ def _through_lanes(task: _Task, batches: Iterator[pa.RecordBatch], reader: Threa
             return False
         tally = task.add(batch)
         rows, push = tally.rows, lanes.push
-        for index, key in enumerate(rows.keys):
-            push(RowMessage(rows, index), key)
+        for index, (key, data) in enumerate(zip(rows.keys, rows.values, strict=True)):
+            push(RowMessage(rows, index, data), key)
             if lanes.pending > window:
                 await lanes.below(window // 2)
         return True
@@ -190,6 +192,8 @@ class _Inline(_Task):
     def __init__(self, stage: Stage, sinks: TaskSinks, loop: asyncio.AbstractEventLoop, guard: Guard) -> None:
         super().__init__(stage, sinks, loop, self._again)
         self._guard = guard
+        self._slice = 1
+        self._slow_calls = self._slow_waits = 0
         self.waits = False
         """Whether the handler was seen to wait for most of its time."""
         self.rest: pa.RecordBatch | None = None
@@ -233,21 +237,28 @@ class _Inline(_Task):
     def _run_batch(self, batch: pa.RecordBatch) -> int:
         """Call the handler for each message; fewer than all when it turned out to wait."""
         tally = self.add(batch)
-        count = len(tally.rows)
-        for start in range(0, count, _SLICE):
+        count, start = len(tally.rows), 0
+        while start < count:
             if self._has_stopped():
                 self._skip(tally, start)
                 break
-            stop = min(start + _SLICE, count)
+            stop = min(start + self._slice, count)
             began, waits = time.perf_counter(), _waits()
             self._run_slice(tally, start, stop)
             each, waits = (time.perf_counter() - began) / (stop - start), _waits() - waits
+            tally.took_together(start, stop, began, each)
+            # One look at the clock for a slice of about this time: latency is as exact as that, and calls are cheap.
+            self._slice = max(1, min(int(_TOGETHER / each), 2 * self._slice, _MOST_TOGETHER))
             if self.lanes.pending:
                 self.loop.run_until_complete(self._turn())
-            if each > _SLOW_CALL and waits > (stop - start) / 2:
-                self.waits = True
-                tally.shorten(stop)
-                return stop
+            if each > _SLOW_CALL:
+                self._slow_calls += stop - start
+                self._slow_waits += waits
+                if self._slow_calls >= _SLOW_CALLS and self._slow_waits > self._slow_calls / 2:
+                    self.waits = True
+                    tally.shorten(stop)
+                    return stop
+            start = stop
         return count
 
     def _has_stopped(self) -> bool:
@@ -261,34 +272,29 @@ class _Inline(_Task):
         tally.remaining -= len(tally.rows) - start
 
     def _run_slice(self, tally: Tally, start: int, stop: int) -> None:
-        rows, lanes, clock, make = tally.rows, self.lanes, time.perf_counter, RowMessage
+        rows, lanes, make = tally.rows, self.lanes, RowMessage
+        busy, values = lanes.busy, rows.values
         call = self._guarded if self._guard.limit else self.stage.handler
-        ends: list[float] = []
-        done = ends.append
-        ended = 0
+        elsewhere = 0
         outcome: object
-        began = clock()
         for index in range(start, stop):
-            message = make(rows, index)
-            if lanes.busy and rows.keys[index] in lanes.busy:
+            message = make(rows, index, values[index])
+            if busy and rows.keys[index] in busy:
                 lanes.push(message, rows.keys[index])
-                done(clock())
+                elsewhere += 1
                 continue
             try:
                 outcome = call(message)
             except Exception as error:  # whatever a handler raises is a failed attempt of its message
                 outcome = Retry(error=describe(error))
-            done(clock())
             if outcome is None or type(outcome) is Ack:
-                ended += 1
-            elif isinstance(outcome, Emit):
+                continue
+            if isinstance(outcome, Emit):
                 self._emitted(message, outcome)
-                ended += 1
             else:
                 lanes.resume(message, rows.keys[index], outcome)
-        tally.ended[start:stop] = ends
-        tally.took[start:stop] = [end - begin for begin, end in zip([began, *ends[:-1]], ends, strict=True)]
-        tally.remaining -= ended
+                elsewhere += 1
+        tally.remaining -= stop - start - elsewhere
 
     def _emitted(self, message: RowMessage, outcome: Emit) -> None:
         refused = self.on_end(message, outcome.all())

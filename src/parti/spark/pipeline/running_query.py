@@ -194,11 +194,11 @@ class RunningPipeline:
             headers=pipeline.headers,
             payload=pipeline.payload_key,
             stage=stage if fused else None,
-            due=due if stage.parking else None,
+            due=due if stage.shape.parking else None,
         )
         spark.dataSource.register(source)
         runner = self._runner = BatchRunner(pipeline, plan, stage, files, checkpoint, due, self._lease)
-        if stage.parking:
+        if stage.shape.parking:
             done = [int(name) for name in files.names(f"{checkpoint}/commits") if name.isdigit()]
             Parking(files, f"{checkpoint}/parked", due).resume(spark, max(done, default=-1))
         options = pipeline.source_options() | ({"minPartitions": "1"} if fused else {"minPartitions": str(plan.tasks)})
@@ -233,7 +233,7 @@ class RunningPipeline:
             kind=pipeline.kind,
             policy=pipeline.policy,
             concurrency=pipeline.concurrency,
-            with_results=pipeline.results.parquet is not None or pipeline.results.write is not None,
+            shape=pipeline.shape,
             results=results,
             letters=letters,
         )

@@ -30,7 +30,6 @@ from pyspark.sql.types import (
 )
 
 from parti.errors import ConfigError
-from parti.spark.pipeline.outcomes import outcome_ddl
 from parti.spark.pipeline.stage import Stage
 from parti.spark.source import JetStreamDataSource
 from parti.spark.source_options import SourceOptions
@@ -172,7 +171,7 @@ def pipeline_source(
         def schema(self) -> Any:
             if stage is None:
                 return message_schema(headers=headers)
-            return outcome_ddl(results=stage.with_results, parking=stage.parking)
+            return stage.shape.ddl
 
         def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002 - Spark's signature
             options = replace(SourceOptions.parse(self.options, streaming=True), connect=connect)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from parti.spark.pipeline.message import Rows
-from parti.spark.pipeline.outcomes import Tally
+from parti.spark.pipeline.outcomes import Shape, Tally
 from parti.spark.pipeline.policy import Policy
 from parti.spark.pipeline.publishing import Letters, ResultSink, TaskSinks
 from parti.worker.handler import is_async
@@ -42,15 +42,10 @@ class Stage:
     batch_rows: int = 10_000  # messages of one call of a batch function
     owner: str = ""
     epoch: int = 0
-    with_results: bool = False
-    """Whether outcome rows carry the results, for sinks on Spark's side."""
+    shape: Shape = field(default_factory=Shape)
+    """Which columns the outcome rows have."""
     results: ResultSink | None = None
     letters: Letters | None = None
-
-    @property
-    def parking(self) -> bool:
-        """Whether rows carry what a parked message needs to come again."""
-        return self.policy.retries.then == "park"
 
     def at(self, epoch: int, owner: str, fences: dict[str, tuple[str, int]]) -> Stage:
         """The stage of an owner: its publishes are refused by the server once another owner has set its marker."""
@@ -76,14 +71,14 @@ class Stage:
                 run = run_inline
             for tally in run(self, (part for part in batches if part.num_rows), sinks):
                 sinks.check()
-                yield tally.to_arrow(results=self.with_results, parking=self.parking)
+                yield tally.to_arrow(self.shape)
             sinks.flush()
 
     def open(self, batch: pa.RecordBatch) -> Tally:
         """The rows of an Arrow batch, with room for their outcomes."""
         tally = Tally(Rows(batch, self.stream, self.epoch, self.owner))
         tally.rows.tally = tally
-        if self.parking and "parked_until" in batch.schema.names:
+        if self.shape.parking and "parked_until" in batch.schema.names:
             until, times = batch.column("parked_until").to_pylist(), batch.column("parked_times").to_pylist()
             tally.parked = {i: (at, often or 0) for i, (at, often) in enumerate(zip(until, times, strict=True)) if at}
         return tally
