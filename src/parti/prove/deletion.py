@@ -93,12 +93,12 @@ async def _load(
 ) -> None:
     """Publish to partitions at random until told to stop."""
     while not stop.is_set():
-        subjects = [
-            f"{stream}.{rng.randrange(workers)}-{rng.randrange(_PARTITIONS)}" for _ in range(max(1, int(rate / 50)))
-        ]
-        acks = await asyncio.gather(*(js.publish(subject, b"x") for subject in subjects))
-        last = max(ack.seq for ack in acks)
-        await asyncio.sleep(0.02)
+        count = max(1, int(rate * _PAUSE))
+        subjects = [f"{stream}.{rng.randrange(workers)}-{rng.randrange(_PARTITIONS)}" for _ in range(count)]
+        await asyncio.gather(*(js.publish(subject, b"x") for subject in subjects))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PAUSE):
+                await stop.wait()
 
 
 async def _trials(
