@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -66,19 +67,22 @@ class Letters:
         return replace(self, fence=fences.get(self.stream))
 
 
-def result_id(pipeline: str, stream: str, sequence: int, number: int) -> str:
-    """The id of the result with this number of this message, whoever computes it."""
-    return f"{pipeline}:{stream}:{sequence}:{number}"
+def id_scope(pipeline: str, stream: str, created: str) -> str:
+    """What the ids of all results begin with; a stream that is made anew counts from 1 again, and is another one."""
+    return f"{pipeline}:{stream}:{zlib.crc32(created.encode()):08x}"
 
 
 class TaskSinks:
     """The publishing side of one task. `flush` returns when everything is stored; errors come up in `check`."""
 
-    def __init__(self, results: ResultSink | None, letters: Letters | None, *, pipeline: str, stream: str) -> None:
+    def __init__(
+        self, results: ResultSink | None, letters: Letters | None, *, pipeline: str, stream: str, created: str = ""
+    ) -> None:
         self._results = results
         self._letters = letters
         self._pipeline = pipeline
         self._stream = stream
+        self._scope = id_scope(pipeline, stream, created)
         self._lines = {
             kind: _Line(sink.connect, sink.stream, sink.fence, f"{pipeline}-{kind}")
             for kind, sink in (("results", results), ("letters", letters))
@@ -104,7 +108,7 @@ class TaskSinks:
         except ConfigError as error:
             return Ended(Outcome.DEAD, f"no subject for a result: {error}", DeadLetterReason.REJECTED)
         for number, result in enumerate(named):
-            name = result_id(self._pipeline, self._stream, message.sequence, number)
+            name = f"{self._scope}:{message.sequence}:{number}"
             if name not in sink.known:
                 assert result.subject is not None
                 self._lines["results"].put(result.subject, result.data, name, None)

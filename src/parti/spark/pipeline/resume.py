@@ -23,13 +23,11 @@ log = get_logger("spark.pipeline")
 _SKEW = 60.0  # seconds that the clocks of driver and server may differ
 
 
-def known_results(
-    connect: ConnectOptions, target: Target, replay: Replay | None, *, pipeline: str, stream: str
-) -> frozenset[str]:
+def known_results(connect: ConnectOptions, target: Target, replay: Replay | None, *, scope: str) -> frozenset[str]:
     """Ids of results of this batch that are stored; empty while the stream itself remembers them."""
     if replay is None or time.time() - replay.planned_at < target.duplicate_window / 2:
         return frozenset()
-    prefix = f"{pipeline}:{stream}:".encode()
+    prefix = f"{scope}:".encode()
     found: set[str] = set()
     reader = RangeReader(connect, name="parti-pipeline-resume")
     try:

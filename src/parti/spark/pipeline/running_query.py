@@ -31,12 +31,13 @@ from parti.spark.pipeline.files import Files
 from parti.spark.pipeline.lease import DriverLease
 from parti.spark.pipeline.parking import Parking
 from parti.spark.pipeline.plan import Plan, PlanKind
-from parti.spark.pipeline.publishing import Letters, ResultSink
+from parti.spark.pipeline.publishing import Letters, ResultSink, id_scope
 from parti.spark.pipeline.resume import known_results
 from parti.spark.pipeline.source import pipeline_source
 from parti.spark.pipeline.stage import Stage
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
+from parti.wire.ranges import RangeReader
 from parti.wire.target import Target, find_target
 from parti.worker.dead_letters import dead_letter_stream, ensure_stream
 
@@ -218,18 +219,20 @@ class RunningPipeline:
     def _stage(self, files: Files, checkpoint: str, epoch: int) -> Stage:
         pipeline = self.pipeline
         nats, target = pipeline.nats, self._result_stream()
+        created = self._created()
         asyncio.run(_ensure_letters(pipeline))
         letters = Letters(nats, dead_letter_stream(pipeline.stream))
         results = None
         if target is not None:
             assert pipeline.results.subject is not None
             replay = epochs.replay_of(files, checkpoint)
-            known = known_results(nats, target, replay, pipeline=pipeline.name, stream=pipeline.stream)
+            known = known_results(nats, target, replay, scope=id_scope(pipeline.name, pipeline.stream, created))
             results = ResultSink(nats, target.stream, pipeline.results.subject, known=known)
         stage = Stage(
             handler=pipeline.handler,
             pipeline=pipeline.name,
             stream=pipeline.stream,
+            created=created,
             kind=pipeline.kind,
             policy=pipeline.policy,
             concurrency=pipeline.concurrency,
@@ -238,6 +241,14 @@ class RunningPipeline:
             letters=letters,
         )
         return stage.at(epoch, self.owner, self._fences(target, epoch))
+
+    def _created(self) -> str:
+        """When the stream was made."""
+        reader = RangeReader(self.pipeline.nats, name="parti-pipeline")
+        try:
+            return reader.state(self.pipeline.stream).created
+        finally:
+            reader.close()
 
     def _result_stream(self) -> Target | None:
         results = self.pipeline.results

@@ -40,6 +40,8 @@ class Stage:
     )
     window: int = 20_000  # messages in the lanes of a task at once
     batch_rows: int = 10_000  # messages of one call of a batch function
+    created: str = ""
+    """When the stream was made, which is part of the ids of results."""
     owner: str = ""
     epoch: int = 0
     shape: Shape = field(default_factory=Shape)
@@ -62,7 +64,8 @@ class Stage:
         from parti.spark.pipeline.batch_calls import run_batches
         from parti.spark.pipeline.running import run_inline, run_lanes
 
-        with TaskSinks(self.results, self.letters, pipeline=self.pipeline, stream=self.stream) as sinks:
+        named = {"pipeline": self.pipeline, "stream": self.stream, "created": self.created}
+        with TaskSinks(self.results, self.letters, **named) as sinks:
             if self.kind != "message":
                 run = run_batches
             elif is_async(self.handler):
