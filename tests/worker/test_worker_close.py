@@ -31,8 +31,11 @@ async def test_close_finishes_what_was_received_and_starts_nothing_afterwards(be
     await effects.count(3)
     await worker.close()
     done = len(effects.seen)
-    info = await bench.info()
-    assert info["ack_floor"]["stream_seq"] == done, "every ack has reached the server"
+
+    async def acked() -> bool:
+        return (await bench.info())["ack_floor"]["stream_seq"] == done
+
+    await eventually(acked, what="every ack has reached the server")
     await bench.publish("a", 5)
     await asyncio.sleep(0.3)
     assert len(effects.seen) == done

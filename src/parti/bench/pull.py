@@ -7,6 +7,7 @@ Beside them, in the same run: a raw socket that does nothing but acknowledge (no
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from parti.bench.load import best_rate, create_stream, delete_stream, fill
 from parti.bench.report import Benchmark, Option, RunContext
 from parti.errors import PartiError, UsageError
 from parti.observe.prometheus import PrometheusMetrics
-from parti.testing import NatsServer
+from parti.testing import NatsServer, NeverHappened, eventually_blocking
 from parti.wire.api import JetStreamApi
 from parti.wire.blocking import BlockingConnection
 from parti.wire.columns import Deliveries
@@ -33,6 +34,7 @@ _SIZE = 128
 _FILTERS = 80
 _BATCH = 500
 _MAX_ACK_PENDING = 5_000
+_ACKS_WITHIN = 5.0  # seconds
 _REPLY = re.compile(rb"(\$JS\.ACK\.\S+) \d+\r\n")
 
 
@@ -85,6 +87,10 @@ def _create(options: ConnectOptions, stream: str) -> str:
 
 def _check_acked(options: ConnectOptions, stream: str, durable: str, count: int) -> None:
     with BlockingConnection.open(options) as connection:
+        # The server takes acks in before it works on them: give it a moment.
+        with contextlib.suppress(NeverHappened):
+            call = f"CONSUMER.INFO.{stream}.{durable}"
+            eventually_blocking(lambda: not connection.api(call)["num_ack_pending"], _ACKS_WITHIN)
         info = connection.api(f"CONSUMER.INFO.{stream}.{durable}")
         if info["num_pending"] or info["num_ack_pending"]:
             raise UsageError(
