@@ -25,7 +25,7 @@ from parti.groups import (
     errors,
     predict,
 )
-from parti.testing import NatsServer, eventually
+from parti.testing import FaultProxy, NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection, connect
 from parti.wire.errors import ConsumerNotFound
@@ -527,3 +527,22 @@ async def test_stopping_does_not_hang_on_a_server_that_is_gone(own_server: NatsS
         async with asyncio.timeout(20):
             await member.stop(timeout=1)
         assert member.state is MemberState.STOPPED
+
+
+async def test_a_cut_connection_costs_neither_the_pin_nor_a_message(server: NatsServer, name: str) -> None:
+    with FaultProxy(server.url) as proxy:
+        async with await connect(ConnectOptions(servers=(proxy.url,))) as connection:
+            bench = Bench(connection, name)
+            await bench.create(members=["m1"])
+            log = Log()
+            # A pin that was lost would come back after this time only, when the test is long over.
+            member = await bench.join("m1", log, ConsumerTemplate(ack_wait=60))
+            await bench.publish(2)
+            await got(2, log)
+            proxy.cut()
+            await eventually(lambda: kinds(member).count(EventKind.JOINED) == 2, what="the new connection")
+            await eventually(lambda: connection.is_connected, what="the other connection")
+            await bench.publish(2)
+            await got(4, log)
+            assert len({message.lease.epoch for message in log.seen}) == 1
+            await member.stop()

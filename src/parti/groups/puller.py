@@ -38,6 +38,7 @@ class Puller:
         self._pull: LivePull | None = None
         self._expected: tuple[str | None, int] = (None, 0)
         """The pin under which messages come, and the consumer's sequence that is next."""
+        self._last_pin: str | None = None
         self._unsent: deque[tuple[str, bytes]] = deque(maxlen=_UNSENT)
 
     def __repr__(self) -> str:
@@ -75,6 +76,8 @@ class Puller:
             ),
             exclusive=False,
         )
+        # Still pinned after a short outage: without the id the server would let nobody in until the pin lapses.
+        self._pull.pin = self._last_pin
         self._pull.start()
 
     def _deliver(self, deliveries: Deliveries) -> None:
@@ -109,6 +112,7 @@ class Puller:
         """Nothing more is handed over after this returns; what is on its way stays pending at the server."""
         pull, self._pull = self._pull, None
         if pull is not None:
+            self._last_pin = pull.pin
             pull.stop()
 
     async def withdraw(self) -> None:
@@ -118,7 +122,7 @@ class Puller:
             try:
                 await pull.withdraw()
             finally:
-                self._pull = None
+                self._pull = self._last_pin = None
 
     def send(self, reply: bytes, body: bytes) -> None:
         """Answer a message; without a connection it is sent when there is one again."""
