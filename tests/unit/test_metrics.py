@@ -126,3 +126,18 @@ def test_the_default_takes_everything_and_keeps_nothing() -> None:
 def test_the_seam_does_not_import_prometheus() -> None:
     code = "import sys, parti.observe.metrics; sys.exit('prometheus_client' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_many_observations_at_once_count_like_one_by_one() -> None:
+    metric = Metric("parti_test_seconds", Kind.HISTOGRAM, "help", buckets=(0.1, 1, 10))
+    values = [0.05, 0.1, 0.100001, 1, 5, 10, 11, 1e9]
+    one, many = PrometheusMetrics([metric]), PrometheusMetrics([metric])
+    for value in values:
+        one.observe(metric, value)
+    many.observe_all(metric, values)
+    for le in ("0.1", "1.0", "10.0", "+Inf"):
+        labels = {"le": le}
+        expected = one.registry.get_sample_value("parti_test_seconds_bucket", labels)
+        assert many.registry.get_sample_value("parti_test_seconds_bucket", labels) == expected
+    for name in ("parti_test_seconds_count", "parti_test_seconds_sum"):
+        assert many.registry.get_sample_value(name) == one.registry.get_sample_value(name)

@@ -83,6 +83,7 @@ async def test_a_scrape_shows_what_happened_and_readiness_follows_the_worker(ben
     await bench.publish("a", 1)
     await effects.count(11)
     await bench.settled()
+    await eventually(lambda: bench.metric("parti_handler_latency_seconds_count") == 12)
     worker.info()
     server = ObservabilityServer(bench.metrics.registry, [worker.health_check()], metrics=bench.metrics)
     async with server, aiohttp.ClientSession() as http:

@@ -1,12 +1,13 @@
-"""The seam between parti and any metrics system: three calls. The default does nothing and imports nothing.
+"""The seam between parti and any metrics system: four calls. The default does nothing and imports nothing.
 
     metrics.set(READY, 1)
 
-`parti.observe.prometheus.PrometheusMetrics` is the real one; another system needs one class with these three methods.
+`parti.observe.prometheus.PrometheusMetrics` is the real one; another system needs one class with these four methods.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from parti.observe.catalog import Metric
@@ -27,6 +28,10 @@ class Metrics(Protocol):
         """Add one observation to a histogram."""
         ...
 
+    def observe_all(self, metric: Metric, values: Sequence[float], /, **labels: str) -> None:
+        """Add many observations at once, for what happens once a message."""
+        ...
+
 
 class NoMetrics:
     """Drops everything."""
@@ -38,6 +43,9 @@ class NoMetrics:
         pass
 
     def observe(self, metric: Metric, value: float, /, **labels: str) -> None:
+        pass
+
+    def observe_all(self, metric: Metric, values: Sequence[float], /, **labels: str) -> None:
         pass
 
 

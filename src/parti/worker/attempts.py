@@ -23,6 +23,9 @@ from parti.worker.message import Message
 from parti.worker.outcomes import Ack, Again, Bury, Retry, RetryPolicy, describe
 from parti.worker.recorder import Recorder
 
+_FLUSH_AFTER = 0.05  # seconds that a latency may wait for others
+_FLUSH_AT = 256
+
 
 class Attempts:
     """Runs handlers. `may_start` is the fence: it is asked before every start, with the lease the handler would get."""
@@ -44,8 +47,8 @@ class Attempts:
         self._recorder = recorder
         self._clock = clock
         self._backoff = backoff
-        self._let_go = let_go
-        self._observe = recorder.metrics.observe
+        self.let_go = let_go
+        self._latencies: list[float] = []
         self._may_start = may_start
         self._loop = asyncio.get_running_loop()
 
@@ -67,11 +70,22 @@ class Attempts:
             outcome = self._cancelled(runner)
         except Exception as error:
             outcome = Retry(error=describe(error))
-        self._observe(m.HANDLER_LATENCY, clock() - started)
+        latencies = self._latencies
+        if not latencies:
+            self._loop.call_later(_FLUSH_AFTER, self.flush)
+        latencies.append(clock() - started)
+        if len(latencies) >= _FLUSH_AT:
+            self.flush()
         if outcome is None or type(outcome) is Ack:
-            self._let_go(message)
+            self.let_go(message)
             return None
         return await self._follow(message, outcome)
+
+    def flush(self) -> None:
+        """Hand the latencies over. They are gathered, because one by one they cost more than a quick handler."""
+        if self._latencies:
+            gathered, self._latencies = self._latencies, []
+            self._recorder.metrics.observe_all(m.HANDLER_LATENCY, gathered)
 
     async def _follow(self, message: Message, outcome: object) -> float | None:
         state = message._lane.state
@@ -95,7 +109,7 @@ class Attempts:
         if isinstance(decision, Bury):
             await self._bury(message, decision)
             state.dead_letters += 1
-        self._let_go(message)
+        self.let_go(message)
         return None
 
     def _cancelled(self, runner: Runner) -> Retry:

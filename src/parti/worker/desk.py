@@ -252,9 +252,9 @@ class Desk:
 
     def let_go(self, message: Message) -> None:
         """The message is done: acknowledge it, and make room for another."""
-        state = message._lane.state
         if not self.ledger.let_go(message):
             return
+        state = message._lane.state
         state.done += 1
         self.batches.done += 1
         if message._reply and self.connection is not None:

@@ -63,6 +63,7 @@ class Engine:
             may_start=fence.may_start,
         )
         self.desk = Desk(config, recorder, self.attempts.serve)
+        self.attempts.let_go = self.desk.let_go  # without the detour: it is called once a message
         self.desk.may_pull = fence.may_pull
         self.durable = Durable(js, config, "", backoff=backoff, clock=clock, recorder=recorder)
         options = js.connection.connect_options
@@ -251,6 +252,7 @@ class Engine:
             await self._drain()
         await self.desk.pool.halt()
         self.attempts.handler.close()
+        self.attempts.flush()
         if not main.done():
             with contextlib.suppress(PartiError, TimeoutError):
                 async with asyncio.timeout(_CLOSING_CALLS):
