@@ -10,6 +10,8 @@ _COMMANDS = {
     "run": Entry("parti.cli.run:run", "Run an ordered pipeline on Spark."),
     "server": Entry("parti.cli.server:server", "Run a nats-server with JetStream for local use."),
     "doctor": Entry("parti.cli.doctor:doctor", "Check this machine and the NATS server, and say what to do."),
+    "worker": Entry("parti.cli.worker:worker", "Run a worker process from a configuration file."),
+    "migrate": Entry("parti.cli.migrate:migrate", "Move from one durable per partition to parti, without loss."),
     "config": Entry("parti.cli.config:config", "Show the configuration and where each value comes from."),
     "group": Entry("parti.cli.group:group", "Work with partitioned consumer groups."),
     "dlq": Entry("parti.cli.dlq:dlq", "List, show, replay and purge dead letters."),

@@ -176,6 +176,9 @@ def _seen(state: Election, now: float, record: LeaderRecord | None, revision: in
     if state.sighting is not None and revision < state.sighting.revision:
         return state, ()
     if state.sighting is None or revision > state.sighting.revision:
+        vacant = record is None or record.leader is None
+        if vacant and state.leader != state.me and not state.hold.waiting:
+            state = replace(state, hold=state.hold.failed(now))  # nobody leads: campaign at the next tick, not later
         state = replace(state, sighting=Sighting(revision, now), known=record)
     if record is None:
         return state, ()

@@ -80,6 +80,7 @@ class Leadership:
         self._flush_due = False
         self._changes: tuple[Change, ...] = ()
         self._members_due = False
+        self._resigned = False
         self._writers = asyncio.Semaphore(_WRITERS)
         self._log = get_logger("control", worker=member.worker)
 
@@ -152,6 +153,7 @@ class Leadership:
         """Leave the term behind, so that the next leader need not wait for a lease to run out."""
         if self.election.leading:
             self.election, effects = election.step(self.election, election.Resign(self._host.clock.now()))
+            self._resigned = True
             self._depose()
             for effect in effects:
                 if isinstance(effect, election.WriteLeader):
@@ -160,6 +162,8 @@ class Leadership:
     # -- the election -------------------------------------------------------------------------------------------------
 
     def _elect(self, event: election.Event) -> None:
+        if self._resigned:
+            return
         self.election, effects = election.step(self.election, event)
         for effect in effects:
             match effect:
@@ -249,6 +253,7 @@ class Leadership:
         if self.leader is None or not self.leading:
             return
         self.leader, effects = reconcile.step(self.leader, event)
+        self._changed()
         for effect in effects:
             match effect:
                 case reconcile.WriteAssignment(assignment, expected):

@@ -227,6 +227,12 @@ class Manager:
         if self._main.done():
             await self._main
 
+    def ended(self) -> asyncio.Task[None]:
+        """The manager's own task: it ends by `stop()`, or by a bug that nobody expected, which it then raises."""
+        if self._main is None:
+            raise UsageError("this manager was not started")
+        return self._main
+
     def _is_live(self) -> bool:
         return self._agent is not None and self._agent.live.is_set()
 

@@ -1,0 +1,104 @@
+"""`parti worker run app:handler`: one worker process from a configuration file, until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import signal
+import sys
+from contextlib import AsyncExitStack
+from typing import Any
+
+import click
+
+from parti.cli.output import note
+from parti.cli.settings import with_config
+from parti.config import LoadedConfig
+from parti.errors import ConfigError
+
+
+@click.group()
+def worker() -> None:
+    """Run workers."""
+
+
+@worker.command()
+@click.argument("handler", metavar="MODULE:FUNCTION")
+@click.option("--returning", is_flag=True, help="On SIGTERM keep the partitions for a restart within one TTL.")
+@with_config
+def run(handler: str, returning: bool, loaded: LoadedConfig) -> None:
+    """Join the namespace of [control] and give messages of [worker] to MODULE:FUNCTION, until SIGTERM or Ctrl-C.
+
+    On SIGTERM the partitions are handed to the other workers first; the exit code is then 0.
+    """
+    from parti.observe.logs import configure_logging
+
+    configure_logging(loaded.config.observe)
+    function = load_handler(handler)
+    asyncio.run(serve(function, loaded, returning=returning))
+
+
+def load_handler(text: str) -> Any:
+    """The function that MODULE:FUNCTION names; the working directory is importable, as with `python -m`."""
+    module_name, colon, name = text.partition(":")
+    if not colon or not module_name or not name:
+        raise ConfigError(f"{text!r} names no handler: write MODULE:FUNCTION, such as app:handle")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"cannot import {module_name!r}: {error}") from None
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{module_name!r} has no {name!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(f"{text!r} is {type(found).__name__}, not a function that takes a message")
+    return found
+
+
+async def serve(handler: Any, loaded: LoadedConfig, *, returning: bool = False) -> None:
+    """One worker, until SIGTERM or SIGINT."""
+    from parti.manager import Manager
+    from parti.manager.configured import source_of
+    from parti.observe.metrics import NO_METRICS
+    from parti.wire.api import JetStreamApi
+    from parti.wire.configured import configured_backoff, configured_options
+    from parti.wire.connect import connect
+    from parti.worker import WorkerConsumer
+
+    config = loaded.config
+    options = configured_options(loaded).options
+    async with AsyncExitStack() as stack:
+        metrics: Any = NO_METRICS
+        if config.observe.listen != "off":
+            from parti.observe.prometheus import PrometheusMetrics
+
+            metrics = PrometheusMetrics()
+        connection = await connect(options, name=f"{options.name}-{config.control.namespace}")
+        stack.push_async_callback(connection.close)
+        js = JetStreamApi(connection)
+        consumer = WorkerConsumer(js, config.worker, handler, metrics=metrics, backoff=configured_backoff(loaded))
+        manager = Manager(
+            config.control, connection, source_of(config.control, config.worker, js), consumer=consumer, metrics=metrics
+        )
+        asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(each, asked.set)
+        if config.observe.listen != "off":
+            from parti.observe.health import ObservabilityServer
+
+            host, port = config.observe.address()
+            checks = [manager.health_check(), consumer.health_check()]
+            web = ObservabilityServer(metrics.registry, checks, host=host, port=port, metrics=metrics)
+            await stack.enter_async_context(web)
+            note(f"listening on {web.url}")
+        await manager.start(None)
+        note(f"{manager.worker_id} joined {config.control.namespace}")
+        stopped = asyncio.ensure_future(asked.wait())
+        await asyncio.wait({stopped, manager.ended()}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        await manager.stop(returning=returning)
+        note("handed over and left")

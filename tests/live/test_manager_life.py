@@ -1,0 +1,238 @@
+"""Joining, sharing, leaving: managers on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from manager_fleet import HASTY, fleet_on
+
+from parti.errors import ConfigError, UsageError
+from parti.manager import ControlConfig, Hooks, Manager, ManagerState, StaticSource
+from parti.testing import NatsServer, eventually
+from parti.worker import WorkerConfig, WorkerConsumer
+
+
+async def test_the_first_worker_leads_and_owns_everything(server: NatsServer, name: str) -> None:
+    async with fleet_on(server, name) as fleet:
+        one = await fleet.worker()
+        assert one.worker_id == "worker-0"
+        await one.wait_for("converged", 30)
+        assert one.is_leader
+        assert sorted(one.owned()) == fleet.partitions
+        assert one.assignment == tuple(fleet.partitions)
+        await one.wait_for(ManagerState.STABLE, 30)
+        assert repr(one) == "<Manager worker-0 stable owns=6 leader=yes>"
+        await fleet.publish(30)
+        await fleet.handled(30)
+        assert fleet.sequences() == sorted(fleet.sequences())
+
+
+async def test_a_join_moves_half_and_loses_repeats_and_reorders_nothing(server: NatsServer, name: str) -> None:
+    async with fleet_on(server, name) as fleet:
+        one = await fleet.worker()
+        await one.wait_for("converged", 30)
+        publishing = asyncio.create_task(fleet.publish(400))
+        two = await fleet.worker()
+        await fleet.spread(one, two)
+        sequences = await publishing
+        await fleet.handled(400)
+        assert sorted(fleet.sequences()) == sorted(sequences)
+        for each in fleet.partitions:
+            of_one = [m.sequence for _, m in fleet.seen if m.partition.id == each]
+            assert of_one == sorted(of_one)
+        assert {who for who, _ in fleet.seen} == {"m0", "m1"}
+
+
+async def test_start_returns_when_the_member_is_live_without_waiting_for_work(server: NatsServer, name: str) -> None:
+    """GO_PARTI W12: joining never blocks on a window."""
+    async with fleet_on(server, name) as fleet:
+        await fleet.worker(planned_scale_window=600.0, cold_start_window=600.0)
+        late = await fleet.worker(planned_scale_window=600.0, cold_start_window=600.0)
+        assert late.worker_id == "worker-1"
+        assert late.owned() == frozenset()
+        assert late.state() in (ManagerState.STABLE, ManagerState.WAITING_ASSIGNMENT)
+
+
+async def test_a_worker_that_leaves_hands_over_and_the_next_leader_adopts(server: NatsServer, name: str) -> None:
+    async with fleet_on(server, name) as fleet:
+        one = await fleet.worker()
+        two = await fleet.worker()
+        await fleet.spread(one, two)
+        await fleet.publish(60)
+        await fleet.handled(60)
+        await one.stop()
+        assert one.owned() == frozenset()
+        await eventually(lambda: two.is_leader, 30, "the other one leads")
+        assert sorted(two.owned()) == fleet.partitions
+        await fleet.publish(60)
+        await fleet.handled(120)
+        await asyncio.sleep(0)
+        assert len(set(fleet.sequences())) == len(fleet.sequences()) == 120
+
+
+async def test_a_restarted_worker_gets_its_id_and_partitions_back_with_no_movement(
+    server: NatsServer, name: str
+) -> None:
+    async with fleet_on(server, name) as fleet:
+        one = await fleet.worker()
+        two = await fleet.worker()
+        await fleet.spread(one, two)
+        kept, other = two.owned(), one.owned()
+        await two.stop(returning=True)
+        again = await fleet.worker()
+        assert again.worker_id == two.worker_id
+        await eventually(lambda: again.owned() == kept, 30, "its partitions are back")
+        assert one.owned() == other
+        await fleet.publish(60)
+        await fleet.handled(60)
+        assert len(fleet.sequences()) == 60
+
+
+async def test_a_crashed_worker_is_covered_and_nothing_is_lost(server: NatsServer, name: str) -> None:
+    """A crash as others see it: its lease is not renewed any more. Real kills are in tests/chaos."""
+    async with fleet_on(server, name) as fleet:
+        one = await fleet.worker(**HASTY)
+        two = await fleet.worker(**HASTY)
+        await fleet.spread(one, two)
+        sequences = await fleet.publish(60)
+        await fleet.handled(60)
+        assert two._main is not None
+        two._main.cancel()
+        await asyncio.gather(two._main, return_exceptions=True)
+        await two._consumer.abandon()
+        sequences += await fleet.publish(60)
+        await eventually(lambda: sorted(one.owned()) == fleet.partitions, 30, "all are covered")
+        await eventually(lambda: set(fleet.sequences()) == set(sequences), 30, "all are handled")
+        fleet.managers.remove(two)
+
+
+async def test_hooks_tell_old_and_new_and_a_failing_hook_stops_nothing(server: NatsServer, name: str) -> None:
+    """GO_PARTI W13."""
+    told: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+    states: list[tuple[str, str]] = []
+    grants: list[str] = []
+    revokes: list[str] = []
+    errors: list[Exception] = []
+
+    async def granted(lease: object) -> None:
+        grants.append(lease.partition)  # type: ignore[attr-defined]
+        raise RuntimeError("a bug in a hook")
+
+    hooks = Hooks(
+        on_assignment_changed=lambda old, new: told.append((old, new)),
+        on_state_changed=lambda old, new: states.append((old.value, new.value)),
+        on_partition_granted=granted,
+        on_partition_revoked=lambda lease: revokes.append(lease.partition),
+        on_error=errors.append,
+    )
+    async with fleet_on(server, name) as fleet:
+        one = await fleet.worker(hooks=hooks)
+        await one.wait_for("converged", 30)
+        await eventually(lambda: sorted(grants) == fleet.partitions, 10, "all grants told")
+        assert told == [((), tuple(fleet.partitions))]
+        assert states[0] == ("init", "claiming_id")
+        two = await fleet.worker()
+        await fleet.spread(one, two)
+        await eventually(lambda: len(revokes) == 3, 10, "all revocations told")
+        assert told[-1] == (tuple(fleet.partitions), tuple(sorted(one.owned())))
+        assert all(old != new for old, new in told)
+        assert any("a bug in a hook" in str(error) for error in errors)
+
+
+async def test_a_pool_of_one_id_is_valid_and_a_second_worker_waits_for_it(server: NatsServer, name: str) -> None:
+    """GO_PARTI W18."""
+    async with fleet_on(server, name) as fleet:
+        one = await fleet.worker(worker_id_min=7, worker_id_max=7)
+        assert one.worker_id == "worker-7"
+        two = await fleet.worker(worker_id_min=7, worker_id_max=7, start=False)
+        waiting = asyncio.create_task(two.start(60.0))
+        await one.stop()
+        await waiting
+        assert two.worker_id == "worker-7"
+        await two.wait_for("converged", 30)
+
+
+async def test_a_pool_that_stays_full_is_a_timeout_that_says_what_to_do(server: NatsServer, name: str) -> None:
+    async with fleet_on(server, name) as fleet:
+        await fleet.worker(worker_id_max=0)
+        two = await fleet.worker(worker_id_max=0, start=False)
+        with pytest.raises(TimeoutError, match="worker_id_max"):
+            await two.start(0.5)
+
+
+async def test_partitions_that_come_and_go_are_assigned_and_retired(server: NatsServer, name: str) -> None:
+    async with fleet_on(server, name, count=3) as fleet:
+        source = StaticSource(fleet.partitions)
+        one = await fleet.worker(source=source)
+        await one.wait_for("converged", 30)
+        source.update(["p0", "p1", "p2", "p3", "p4"])
+        await eventually(lambda: len(one.owned()) == 5, 30, "the new ones are owned")
+        await fleet.publish(5, ["p3", "p4"])
+        await fleet.handled(5)
+        source.update(["p0", "p3"])
+        await eventually(lambda: one.owned() == {"p0", "p3"}, 30, "the others are retired")
+        await fleet.publish(4, ["p1", "p2"])
+        source.update(["p0", "p1", "p2", "p3"])
+        await fleet.handled(9)
+        assert len(set(fleet.sequences())) == 9
+
+
+async def test_a_follower_can_ask_for_a_refresh(server: NatsServer, name: str) -> None:
+    async with fleet_on(server, name) as fleet:
+        one = await fleet.worker()
+        two = await fleet.worker()
+        await fleet.spread(one, two)
+        follower, leader = (two, one) if one.is_leader else (one, two)
+        version = leader._agent.assignment.version  # type: ignore[union-attr]
+        leader._source._partitions = leader._source._partitions[:5]  # type: ignore[attr-defined]
+        await follower.refresh_partitions()
+        await eventually(lambda: leader._agent.assignment.version > version, 30, "a new assignment")  # type: ignore[union-attr]
+        await eventually(lambda: len(one.owned()) + len(two.owned()) == 5, 30, "one partition was retired")
+
+
+async def test_namespaces_do_not_see_each_other(server: NatsServer, name: str) -> None:
+    async with fleet_on(server, name, count=4) as fleet:
+        one = await fleet.worker(namespace=f"{name}a")
+        two = await fleet.worker(namespace=f"{name}b", worker_id_prefix="other")
+        await one.wait_for("converged", 30)
+        await two.wait_for("converged", 30)
+        assert one.is_leader
+        assert two.is_leader
+        assert len(one.owned()) == len(two.owned()) == 4
+
+
+async def test_any_updater_can_be_plugged_in_and_hears_revoke_before_grant(server: NatsServer, name: str) -> None:
+    owned: dict[str, set[str]] = {}
+    overlaps: list[str] = []
+
+    class Updater:
+        def __init__(self, who: str) -> None:
+            self.who = who
+
+        async def update_worker_consumer(self, worker_id: str, partitions: list[object]) -> None:
+            mine = {p.id for p in partitions}  # type: ignore[attr-defined]
+            for other, theirs in owned.items():
+                overlaps.extend(mine & theirs if other != self.who else ())
+            owned[self.who] = mine
+
+    async with fleet_on(server, name) as fleet:
+        one = await fleet.worker(consumer=Updater("one"))
+        await one.wait_for("converged", 30)
+        two = await fleet.worker(consumer=Updater("two"))
+        await fleet.spread(one, two)
+        await eventually(lambda: len(owned["one"]) == len(owned["two"]) == 3, 30, "both were told")
+        assert overlaps == []
+
+
+async def test_a_manager_says_what_is_wrong_with_its_settings(server: NatsServer, name: str) -> None:
+    async with fleet_on(server, name) as fleet:
+        connection = await fleet.connection()
+        consumer = WorkerConsumer(fleet.js, WorkerConfig(stream=name, pull_timeout=30.0), lambda m: None)
+        with pytest.raises(ConfigError, match="pull_timeout"):
+            Manager(ControlConfig(), connection, ["a"], consumer=consumer)
+        with pytest.raises(UsageError, match="update_worker_consumer"):
+            Manager(ControlConfig(), connection, ["a"], consumer=object())
+        with pytest.raises(ConfigError, match="namespace"):
+            await fleet.worker(namespace="not a name")
+        fleet.managers.clear()
