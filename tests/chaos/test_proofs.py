@@ -1,0 +1,88 @@
+"""The proofs of the control plane in small: real processes, real signals, real servers, and their goals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parti.bench.report import Proof, RunContext, execute
+from parti.prove.broker import PROOF as BROKER
+from parti.prove.clock import PROOF as CLOCK
+from parti.prove.crash import PROOF as CRASH
+from parti.prove.fencing import PROOF as FENCING
+from parti.prove.handoff import PROOF as HANDOFF
+from parti.prove.leader import PROOF as LEADER
+from parti.prove.stop import PROOF as STOP
+from parti.prove.storm import PROOF as STORM
+
+# Figures that a busy test machine decides; the proofs run by hand hold them to their goals.
+TIMING = {"beyond_ttl_p99_s", "longest_in_ttl", "recovery_max_s", "exit_max_s", "successor_p95_ms"}
+
+
+def prove(proof: Proof, **options: Any) -> dict[str, Any]:
+    result = execute(proof, RunContext(quick=True, seed=7, options=options))
+    missed = {name: why for name, why in result.missed.items() if name not in TIMING}
+    assert not missed, (missed, result.figures)
+    return dict(result.figures)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
+@pytest.mark.parametrize("retention", ["limits", "interest", "workqueue"])
+def test_planned_moves_lose_repeat_and_reorder_nothing(layout: str, retention: str) -> None:
+    moves = 200 if (layout, retention) == ("per-worker", "limits") else 24
+    figures = prove(HANDOFF, layout=layout, retention=retention, moves=moves, at_once=8)
+    assert figures["moves"] >= moves
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("faults", ["stepdown", "kill", "roll"])
+def test_moves_on_a_cluster_that_breaks_meanwhile_lose_and_reorder_nothing(faults: str) -> None:
+    prove(HANDOFF, replicas=3, faults=faults, moves=16, partitions=12, rate=150.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
+def test_killed_workers_are_covered_and_nothing_is_lost(layout: str) -> None:
+    assert prove(CRASH, layout=layout, crashes=2, ttl=3.0)["crashes"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
+def test_a_frozen_worker_finds_itself_fenced(layout: str) -> None:
+    assert prove(FENCING, layout=layout, trials=1, ttl=3.0)["partitions_taken"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_killed_leader_leaves_nothing_behind_that_the_next_cannot_resume() -> None:
+    assert prove(LEADER, ttl=3.0)["leaders_killed"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_sigterm_hands_over_without_a_repeat() -> None:
+    assert prove(STOP, trials=2)["bad_exits"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_crowds_of_workers_move_as_little_as_they_can() -> None:
+    prove(STORM)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_broken_broker_loses_nothing() -> None:
+    prove(BROKER)
+
+
+@pytest.mark.slow
+def test_wall_clocks_decide_nothing() -> None:
+    prove(CLOCK)
