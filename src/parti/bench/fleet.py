@@ -22,7 +22,7 @@ from parti.bench.goals import Figure
 from parti.bench.load import create_stream, delete_stream, fill
 from parti.bench.paced import TIME_BYTES
 from parti.bench.report import Benchmark, Option, RunContext
-from parti.errors import ConfigError, UsageError
+from parti.errors import ConfigError, ConnectionFailed, UsageError
 from parti.observe.prometheus import PrometheusMetrics
 from parti.testing import NatsServer
 from parti.wire.api import JetStreamApi
@@ -139,6 +139,8 @@ async def _at_rate(
             sys.executable, "-m", "parti.bench.paced", *map(str, arguments), stdout=asyncio.subprocess.PIPE
         )
         answer, _ = await publisher.communicate()
+        if publisher.returncode:
+            raise ConnectionFailed(f"the publisher ended with {publisher.returncode}: what it wrote is above")
         published = json.loads(answer)
         await tally.reach(int(published["sent"]), _GRACE)
         cpu = time.process_time() - cpu

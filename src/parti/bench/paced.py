@@ -17,6 +17,7 @@ from parti.wire.options import ConnectOptions
 
 _TICK = 0.005  # seconds; shorter ones cost more than they smooth
 TIME_BYTES = 8
+_PATIENCE = 30.0  # seconds for an ack: an overloaded server is a rate that is not held, not a failed run
 
 
 def publish(
@@ -27,7 +28,7 @@ def publish(
     prefix, padding = stream.encode(), b"x" * max(0, size - TIME_BYTES)
     length = TIME_BYTES + len(padding)
     sent, started, pause = 0, time.monotonic(), threading.Event()
-    with BlockingConnection.open(ConnectOptions(servers=(url,))) as connection:
+    with BlockingConnection.open(ConnectOptions(servers=(url,), request_timeout=_PATIENCE)) as connection:
         while (elapsed := time.monotonic() - started) < seconds:
             due = int(rate * (elapsed + _TICK)) - sent
             if due > 0:
