@@ -8,6 +8,7 @@ from typing import Final
 PROOFS: Final[dict[str, str]] = {
     "broker": "parti.prove.broker",
     "clock": "parti.prove.clock",
+    "converge": "parti.prove.converge",
     "crash": "parti.prove.crash",
     "deletion": "parti.prove.deletion",
     "fencing": "parti.prove.fencing",

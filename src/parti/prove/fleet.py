@@ -13,7 +13,7 @@ from parti.clock import Clock, SystemClock
 from parti.control.assign import Owners, Sticky
 from parti.control.assign.base import Shares
 from parti.errors import PartiError
-from parti.manager import ControlConfig, Hooks, Manager
+from parti.manager import ControlConfig, Hooks, Manager, PartitionSource
 from parti.model import Lease, Partition, PartitionId, WorkerId
 from parti.observe.prometheus import PrometheusMetrics
 from parti.prove.sink import Sink
@@ -68,6 +68,7 @@ class Fleet:
     errors: list[str] = field(default_factory=list)
     clock: Callable[[], Clock] = SystemClock
     grants: int = 0
+    source: PartitionSource | None = None
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def start(self, count: int) -> None:
@@ -89,7 +90,7 @@ class Fleet:
         manager = Manager(
             ControlConfig(**self.control),
             connection,
-            self.partitions,
+            self.source or self.partitions,
             self.script,
             consumer=consumer,
             hooks=Hooks(
