@@ -191,7 +191,11 @@ async def test_instances_of_one_member_in_both_languages_share_its_consumer_and_
     await bench.publish(10)
     assert len(bench.seen) >= 10  # by the end of the pin's time to live Python has taken over
     go.consume("elastic", name, "g", "m")
-    await asyncio.sleep(1)  # nothing tells when a standby of another language waits
+
+    async def both_wait() -> bool:
+        return bool((await bench.api.consumer_info(bench.queue, "m"))["num_waiting"] >= 2)
+
+    await eventually(both_wait, timeout=20, what="the pull of the standby")
     before = len(bench.seen)
     await bench.groups.step_down(name, "g", "m")
     await bench.publish(10)

@@ -153,6 +153,7 @@ def test_consuming_from_a_group_that_is_not_there_is_exit_code_one(cli: Cli) -> 
     assert "there is no static group" in cli("static consume STREAM g m1", code=1).stderr
 
 
+@pytest.mark.slow
 def test_metrics_and_health_of_a_consuming_member_are_served(cli: Cli) -> None:
     cli("static create balanced STREAM g 1 m1")
     with socket.socket() as probe:
@@ -190,6 +191,7 @@ def until(process: subprocess.Popen[str], wanted: str) -> dict[str, Any]:
     raise AssertionError(f"no {wanted}: {process.stderr.read() if process.stderr else ''}")
 
 
+@pytest.mark.slow
 def test_sigterm_ends_consuming_after_the_message_in_hand_with_exit_code_zero(cli: Cli) -> None:
     cli("static create balanced STREAM g 1 m1")
     process = start(cli, "static consume STREAM g m1 --sleep 300ms")
@@ -309,6 +311,7 @@ def test_shells_get_a_completion_script(shell: str) -> None:
     assert "_PARTI_COMPLETE" in result.stdout
 
 
+@pytest.mark.slow
 def test_streams_groups_and_members_are_completed(cli: Cli, tmp_path: Path) -> None:
     cli("elastic create STREAM grouped 2")
     cli("elastic add STREAM grouped memberly")

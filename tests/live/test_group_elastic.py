@@ -184,6 +184,7 @@ async def test_a_message_whose_consumer_goes_while_its_handler_runs_is_not_handl
     await got(2, log)
 
 
+@pytest.mark.slow
 async def test_a_handler_longer_than_ack_wait_keeps_its_pin_and_its_message(bench: Bench) -> None:
     await bench.create(members=["m1"])
     template = ConsumerTemplate(ack_wait=1)
