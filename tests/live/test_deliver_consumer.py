@@ -279,3 +279,37 @@ async def test_the_seeds_metrics_count_what_happened(stage: Scene) -> None:
     assert value("trigger_worker_queue_size", {"worker_id": "15"}) is not None
     assert value("parti_delivery_attempts_total", {"outcome": "rejected"}) == 1
     assert value("parti_delivery_dead_letters_total", {"reason": "rejected"}) == 1
+
+
+async def test_a_wake_up_that_is_quicker_than_the_parking_is_not_missed(stage: Scene) -> None:
+    stage.endpoint.on("/hook", lambda request: Answer(503 if request.number % 3 else 200))
+    config = stage.config(order="park", schedule=("1ms",) * 40, breaker_calls=10_000)
+    await stage.publish_many(60, documents=20)
+    async with stage.delivering(config):
+        await eventually(stage.settled)
+        await eventually(lambda: _empty(stage), 20)
+    assert {document: sorted(set(numbers)) for document, numbers in stage.order().items()} == {
+        f"d{number}": [1, 2, 3] for number in range(20)
+    }
+    assert all(numbers == sorted(numbers) for numbers in stage.order().values())
+    assert await letters(stage) == []
+
+
+async def test_a_task_that_comes_again_does_not_go_behind_those_that_were_parked_after_it(stage: Scene) -> None:
+    """Its acknowledgement got lost with the server's last writes, and the process that knew is gone."""
+    stage.endpoint.on("/bad", Answer(503), Answer(200))
+    await stage.publish(stage.task("a"))
+    await stage.publish(stage.task("a", "/bad"))
+    await stage.publish(stage.task("a"))
+    config = stage.config(order="park", schedule=("1s",))
+    async with stage.delivering(config):
+        await stage.endpoint.wait_for(2)
+        await eventually(stage.settled)
+    await stage.js.stream_purge(f"KV_{stage.stream}_DELIVER")
+    await stage.js.consumer_reset(stage.stream, "TriggerDeliveryWorker", seq=1)
+    async with stage.delivering(config):
+        await stage.endpoint.wait_for(4)
+        await eventually(stage.settled)
+        await eventually(lambda: _empty(stage))
+    numbers = [request.json()["payload"]["n"] for request in stage.endpoint.received]
+    assert numbers == [1, 2, 2, 3]

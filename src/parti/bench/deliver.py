@@ -28,6 +28,7 @@ from parti.observe import delivery_metrics as m
 from parti.observe.catalog import Metric
 from parti.observe.metrics import NoMetrics
 from parti.tasks import AddressGuard, DeliverSection, TaskConsumer
+from parti.tasks.collector import calm_collector
 from parti.testing import NatsServer
 from parti.wire.api import JetStreamApi, Outgoing
 from parti.wire.connect import connect
@@ -70,6 +71,7 @@ async def _run(ctx: RunContext) -> dict[str, Figure]:
         # The first batch imports and compiles what every later one finds ready.
         await _bare(500, healthy[0])
         await _ours(options, 500, healthy[:1], 500)
+        calm_collector()  # as `parti deliver run` does; it helps the bare loop as well
         with ctx.progress("deliver", total=4 * rounds) as advance:
             for _ in range(rounds):
                 await _round(options, count, healthy, dead, best, advance)

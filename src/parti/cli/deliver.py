@@ -55,8 +55,10 @@ async def _deliver(loaded: LoadedConfig, as_json: bool) -> None:
     from parti.observe.health import HealthCheck, ObservabilityServer
     from parti.observe.prometheus import PrometheusMetrics, process_metrics
     from parti.tasks import TaskConsumer
+    from parti.tasks.collector import calm_collector
     from parti.wire.configured import configured_options
 
+    calm_collector()
     metrics = PrometheusMetrics()
     process_metrics(metrics.registry)
     consumer = TaskConsumer(loaded.config.deliver, nats=configured_options(loaded).options, metrics=metrics)

@@ -83,4 +83,4 @@ class Courier:
         if task.pre_issued_token and endpoint.secure and endpoint.host.rpartition(":")[0] in self._token_hosts:
             check_headers({"Authorization": f"Bearer {task.pre_issued_token}"})
             headers["Authorization"] = f"Bearer {task.pre_issued_token}"
-        return Request(endpoint.url, headers, body, request_timeout(task.timeout, config))
+        return Request(endpoint.url, headers, body, request_timeout(task.timeout, config), lease.check)

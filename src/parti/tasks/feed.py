@@ -59,7 +59,7 @@ class Feed:
         limit: int,
         take: Callable[[Incoming], None],
         on_trouble: Callable[[PartiError], None],
-        on_duplicate: Callable[[], None],
+        on_duplicate: Callable[[str], None],
     ) -> None:
         self.stream = stream
         self.durable = durable
@@ -108,7 +108,7 @@ class Feed:
             self._replies[sequence] = b""
         self._at_server = 0
         self._connection = connection
-        expires = max(2.0, min(5.0, self._config.lease - 1.0))
+        expires = min(5.0, self._config.lease / 2)  # a frozen owner's pull must not outlive its lease (CLUSTER.md 4)
         self._pull = LivePull(
             connection,
             self.stream,
@@ -116,7 +116,9 @@ class Feed:
             on_batch=self._on_batch,
             on_trouble=self._on_trouble,
             capacity=lambda: self._limit - self._at_server,
-            settings=PullSettings(batch=min(_BATCH, self._limit), prefetch=self._limit, expires=expires),
+            settings=PullSettings(
+                batch=min(_BATCH, self._limit), prefetch=self._limit, expires=expires, heartbeat=min(1.0, expires / 2)
+            ),
         )
         self._pull.start()
 
@@ -148,12 +150,13 @@ class Feed:
                 continue
             if sequence <= self.high:
                 if sequence not in self._owed:
-                    self._on_duplicate()
+                    self._on_duplicate(f"{self.durable}:{sequence}")
                     self._write(reply, ACK)
                     continue
                 self._owed.discard(sequence)
             else:
                 self.high = sequence
+                self._owed.clear()  # they would have come before: whoever had them had them acknowledged after all
             self._replies[sequence] = reply
             self._at_server += 1
             head = raw[head_at[i] : data_at[i]]

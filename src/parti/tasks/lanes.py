@@ -7,57 +7,24 @@ whatever waits keeps later tasks of its document behind it, unless the trigger's
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from enum import Enum, auto
-from typing import TypeVar
+from collections.abc import Iterator
 
-from parti.backoff import Backoff
-from parti.errors import PartiError, UsageError
+from parti.errors import UsageError
 from parti.tasks.errors import LeaseLost, Reason
 from parti.tasks.feed import Feed
 from parti.tasks.gate import Postponed
 from parti.tasks.held import Held, Wake
+from parti.tasks.lane import Lane, Mode, place
 from parti.tasks.lease import SlotLease
+from parti.tasks.names import ORIGIN
 from parti.tasks.order import Hold, Order, hold
 from parti.tasks.park import Park
 from parti.tasks.policy import Again, Attempt, Bury, Done, Outcome, decide, schedule_of
+from parti.tasks.surely import Surely
 from parti.tasks.tools import Tools
 
-T = TypeVar("T")
-_BACKOFF = Backoff(base=0.1, cap=5.0, max_tries=None)
 _UNSPENT = frozenset({Outcome.STORE, Outcome.REFUSED, Outcome.BLOCKED})
 _SHORT = 2.0  # seconds: a wait for a place that is not worth a round trip to the park
-
-
-class Mode(Enum):
-    """Where the document's oldest task is."""
-
-    LIVE = auto()
-    """In memory."""
-    PARKED = auto()
-    """On the server, until a wake-up comes; whatever comes meanwhile goes behind it."""
-    DRAINING = auto()
-    """On the server, and its turn has come; whatever comes meanwhile waits in memory."""
-
-
-class Lane:
-    """One document."""
-
-    __slots__ = ("busy", "key", "mode", "nudge", "queue", "reading", "task", "wake")
-
-    def __init__(self, key: str, mode: Mode) -> None:
-        self.key = key
-        self.mode = mode
-        self.queue: deque[Held] = deque()
-        self.wake: Wake | None = None
-        self.reading: Held | None = None  # the parked head, while it is in memory
-        self.task: asyncio.Task[None] | None = None
-        self.busy = False  # in the middle of something that a stop had better let end
-        self.nudge: asyncio.Event | None = None  # set while it pauses
-
-    def __repr__(self) -> str:
-        return f"<Lane {self.key[:8]} {self.mode.name.lower()} queued={len(self.queue)}>"
 
 
 class Lanes:
@@ -69,10 +36,11 @@ class Lanes:
         self._park = park
         self._wakes = wakes
         self._group = group
+        self._surely = Surely(lease, tools.recorder, tools.clock)
         self._lanes: dict[str, Lane] = {}
         self._stopping = False
-        self.parked: set[str] = set()
-        """The documents that are parked; also those without a lane in memory."""
+        self.parked: dict[str, int] = {}
+        """The documents that are parked, also those without a lane in memory, and up to which task; 0: not known."""
 
     def __repr__(self) -> str:
         return f"<Lanes {len(self._lanes)} parked={len(self.parked)}>"
@@ -96,9 +64,11 @@ class Lanes:
     def woken(self, wake: Wake) -> None:
         """A wake-up came: the document's parked head has its turn."""
         lane = self._lane(wake.key)
-        if lane.wake is not None or lane.mode is not Mode.PARKED:
+        if lane.wake is not None:
             self._wakes.done(wake.sequence)  # it is awake already
             return
+        # Also when it is not parked as far as we know: a short wait can be over before the answer to its schedule is
+        # here, and an owner before us may have parked something after we looked. Looking costs one read.
         lane.wake = wake
         self._stir(lane)
 
@@ -126,6 +96,11 @@ class Lanes:
             if late:
                 await asyncio.wait(late)
 
+    def asleep(self, key: str) -> bool:
+        """Whether nothing in this process is about to look at the document."""
+        lane = self._lanes.get(key)
+        return lane is None or (lane.task is None and lane.wake is None)
+
     def forget(self) -> None:
         """What is still in memory is not ours to deliver any more."""
         for lane in self._lanes.values():
@@ -139,7 +114,8 @@ class Lanes:
         limit = self._tools.config.block_queue
         try:
             while not self._stopping:
-                if lane.wake is not None and lane.mode is Mode.PARKED:
+                if lane.wake is not None and lane.mode is not Mode.DRAINING:
+                    await self._learn(lane)
                     lane.mode = Mode.DRAINING
                 if lane.mode is Mode.PARKED or (lane.mode is Mode.DRAINING and len(lane.queue) > limit):
                     if lane.mode is Mode.PARKED and not lane.queue:
@@ -164,6 +140,8 @@ class Lanes:
     async def _head(self, lane: Lane) -> Held | None:
         self._unread(lane)
         if lane.mode is Mode.LIVE:
+            while lane.queue and self._is_old(lane, lane.queue[0]):
+                self._release(lane.queue.popleft())
             if len(lane.queue) > 1 and lane.queue[0].rules.order is Order.LATEST:
                 self._supersede(lane)
             return lane.queue[0] if lane.queue else None
@@ -188,6 +166,26 @@ class Lanes:
         lane.reading = held
         return held
 
+    async def _learn(self, lane: Lane) -> None:
+        """Find out up to which task of the document everything is parked or was dealt with before.
+
+        A task that comes again with a lower sequence, because its acknowledgement got lost together with the owner
+        before us, must not go behind the parked ones: it was delivered before they were parked.
+        """
+        if lane.through:
+            return
+        lane.through = self.parked.get(lane.key, 0)
+        if not lane.through and (last := await self._surely(lambda: self._park.last(lane.key))) is not None:
+            lane.through = place(last.headers.get(ORIGIN, ""), self._tools.config.stream)
+
+    def _is_old(self, lane: Lane, held: Held) -> bool:
+        if held.feed is self._wakes or not lane.through:
+            return False  # a task that was scheduled alone comes late on purpose
+        if not 0 < place(held.source, self._tools.config.stream) <= lane.through:
+            return False
+        self._tools.recorder.duplicate(held.id)
+        return True
+
     async def _newer_parked(self, lane: Lane, first: int) -> int:
         """Forget parked tasks that a newer one replaces; returns how many there were."""
         last = await self._surely(lambda: self._park.last(lane.key))
@@ -208,7 +206,7 @@ class Lanes:
     def _drained(self, lane: Lane) -> None:
         """Nothing is parked any more: the document goes on in memory."""
         lane.mode = Mode.LIVE
-        self.parked.discard(lane.key)
+        self.parked.pop(lane.key, None)
         if lane.wake is not None:
             self._wakes.done(lane.wake.sequence)
             lane.wake = None
@@ -330,7 +328,7 @@ class Lanes:
         """The wake-up is stored first: a crash in between leaves a wake-up too many, never a document asleep."""
         lane.busy = True
         await self._surely(lambda: self._park.wake_after(lane.key, wait, head.id, head.attempts))
-        self.parked.add(lane.key)
+        self.parked.setdefault(lane.key, lane.through)
         if lane.mode is Mode.DRAINING:
             self._unread(lane)
             if lane.wake is not None:
@@ -342,8 +340,12 @@ class Lanes:
     async def _forward(self, lane: Lane) -> None:
         """Put what is in memory behind what is parked."""
         lane.busy = True
+        await self._learn(lane)
         while lane.queue and not self._stopping:
             held = lane.queue[0]
+            if self._is_old(lane, held):
+                self._release(lane.queue.popleft())
+                continue
             if held.refusal is not None:
                 await self._bury(lane, held, held.refusal.reason, Attempt(Outcome.REFUSED, error=str(held.refusal)))
                 continue
@@ -352,8 +354,13 @@ class Lanes:
             except UsageError as error:
                 await self._bury(lane, held, Reason.TOO_LARGE, Attempt(Outcome.REFUSED, error=str(error)))
                 continue
+            self._tools.recorder.parked(held)
             lane.queue.popleft()
             self._release(held)
+            if held.feed is not self._wakes:
+                lane.through = place(held.source, self._tools.config.stream) or lane.through
+        if lane.mode is not Mode.LIVE:
+            self.parked[lane.key] = lane.through
         lane.busy = False
 
     # -- letting go ---------------------------------------------------------------------------------------------------
@@ -382,16 +389,3 @@ class Lanes:
         if lane.reading is not None:
             self._tools.gate.unhold(lane.reading.host)
             lane.reading = None
-
-    async def _surely(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """The operation's result, however long NATS is away: nothing is let go before; `LeaseLost` ends it."""
-        for wait in _BACKOFF.delays():
-            self._lease.check()
-            try:
-                return await operation()
-            except UsageError:
-                raise
-            except PartiError as error:
-                self._tools.recorder.event("deliver.storing_failed", warn=True, error=str(error), wait=round(wait, 2))
-            await self._tools.clock.sleep(wait)
-        raise AssertionError("the waits never end")

@@ -51,7 +51,7 @@ class Recorder:
         """Publishes one message without waiting; None while there is no connection."""
 
     def received(self, held: Held) -> None:
-        self._log.debug("deliver.received", id=held.id, trigger=held.trigger, attempts=held.attempts)
+        self._log.debug("deliver.received", id=held.id, origin=held.source, attempts=held.attempts)
         if held.unknown_fields:
             self.metrics.count(m.ODDITIES, what="unknown_field")
         if subject_disagrees(held):
@@ -132,8 +132,13 @@ class Recorder:
         if count:
             self.metrics.count(m.SUPERSEDED, count)
 
-    def duplicate(self) -> None:
+    def duplicate(self, what: str) -> None:
+        """A task came again that was dealt with before; `what` names it."""
         self.metrics.count(m.DUPLICATES)
+        self._log.debug("deliver.duplicate", what=what)
+
+    def parked(self, held: Held) -> None:
+        self._log.debug("deliver.parked", id=held.id, origin=held.source)
 
     def breaker_opened(self, host: str) -> None:
         self.metrics.count(m.BREAKER_OPENED)

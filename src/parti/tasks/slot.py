@@ -26,6 +26,7 @@ from parti.wire.kv_model import KeyNotFound
 _BACKOFF = Backoff(base=0.05, cap=2.0, max_tries=None)
 _CHECKPOINT_EVERY = 1.0  # seconds of delivered tasks that a crash may repeat
 _SETTLED = 5.0
+_SWEEP_EVERY = 20.0  # for what a process that lost its lease parked while we took over
 _MOST_WAKES = 500
 
 
@@ -78,7 +79,8 @@ class Slot:
         """Own the partition. Returns after a stop, when everything is handed back, or after the lease was lost."""
         async with asyncio.TaskGroup() as group:
             lanes = self.lanes = Lanes(self._tools, self.lease, self._park, self.wakes, group)
-            tasks = [group.create_task(work) for work in (self._keep(), self._beat(), self._save(), self._expire())]
+            works = (self._keep(), self._beat(), self._save(), self._expire(), self._sweep_often())
+            tasks = [group.create_task(work) for work in works]
             try:
                 await self._ending.wait()
                 if self._graceful and self.lease.valid:
@@ -186,15 +188,30 @@ class Slot:
     async def _arrive(self) -> Checkpoint | None:
         """Learn what the owner before left behind: parked documents, and what is done above the ack floor."""
         assert self.lanes is not None
-        parked = await self._park.keys()
-        self.lanes.parked |= parked
-        for key in parked - await self._park.scheduled():
-            await self._park.wake_after(key, 0.0, "", 0)
+        await self._sweep(self.lanes)
         try:
             entry = await self._bucket.get(f"done.{self.lease.slot}")
             return msgspec.json.decode(entry.value, type=Checkpoint)
         except (KeyNotFound, msgspec.DecodeError):
             return None
+
+    async def _sweep(self, lanes: Lanes) -> None:
+        """No parked document stays asleep: one without a schedule is woken."""
+        parked = await self._park.keys()
+        for key in parked - lanes.parked.keys():
+            if lanes.asleep(key):
+                lanes.parked[key] = 0
+        for key in parked - await self._park.scheduled():
+            if lanes.asleep(key):
+                self.lease.check()
+                await self._park.wake_after(key, 0.0, "", 0)
+
+    async def _sweep_often(self) -> None:
+        while True:
+            await self._tools.clock.sleep(_SWEEP_EVERY)
+            assert self.lanes is not None
+            with contextlib.suppress(PartiError):  # it is only the safety net; the next one comes
+                await self._sweep(self.lanes)
 
     async def _beat(self) -> None:
         while True:

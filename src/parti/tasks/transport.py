@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
 from parti.config.deliver import DeliverSection
@@ -33,6 +34,8 @@ class Request:
     headers: Mapping[str, str] = field(repr=False)
     body: bytes = field(repr=False)
     timeout: float
+    may_send: Callable[[], object] | None = field(default=None, repr=False)
+    """Asked at the last moment before the bytes leave; what it raises ends the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,22 @@ class SendFailed(Exception):
     def __init__(self, outcome: Outcome, message: str) -> None:
         super().__init__(message)
         self.outcome = outcome
+
+
+class FencedBody(aiohttp.BytesPayload):
+    """A body that asks before it is written: opening the connection may have taken longer than the lease had left."""
+
+    def __init__(self, body: bytes, may_send: Callable[[], object]) -> None:
+        super().__init__(body)
+        self._may_send = may_send
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        self._may_send()
+        await super().write(writer)
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        self._may_send()
+        await super().write_with_length(writer, content_length)
 
 
 class Transport(Protocol):
@@ -116,7 +135,7 @@ class HttpTransport:
         try:
             async with self._session.post(
                 request.url,
-                data=request.body,
+                data=request.body if request.may_send is None else FencedBody(request.body, request.may_send),
                 headers=request.headers,
                 allow_redirects=False,
                 timeout=self._timeout(request.timeout),

@@ -1,0 +1,46 @@
+"""One document: where its oldest task is, and what waits behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from enum import Enum, auto
+
+from parti.tasks.held import Held, Wake
+
+
+class Mode(Enum):
+    """Where the document's oldest task is."""
+
+    LIVE = auto()
+    """In memory."""
+    PARKED = auto()
+    """On the server, until a wake-up comes; whatever comes meanwhile goes behind it."""
+    DRAINING = auto()
+    """On the server, and its turn has come; whatever comes meanwhile waits in memory."""
+
+
+class Lane:
+    """One document."""
+
+    __slots__ = ("busy", "key", "mode", "nudge", "queue", "reading", "task", "through", "wake")
+
+    def __init__(self, key: str, mode: Mode) -> None:
+        self.key = key
+        self.mode = mode
+        self.queue: deque[Held] = deque()
+        self.wake: Wake | None = None
+        self.through = 0  # tasks up to this sequence of the task stream are parked, or were dealt with before
+        self.reading: Held | None = None  # the parked head, while it is in memory
+        self.task: asyncio.Task[None] | None = None
+        self.busy = False  # in the middle of something that a stop had better let end
+        self.nudge: asyncio.Event | None = None  # set while it pauses
+
+    def __repr__(self) -> str:
+        return f"<Lane {self.key[:8]} {self.mode.name.lower()} queued={len(self.queue)}>"
+
+
+def place(source: str, stream: str) -> int:
+    """The sequence in the task stream, out of "<stream>:<sequence>"; 0 for one of another stream."""
+    name, _, sequence = source.rpartition(":")
+    return int(sequence) if name == stream and sequence.isdecimal() else 0
