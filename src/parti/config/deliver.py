@@ -1,4 +1,4 @@
-"""The [deliver] section: tasks to HTTP endpoints in order per document; names and defaults of seed 004 if it has any."""
+"""The [deliver] section: tasks to HTTP endpoints in order per document, with the names and defaults of seed 004."""
 
 from __future__ import annotations
 
