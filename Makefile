@@ -22,7 +22,7 @@ $(INSTALLED): pyproject.toml requirements.lock scripts/setup-venv.sh
 	@scripts/setup-venv.sh $(VENV)
 	@touch $@
 
-run: $(INSTALLED) ## run the demo: an embedded NATS server, and Spark reading from it
+run: $(INSTALLED) ## run the main job: workers and the Spark pipeline under load and faults, then the verdict
 	@$(WITH_JAVA) $(BIN)/python -m parti.demo
 
 test: lint ## lint, then every test
