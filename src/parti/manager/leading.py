@@ -7,8 +7,10 @@ was deposed without knowing cannot undo a newer leader's work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from parti.control import election, reconcile
 from parti.control.assign import Strategy
@@ -81,6 +83,7 @@ class Leadership:
         self._changes: tuple[Change, ...] = ()
         self._members_due = False
         self._resigned = False
+        self._under_way: set[str] = set()
         self._writers = asyncio.Semaphore(_WRITERS)
         self._log = get_logger("control", worker=member.worker)
 
@@ -257,11 +260,11 @@ class Leadership:
         for effect in effects:
             match effect:
                 case reconcile.WriteAssignment(assignment, expected):
-                    self._host.spawn(self._write_assignment(assignment, expected), "parti-assignment")
+                    self._once("assignment", partial(self._write_assignment, assignment, expected))
                 case reconcile.WriteClaim(claim, expected, reason):
-                    self._host.spawn(self._write_claim(claim, expected, reason), "parti-claim")
+                    self._once(f"claim {claim.partition}", partial(self._write_claim, claim, expected, reason))
                 case reconcile.ReadPositions(member, partitions, _):
-                    self._host.spawn(self._read_positions(member, partitions), "parti-positions")
+                    self._once(f"positions {member}", partial(self._read_positions, member, partitions))
                 case Nudge(member, partition):
                     self._nudge(member, partition)
                 case StageDone(stage, seconds):
@@ -272,6 +275,22 @@ class Leadership:
                     self._log.debug(
                         "handoff.finished", partition=partition, result=result.value, took=round(seconds, 4)
                     )
+
+    def _once(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do it, unless the same is still on its way: a slow server would only be asked more and more.
+
+        Whatever comes of the one on its way is heard, and the leader decides anew from it.
+        """
+        if what in self._under_way:
+            return
+        self._under_way.add(what)
+        self._host.spawn(self._tracked(what, work), f"parti-{what.partition(' ')[0]}")
+
+    async def _tracked(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await work()
+        finally:
+            self._under_way.discard(what)
 
     async def _write_assignment(self, assignment: Assignment, expected: int) -> None:
         store = self._host.store

@@ -80,7 +80,7 @@ PROOF = Proof(
         "two_owners": "== 0",
         "bad_exits": "== 0",
         "exit_max_s": "<= 10.0",
-        "successor_p50_ms": "<= 500",
+        "successor_p95_ms": "<= 500",
     },
     options=(
         Option("trials", 20, "workers stopped"),
