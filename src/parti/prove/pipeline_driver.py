@@ -45,6 +45,15 @@ async def waiting(message: Message) -> Emit:
     return result_of(message)
 
 
+async def slow(message: Message) -> Emit:
+    """A handler for the control: a task takes seconds, so that two of them overlap on any machine."""
+    await asyncio.sleep(random.random() * 0.1)
+    return result_of(message)
+
+
+_HANDLERS = {"plain": plain, "async": waiting, "slow": slow}
+
+
 def main(config: dict[str, Any]) -> int:
     conf: dict[str, Any] = {"spark.ui.enabled": "false", "spark.sql.warehouse.dir": f"{config['folder']}/warehouse"}
     if config["master"].startswith("local-cluster"):
@@ -52,7 +61,7 @@ def main(config: dict[str, Any]) -> int:
     spark = session("parti-prove-pipeline", master=config["master"], fast_checkpoints=True, **conf)
     spark.sparkContext.setLogLevel("OFF")
     threading.Thread(target=_end_with_input, daemon=True).start()
-    handler = waiting if config["handler"] == "async" else plain
+    handler = _HANDLERS[config["handler"]]
     _say({"ready": True})
     try:
         if config["plan"] == "ranges":
@@ -86,7 +95,7 @@ def _ranges(spark: Any, config: dict[str, Any], handler: Any) -> None:
     sink = ResultSink(nats, config["sink"], f"{config['sink']}.{{key}}")
     stage = Stage(handler, NAME, config["source"], results=sink, owner="control")
     options = {"servers": config["url"], "stream": config["source"], "startingOffsets": "earliest", "keyTokens": "2"}
-    options |= {"minPartitions": "2", "minRecordsPerPartition": "1", "numPartitions": "16"}
+    options |= {"minPartitions": "2", "minRecordsPerPartition": "100", "numPartitions": "16"}
     frame = spark.readStream.format("jetstream").options(**options).load()
 
     def handle(batch: Any, _number: int) -> None:

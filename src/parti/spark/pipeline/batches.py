@@ -63,6 +63,8 @@ class BatchRunner:
         lease: DriverLease | None,
     ) -> None:
         self.totals = Totals()
+        self.failure: Exception | None = None
+        """What ended the query, when it was a batch."""
         self._pipeline = pipeline
         self._plan = plan
         self._stage = stage
@@ -75,9 +77,12 @@ class BatchRunner:
         try:
             self._run(frame, number)
         except Exception as error:
+            self.failure = error
             # Spark matches the text of what is raised here with an expression that overflows its stack on a long one
             # ("Py4JJavaError ... ((.|\\n)*)"), and the query then neither runs nor ends. So the text is made short.
-            raise (error if isinstance(error, PartiError) else BatchFailed(f"batch {number}: {told(error)}")) from None
+            if not isinstance(error, PartiError):
+                self.failure = BatchFailed(f"batch {number}: {told(error)}")
+            raise self.failure from None
 
     def _run(self, frame: Any, number: int) -> None:
         began = time.perf_counter()

@@ -7,7 +7,18 @@ import re
 from parti.errors import FatalError
 
 _LONGEST = 1_500
-_NOISE = ("at ", "File ", "...", "JVM stacktrace", "Traceback", "During handling", "The above exception", "^", "~")
+_NOISE = (
+    "at ",
+    "File ",
+    "...",
+    "JVM stacktrace",
+    "Traceback",
+    "During handling",
+    "The above exception",
+    "SQLSTATE",
+    "^",
+    "~",
+)
 _TELLS = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w+: .*)")
 
 
@@ -17,7 +28,8 @@ class BatchFailed(FatalError):
 
 def told(error: BaseException) -> str:
     """The lines of an error that tell what happened; those of Python come last in Spark's, and say most."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = str(error).partition("=== Streaming Query ===")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     kept = [line for line in lines if not line.startswith(_NOISE)]
     named = [match[1] for line in kept if (match := _TELLS.match(line)) and "py4j" not in line and "Caused" not in line]
     own = [line for line in named if not line.startswith(("SparkException", "PythonException", "Py4J"))]

@@ -39,6 +39,7 @@ from parti.wire.options import ConnectOptions
 
 _TABLES: Mapping[str, Any] = {"retries": Retries, "results": Results, "outcomes": Outcomes, "standby": Standby}
 _DURATIONS = {"delays", "park_delays", "budget", "timeout", "ttl", "renew_every", "margin"}
+_FOLDERS = {"checkpoint", "parquet"}
 _NOT_IN_FILE = {"retries", "results", "outcomes", "standby", "nats", "spark", "write"}
 
 
@@ -123,6 +124,8 @@ def _table(path: Path, table: str, kind: Any, found: Mapping[str, Any]) -> dict[
             values[key] = tuple(map(parse_duration, value)) if isinstance(value, list) else parse_duration(value)
         elif key == "handler":
             values[key] = str(value)
+        elif key in _FOLDERS:
+            values[key] = _folder(str(value))
         else:
             try:
                 values[key] = msgspec.convert(value, hints[key])
@@ -147,6 +150,11 @@ def _spark(path: Path, table: Mapping[str, Any]) -> dict[str, str]:
     if "spark.master" in flat:
         raise ConfigError(f"{path}: write master in [pipeline], not in [spark]")
     return flat
+
+
+def _folder(text: str) -> str:
+    """An address that does not depend on the working directory of the JVM; those with a scheme are left alone."""
+    return text if "://" in text else str(Path(text).absolute())
 
 
 def _text(value: Any) -> str:

@@ -172,7 +172,9 @@ class RunningPipeline:
         except Exception as error:  # Spark raises kinds of its own, with the cause as text
             if self._stopping.is_set():
                 return
-            raise _QueryEnded(f"pipeline {self.pipeline.name}: {told(error)}") from error
+            failure = self._runner.failure if self._runner is not None else None
+            cause = told(error) if failure is None else f"{type(failure).__name__}: {failure}"
+            raise _QueryEnded(f"pipeline {self.pipeline.name}: {cause}") from (failure or error)
         finally:
             self.query = None
             self._remember_cost()
