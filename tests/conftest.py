@@ -8,8 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from parti.testing import NatsCluster, NatsServer
+
+# How long an example takes says nothing about the code on a machine that others use too.
+settings.register_profile("parti", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("parti")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -59,7 +59,7 @@ def test_every_subcommand_explains_itself() -> None:
     ("args", "message"),
     [
         (["benhc"], "Error: No such command 'benhc'. Did you mean 'bench'?"),
-        (["zzz"], "Error: No such command 'zzz'. There are: server, doctor, config,"),
+        (["zzz"], "Error: No such command 'zzz'. There are: run, server, doctor,"),
         (["config", "show", "--sett", "x"], "Error: No such option '--sett'."),
         (["config", "show", "--set", "nonsense"], "Error: --set takes KEY=VALUE"),
         (["config", "show", "--set", "retry.bse=1s"], "Error: unknown key 'retry.bse' (flag): did you mean"),

@@ -193,7 +193,7 @@ def test_the_retry_section_is_the_backoff_that_the_code_uses() -> None:
 
 
 def test_sections_are_declared_in_one_place() -> None:
-    assert list(sections()) == ["nats", "retry", "observe", "worker", "deliver"]
+    assert list(sections()) == ["nats", "retry", "observe", "worker", "control", "deliver"]
 
 
 class TestConnectOptions:
