@@ -145,8 +145,8 @@ def _inversions(stored: list[tuple[str, bytes]]) -> int:
 
 def run(ctx: RunContext) -> dict[str, Figure]:
     """Trial after trial on one pair of checkpoints; the figures count what went wrong in any of them."""
-    trials = min(int(ctx.options["trials"]), 3) if ctx.quick else int(ctx.options["trials"])
-    messages = int(ctx.options["messages"])
+    trials = min(int(ctx.options["trials"]), 2) if ctx.quick else int(ctx.options["trials"])
+    messages = int(ctx.options["messages"]) // (2 if ctx.quick else 1)
     rng = ctx.random()
     figures: Counter[str] = Counter(trials=trials, driver_kills=0, worker_kills=0, batches_replayed=0)
     wrong: Counter[str] = Counter()
