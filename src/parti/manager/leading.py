@@ -7,10 +7,8 @@ was deposed without knowing cannot undo a newer leader's work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 from parti.control import election, reconcile
 from parti.control.assign import Strategy
@@ -83,7 +81,6 @@ class Leadership:
         self._changes: tuple[Change, ...] = ()
         self._members_due = False
         self._resigned = False
-        self._under_way: set[str] = set()
         self._writers = asyncio.Semaphore(_WRITERS)
         self._log = get_logger("control", worker=member.worker)
 
@@ -260,11 +257,11 @@ class Leadership:
         for effect in effects:
             match effect:
                 case reconcile.WriteAssignment(assignment, expected):
-                    self._once("assignment", partial(self._write_assignment, assignment, expected))
+                    self._host.spawn(self._write_assignment(assignment, expected), "parti-assignment")
                 case reconcile.WriteClaim(claim, expected, reason):
-                    self._once(f"claim {claim.partition}", partial(self._write_claim, claim, expected, reason))
+                    self._host.spawn(self._write_claim(claim, expected, reason), "parti-claim")
                 case reconcile.ReadPositions(member, partitions, _):
-                    self._once(f"positions {member}", partial(self._read_positions, member, partitions))
+                    self._host.spawn(self._read_positions(member, partitions), "parti-positions")
                 case Nudge(member, partition):
                     self._nudge(member, partition)
                 case StageDone(stage, seconds):
@@ -275,22 +272,6 @@ class Leadership:
                     self._log.debug(
                         "handoff.finished", partition=partition, result=result.value, took=round(seconds, 4)
                     )
-
-    def _once(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do it, unless the same is still on its way: a slow server would only be asked more and more.
-
-        Whatever comes of the one on its way is heard, and the leader decides anew from it.
-        """
-        if what in self._under_way:
-            return
-        self._under_way.add(what)
-        self._host.spawn(self._tracked(what, work), f"parti-{what.partition(' ')[0]}")
-
-    async def _tracked(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        try:
-            await work()
-        finally:
-            self._under_way.discard(what)
 
     async def _write_assignment(self, assignment: Assignment, expected: int) -> None:
         store = self._host.store
