@@ -26,7 +26,7 @@ run: $(INSTALLED) ## run the main job: workers and the Spark pipeline under load
 	@$(WITH_JAVA) $(BIN)/python -m parti.demo
 
 test: lint ## lint, then every test
-	@$(WITH_JAVA) $(BIN)/pytest --durations=10
+	@$(WITH_JAVA) scripts/test.sh $(BIN)/pytest
 
 test-fast: $(INSTALLED) ## the tests that need neither Spark, nor a cluster, nor patience
 	@$(BIN)/pytest -q -m "not slow and not spark and not cluster"

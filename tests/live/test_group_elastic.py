@@ -296,9 +296,9 @@ async def test_an_unreadable_record_is_told_and_the_last_good_one_stays_in_force
     member = await bench.join("m1", log)
     bucket, key = KeyValue(bench.api, "elastic-consumer-groups"), f"{bench.stream}.{GROUP}"
     good = (await bucket.get(key)).value
-    for bad in (b"{oops", b'{"max_members":0,"partitioning_filters":null}'):
-        await bucket.put(key, bad)
-    await eventually(lambda: kinds(member).count(EventKind.RECORD_INVALID) == 2, what="the events")
+    for told, bad in enumerate((b"{oops", b'{"max_members":0,"partitioning_filters":null}'), start=1):
+        await bucket.put(key, bad)  # one after the other: a bucket keeps only the newest value of a key
+        await eventually(lambda count=told: kinds(member).count(EventKind.RECORD_INVALID) == count, what="the event")
     await bench.publish(2)
     await got(2, log)
     await bucket.put(key, good)
