@@ -39,7 +39,7 @@ lint: $(INSTALLED) ## style, formatting, types, and the direction of imports
 
 bench: $(INSTALLED) ## run the benchmarks; results as JSON and HTML in bench/results
 	@mkdir -p $(RESULTS)
-	@status=0; for name in range pull; do \
+	@$(WITH_JAVA) status=0; for name in range pull fleet spark-read spark-write; do \
 	  $(BIN)/parti bench $$name --json --html $(RESULTS)/$$name.html | tee $(RESULTS)/$$name.json || status=1; \
 	done; exit $$status
 
