@@ -28,6 +28,7 @@ from parti.spark.options import (
     positive,
     text,
 )
+from parti.spark.worker_process import settle
 from parti.subjects import validate_subject, validate_token
 from parti.wire.options import ConnectOptions
 from parti.wire.outgoing import HEADERS, Rows, chunk_id, chunks
@@ -107,6 +108,7 @@ class _Writer:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """When this returns, the stream has stored every row of the task."""
+        settle()
         task = TaskContext.get()
         assert task is not None
         query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)

@@ -15,6 +15,7 @@ from parti.errors import DataLoss, TransientError
 from parti.observe.logs import get_logger
 from parti.spark.columns import ColumnBuilder
 from parti.spark.source_options import SourceOptions
+from parti.spark.worker_process import settle
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import RangeReader
 
@@ -122,6 +123,7 @@ class RangeTask:
 @contextlib.contextmanager
 def _borrowed(connect: ConnectOptions, patience: float) -> Iterator[RangeReader]:
     """A reader with a live connection, for this task alone; it is kept for the next one only if all went well."""
+    settle()
     key = (os.getpid(), connect)
     reader = _IDLE.pop(key, None) or RangeReader(connect, name="parti-spark-task")
     reader.patience = patience

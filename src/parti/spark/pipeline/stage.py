@@ -21,6 +21,7 @@ from parti.spark.pipeline.message import Rows
 from parti.spark.pipeline.outcomes import Shape, Tally
 from parti.spark.pipeline.policy import Policy
 from parti.spark.pipeline.publishing import Letters, ResultSink, TaskSinks
+from parti.spark.worker_process import settle
 from parti.worker.handler import is_async
 
 Kind = Literal["message", "arrow", "pandas"]
@@ -64,6 +65,7 @@ class Stage:
         from parti.spark.pipeline.batch_calls import run_batches
         from parti.spark.pipeline.running import run_inline, run_lanes
 
+        settle()
         named = {"pipeline": self.pipeline, "stream": self.stream, "created": self.created}
         with TaskSinks(self.results, self.letters, **named) as sinks:
             if self.kind != "message":
