@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from parti.errors import NoResponders, PartiError
-from parti.testing import NatsServer
+from parti.testing import NatsServer, eventually
 from parti.wire import errors
 from parti.wire.api import JetStreamApi, Outgoing, expectations
 from parti.wire.connect import connect
@@ -164,9 +164,13 @@ async def test_a_pull_is_told_when_its_consumer_is_deleted(api: JetStreamApi, na
     await api.connection.publish(
         f"{api.prefix}.CONSUMER.MSG.NEXT.{name}.d", b'{"batch":1,"expires":30000000000}', reply=inbox
     )
-    await api.connection.flush()
+
+    async def waiting() -> bool:  # the server queues pulls: one that the delete overtakes is never answered
+        return (await api.consumer_info(name, "d"))["num_waiting"] == 1
+
+    await eventually(waiting, 60, "the pull waits")
     await api.consumer_delete(name, "d")
-    message = await subscription.next_msg(timeout=5)
+    message = await subscription.next_msg(timeout=60)
     error = errors.status_error(int(message.headers["Status"]), message.headers["Description"], request="pull")
     assert isinstance(error, errors.ConsumerDeleted)
 
