@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
 
@@ -60,7 +61,45 @@ _PARKED: Final[tuple[tuple[str, str, pa.DataType], ...]] = (
 )
 
 
-_COUNTED: Final = ("sequence", "subject", "outcome", "took", "error")
+_COUNTS: Final[tuple[tuple[str, str, pa.DataType], ...]] = (
+    ("messages", "bigint", pa.int64()),
+    ("dead", "bigint", pa.int64()),
+    ("parked", "bigint", pa.int64()),
+    ("failed", "bigint", pa.int64()),
+    ("took", "double", pa.float64()),
+    ("first_failed", "string", pa.string()),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What became of the messages of a batch, in numbers."""
+
+    messages: int = 0
+    dead: int = 0
+    parked: int = 0
+    failed: int = 0
+    took: float = 0.0
+    """Seconds in the handler."""
+    first_failed: str | None = None
+    """Sequence, subject and error of the first message that stops the pipeline."""
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Counts:
+        """From a row of Spark, where what was never counted is null."""
+        numbers = {name: int(found[name] or 0) for name in ("messages", "dead", "parked", "failed")}
+        return cls(**numbers, took=float(found["took"] or 0.0), first_failed=found["first_failed"])
+
+    def __add__(self, other: Counts) -> Counts:
+        failures = [text for text in (self.first_failed, other.first_failed) if text]
+        return Counts(
+            self.messages + other.messages,
+            self.dead + other.dead,
+            self.parked + other.parked,
+            self.failed + other.failed,
+            self.took + other.took,
+            min(failures, key=lambda text: int(text.partition(" ")[0]), default=None),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +107,10 @@ class Shape:
     """Which columns outcome rows have."""
 
     counted: bool = False
-    """Nobody keeps the rows: only what the driver counts and reports is in them, and subjects only of failures."""
+    """Nobody keeps the rows: one row with the `Counts` of each Arrow batch stands for all of them.
+
+    Ten thousand outcome rows, made, moved to the JVM and counted there, were a third of the cost of their batch.
+    """
     results: bool = False
     """With the results, for sinks on Spark's side."""
     parking: bool = False
@@ -78,7 +120,7 @@ class Shape:
     def columns(self) -> tuple[tuple[str, str, pa.DataType], ...]:
         """Name, type as Spark writes it, type of Arrow."""
         if self.counted:
-            return tuple(column for column in _COLUMNS if column[0] in _COUNTED)
+            return _COUNTS
         found = _COLUMNS
         if self.results:
             found += ((RESULTS, "array<struct<subject:string,value:binary>>", pa.list_(_RESULT)),)
@@ -128,23 +170,32 @@ class Tally:
         self.parked = {index: found for index, found in self.parked.items() if index < count}
 
     def to_arrow(self, shape: Shape) -> pa.RecordBatch:
-        """All rows of the batch with their outcome, in the order they came."""
-        columns = self._counted() if shape.counted else self._full()
+        """All rows of the batch with their outcome, in the order they came; or one row with their counts."""
+        if shape.counted:
+            return pa.RecordBatch.from_pylist([asdict(self.counts())], schema=shape.schema)
+        columns = self._full()
         if shape.results:
             columns[RESULTS] = self._results(len(self.rows))
         if shape.parking:
             columns |= self._parking(len(self.rows))
         return pa.RecordBatch.from_arrays([columns[name] for name, _, _ in shape.columns], schema=shape.schema)
 
-    def _counted(self) -> dict[str, pa.Array]:
-        count, subjects = len(self.rows), self.rows.subjects if self.errors else []
-        return {
-            "sequence": self.rows.batch.column("sequence"),
-            "subject": _filled(None, {index: subjects[index] for index in self.errors}, count),
-            "outcome": self._outcomes(count),
-            "took": pa.array(np.array(self.took)),
-            "error": _filled(None, self.errors, count),
-        }
+    def counts(self) -> Counts:
+        """How the messages of this Arrow batch ended."""
+        found = list(self.codes.values())
+        failed = min((index for index, code in self.codes.items() if code is Outcome.FAILED), default=None)
+        first = None
+        if failed is not None:
+            rows = self.rows
+            first = f"{rows.sequences[failed]} {rows.subjects[failed]} {self.errors.get(failed, '')}"
+        return Counts(
+            len(self.rows),
+            found.count(Outcome.DEAD),
+            found.count(Outcome.PARKED),
+            found.count(Outcome.FAILED),
+            sum(self.took),
+            first,
+        )
 
     def _outcomes(self, count: int) -> pa.Array:
         return _filled(Outcome.DONE.value, {index: code.value for index, code in self.codes.items()}, count)
