@@ -104,13 +104,13 @@ async def test_a_worker_does_not_spin_when_its_connection_is_closed(server: Nats
 
 async def test_positions_survive_the_end_of_everybody(server: NatsServer, name: str) -> None:
     async with fleet_on(server, name) as fleet:
-        one = await fleet.worker()
+        one = await fleet.worker(**HASTY)
         await one.wait_for("converged", 30)
         first = await fleet.publish(30)
         await fleet.handled(30)
         await one.stop()
         second = await fleet.publish(30)
-        two = await fleet.worker()
+        two = await fleet.worker(**HASTY)
         await two.wait_for("converged", 30)
         await fleet.handled(60)
         assert sorted(fleet.sequences()) == sorted(first + second)

@@ -169,6 +169,26 @@ def test_an_instance_takes_its_own_id_back_at_once_but_says_that_the_one_before_
     assert (write.worker, write.record.clean) == (W1, False)
 
 
+def test_who_took_an_id_from_somebody_that_may_still_run_says_so_for_one_lease_and_hands_that_on() -> None:
+    state, _ = step(seeking("me", terms=TERMS), PoolRead(0.0, 0.0, {}))
+    state, _ = step(state, Written(0.0, 1, 1))
+    _, effects = step(state, Stop(1.0))
+    assert isinstance(effects[0], WriteLease)
+    assert not effects[0].record.clean
+    left = {W0: (effects[0].record, 2)}
+    _, effects = step(seeking("next", terms=TERMS), PoolRead(1.0, 1.0, left))
+    assert isinstance(effects[0], WriteLease)
+    assert not effects[0].record.clean
+    for now in (2.0, 4.0, 6.0):
+        state, effects = step(state, Tick(now))
+        assert isinstance(effects[0], WriteLease)
+        assert not effects[0].record.clean
+        state, _ = step(state, Written(now, effects[0].record.beat, int(now)))
+    state, effects = step(state, Tick(8.0))
+    assert isinstance(effects[0], WriteLease)
+    assert effects[0].record.clean
+
+
 def test_a_leaving_member_says_so_goes_on_and_stops_with_its_last_record() -> None:
     state, effects = step(held(), Leave(1.0))
     assert isinstance(effects[0], WriteLease)

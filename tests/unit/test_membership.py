@@ -130,11 +130,19 @@ def test_a_process_that_was_replaced_uncleanly_is_gone_only_after_lease_and_marg
 
 def test_a_member_we_never_saw_is_gone_one_lease_after_what_we_saw_in_its_place() -> None:
     view = View()
-    view.sees(10.0, A2)
+    view.sees(10.0, A2, clean=False)
     assert not view.state.gone(A, 16.2)
     assert view.state.gone(A, 16.4)
     assert not view.state.gone(B, 6.2), "nobody holds its id: it counts from our first full read"
     assert view.state.gone(B, 6.4)
+
+
+def test_a_member_we_never_saw_is_gone_at_once_when_the_one_in_its_place_knows_so_and_is_there() -> None:
+    view = View()
+    view.sees(10.0, A2, clean=True)
+    assert view.state.gone(A, 10.0)
+    view.sees(11.0, A2, status=LeaseStatus.LEFT, clean=True)
+    assert not view.state.gone(A, 11.0), "the id is free: a later holder that we have not seen yet may be meant"
 
 
 def test_a_key_that_the_server_expired_proves_the_end_and_one_deleted_by_hand_does_not() -> None:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import assert_never
 
-from parti.control.lease import Hold, LeaseTerms, Sighting
+from parti.control.lease import NEVER, Hold, LeaseTerms, Sighting
 from parti.errors import ConfigError
 from parti.model import Member, WorkerId
 from parti.subjects import validate_token
@@ -46,7 +46,7 @@ class LeaseRecord:
     instance: str = ""
     """A name that survives restarts (a pod of a StatefulSet); its next process may take the id over at once."""
     clean: bool = True
-    """The process before this one had certainly stopped when this one took the id."""
+    """Whoever had the id before this process has certainly stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,8 @@ class Identity:
     worker: WorkerId | None = None
     status: LeaseStatus = LeaseStatus.ACTIVE
     clean: bool = True
+    clean_at: float = NEVER
+    """When those before us have stopped at the latest, if they had not when we took the id."""
     sightings: Mapping[WorkerId, Sighting] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -224,7 +226,8 @@ def step(state: Identity, event: Event) -> Step:
                 return replace(state, hold=hold), ()
             if not hold.fence.allows(now):
                 return _fenced(state, "the answer to our claim came after its lease had run out")
-            held = replace(state, hold=hold, phase=Phase.HELD, sightings=MappingProxyType({}))
+            clean_at = now + hold.terms.ttl + hold.terms.margin
+            held = replace(state, hold=hold, phase=Phase.HELD, clean_at=clean_at, sightings=MappingProxyType({}))
             assert held.member is not None
             return held, (Granted(held.member),)
         case NotWritten(now):
@@ -245,7 +248,8 @@ def step(state: Identity, event: Event) -> Step:
 def _write(state: Identity, now: float) -> Step:
     assert state.worker is not None
     hold = state.hold.sending(now)
-    record = LeaseRecord(Member(state.worker, state.nonce), state.status, hold.beat, state.instance, state.clean)
+    clean = state.clean or (state.phase is Phase.HELD and now >= state.clean_at)
+    record = LeaseRecord(Member(state.worker, state.nonce), state.status, hold.beat, state.instance, clean)
     return replace(state, hold=hold), (WriteLease(state.worker, record, hold.revision),)
 
 
@@ -264,13 +268,13 @@ def _seek(state: Identity, event: PoolRead) -> Step:
             sightings[worker] = seen.seen_again(event.asked) if known and seen else Sighting(revision, now)
         expired = record is None or sightings[worker].expired(terms)
         if record is not None and state.instance and record.instance == state.instance:
-            rank, clean = 0, expired or record.status.stopped
+            rank, clean = 0, expired or (record.status.stopped and record.clean)
         elif record is not None and record.status is LeaseStatus.RESTING:
-            rank, clean = 1, True
+            rank, clean = 1, record.clean
         elif record is None:
             rank, clean = 2, False  # we never saw who was here before; its claims wait one TTL, if there are any
         elif expired or record.status is LeaseStatus.LEFT:
-            rank, clean = 2, True
+            rank, clean = 2, expired or record.clean
         else:
             continue
         if best is None or (rank, order) < best[:2]:

@@ -70,7 +70,10 @@ class Membership:
         if seat is not None and seat.record.member == member:
             return seat.record.status.stopped or seat.sighting.expired(self.terms)
         # Its id is another's, or nobody's: it can renew no more, and what it had runs out. If we never saw it hold the
-        # id, its last renewal came before whatever we saw first in its place.
+        # id, its last renewal came before whatever we saw first in its place; and whoever holds the id may know more,
+        # so that a fleet that was stopped cleanly goes on at once when it is started again.
+        if member not in self.ended and seat is not None and seat.record.clean and self.healthy(seat.record.member):
+            return True
         first = seat.first_seen if seat is not None else self.started
         return now >= self.ended.get(member, first + self.terms.ttl + self.terms.margin)
 
