@@ -29,7 +29,7 @@ test: lint ## lint, then every test
 	@$(WITH_JAVA) scripts/test.sh $(BIN)/pytest
 
 test-fast: $(INSTALLED) ## the tests that need neither Spark, nor a cluster, nor patience
-	@$(BIN)/pytest -q -m "not slow and not spark and not cluster"
+	@$(BIN)/pytest -q -n 4 --dist worksteal -m "not slow and not spark and not cluster"  # they mostly wait: 4 on 2 cores
 
 lint: $(INSTALLED) ## style, formatting, types, and the direction of imports
 	$(BIN)/ruff check .
