@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,12 @@ class Fleet:
     managers: list[Manager] = field(default_factory=list)
     connections: list[Connection] = field(default_factory=list)
     metrics: PrometheusMetrics = field(default_factory=PrometheusMetrics)
+    entered: list[Message] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    """Handlers wait here before they end; open unless a test clears it."""
+
+    def __post_init__(self) -> None:
+        self.gate.set()
 
     async def connection(self, url: str | None = None) -> Connection:
         made = await connect(ConnectOptions(servers=(url or self.url,), request_timeout=5.0))
@@ -52,6 +59,7 @@ class Fleet:
         consumer: Any = None,
         url: str | None = None,
         start: bool = True,
+        worker: dict[str, Any] | None = None,
         **control: Any,
     ) -> Manager:
         connection = await self.connection(url)
@@ -60,17 +68,22 @@ class Fleet:
             consumer = WorkerConsumer(
                 JetStreamApi(connection),
                 WorkerConfig(
-                    stream=self.stream,
-                    subject_template=f"{self.stream}.{{partition}}",
-                    pull_timeout=1.0,
-                    idle_heartbeat=0.25,
-                    min_update_interval=0.05,
+                    **{
+                        "stream": self.stream,
+                        "subject_template": f"{self.stream}.{{partition}}",
+                        "pull_timeout": 1.0,
+                        "idle_heartbeat": 0.25,
+                        "min_update_interval": 0.05,
+                    }
+                    | (worker or {})
                 ),
                 metrics=self.metrics,
             )
 
             @consumer.handler
             async def handle(message: Message) -> None:
+                self.entered.append(message)
+                await self.gate.wait()
                 self.seen.append((f"m{number}", message))
 
         manager = Manager(
@@ -85,6 +98,14 @@ class Fleet:
         if start:
             await manager.start(60.0)
         return manager
+
+    async def crash(self, manager: Manager) -> None:
+        """As others see a crash: from now on the lease is not renewed, and nothing runs. Real kills: tests/chaos."""
+        assert manager._main is not None
+        manager._main.cancel()
+        await asyncio.gather(manager._main, return_exceptions=True)
+        await manager._consumer.abandon()
+        self.managers.remove(manager)
 
     async def publish(self, count: int, partitions: Iterable[str] | None = None) -> list[int]:
         names = list(partitions or self.partitions)

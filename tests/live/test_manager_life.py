@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from manager_fleet import HASTY, fleet_on
+from manager_fleet import fleet_on
 
 from parti.errors import ConfigError, UsageError
-from parti.manager import ControlConfig, Hooks, Manager, ManagerState, StaticSource
+from parti.manager import ControlConfig, Manager, ManagerState, StaticSource
 from parti.testing import NatsServer, eventually
 from parti.worker import WorkerConfig, WorkerConsumer
 
@@ -44,16 +44,6 @@ async def test_a_join_moves_half_and_loses_repeats_and_reorders_nothing(server: 
         assert {who for who, _ in fleet.seen} == {"m0", "m1"}
 
 
-async def test_start_returns_when_the_member_is_live_without_waiting_for_work(server: NatsServer, name: str) -> None:
-    """GO_PARTI W12: joining never blocks on a window."""
-    async with fleet_on(server, name) as fleet:
-        await fleet.worker(planned_scale_window=600.0, cold_start_window=600.0)
-        late = await fleet.worker(planned_scale_window=600.0, cold_start_window=600.0)
-        assert late.worker_id == "worker-1"
-        assert late.owned() == frozenset()
-        assert late.state() in (ManagerState.STABLE, ManagerState.WAITING_ASSIGNMENT)
-
-
 async def test_a_worker_that_leaves_hands_over_and_the_next_leader_adopts(server: NatsServer, name: str) -> None:
     async with fleet_on(server, name) as fleet:
         one = await fleet.worker()
@@ -87,70 +77,6 @@ async def test_a_restarted_worker_gets_its_id_and_partitions_back_with_no_moveme
         await fleet.publish(60)
         await fleet.handled(60)
         assert len(fleet.sequences()) == 60
-
-
-async def test_a_crashed_worker_is_covered_and_nothing_is_lost(server: NatsServer, name: str) -> None:
-    """A crash as others see it: its lease is not renewed any more. Real kills are in tests/chaos."""
-    async with fleet_on(server, name) as fleet:
-        one = await fleet.worker(**HASTY)
-        two = await fleet.worker(**HASTY)
-        await fleet.spread(one, two)
-        sequences = await fleet.publish(60)
-        await fleet.handled(60)
-        assert two._main is not None
-        two._main.cancel()
-        await asyncio.gather(two._main, return_exceptions=True)
-        await two._consumer.abandon()
-        sequences += await fleet.publish(60)
-        await eventually(lambda: sorted(one.owned()) == fleet.partitions, 30, "all are covered")
-        await eventually(lambda: set(fleet.sequences()) == set(sequences), 30, "all are handled")
-        fleet.managers.remove(two)
-
-
-async def test_hooks_tell_old_and_new_and_a_failing_hook_stops_nothing(server: NatsServer, name: str) -> None:
-    """GO_PARTI W13."""
-    told: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
-    states: list[tuple[str, str]] = []
-    grants: list[str] = []
-    revokes: list[str] = []
-    errors: list[Exception] = []
-
-    async def granted(lease: object) -> None:
-        grants.append(lease.partition)  # type: ignore[attr-defined]
-        raise RuntimeError("a bug in a hook")
-
-    hooks = Hooks(
-        on_assignment_changed=lambda old, new: told.append((old, new)),
-        on_state_changed=lambda old, new: states.append((old.value, new.value)),
-        on_partition_granted=granted,
-        on_partition_revoked=lambda lease: revokes.append(lease.partition),
-        on_error=errors.append,
-    )
-    async with fleet_on(server, name) as fleet:
-        one = await fleet.worker(hooks=hooks)
-        await one.wait_for("converged", 30)
-        await eventually(lambda: sorted(grants) == fleet.partitions, 10, "all grants told")
-        assert told == [((), tuple(fleet.partitions))]
-        assert states[0] == ("init", "claiming_id")
-        two = await fleet.worker()
-        await fleet.spread(one, two)
-        await eventually(lambda: len(revokes) == 3, 10, "all revocations told")
-        assert told[-1] == (tuple(fleet.partitions), tuple(sorted(one.owned())))
-        assert all(old != new for old, new in told)
-        assert any("a bug in a hook" in str(error) for error in errors)
-
-
-async def test_a_pool_of_one_id_is_valid_and_a_second_worker_waits_for_it(server: NatsServer, name: str) -> None:
-    """GO_PARTI W18."""
-    async with fleet_on(server, name) as fleet:
-        one = await fleet.worker(worker_id_min=7, worker_id_max=7)
-        assert one.worker_id == "worker-7"
-        two = await fleet.worker(worker_id_min=7, worker_id_max=7, start=False)
-        waiting = asyncio.create_task(two.start(60.0))
-        await one.stop()
-        await waiting
-        assert two.worker_id == "worker-7"
-        await two.wait_for("converged", 30)
 
 
 async def test_a_pool_that_stays_full_is_a_timeout_that_says_what_to_do(server: NatsServer, name: str) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import MappingProxyType
 
 from manager_fleet import HASTY, fleet_on
 
 from parti.control import records
-from parti.control.identity import LeaseRecord
-from parti.manager.kv_store import Store, bucket_of, key_of
+from parti.manager.kv_store import Store, key_of
 from parti.manager.sources import KvSource, SubjectSource
-from parti.model import Assignment, Claim, ClaimState, Member, Partition, PartitionId, WorkerId
+from parti.model import Assignment, Claim, ClaimState, Partition, PartitionId, WorkerId
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.wire.kv import KeyValue
@@ -40,66 +38,6 @@ async def test_foreign_corrupt_and_future_records_are_reported_and_stop_nobody(s
         assert (counted("parti_records_unreadable_total", {"fault": "foreign"}) or 0) >= 3
         assert (counted("parti_records_unreadable_total", {"fault": "future"}) or 0) >= 1
         assert (counted("parti_records_unreadable_total", {"fault": "corrupt"}) or 0) >= 2
-
-
-async def test_an_assignment_written_by_a_deposed_leader_is_not_accepted(server: NatsServer, name: str) -> None:
-    """GO_PARTI W5: the record has moved on, and a CAS on an older revision is refused."""
-    async with fleet_on(server, name) as fleet:
-        one = await fleet.worker()
-        await one.wait_for("converged", 30)
-        store = await Store.open(fleet.js, name)
-        stored, revision = await store.assignment()
-        assert stored is not None
-        stale = Assignment(0, 99, "late", MappingProxyType({PartitionId("p0"): WorkerId("worker-9")}))
-        assert await store.write_assignment(stale, revision - 1) is None
-        assert (await store.assignment())[0] == stored
-
-
-async def test_two_processes_cannot_hold_one_id(server: NatsServer, name: str) -> None:
-    """GO_PARTI W6: whoever finds another nonce under its id stops at once, and comes back under another one."""
-    async with fleet_on(server, name) as fleet:
-        one = await fleet.worker(**HASTY)
-        await one.wait_for("converged", 30)
-        store = await Store.open(fleet.js, name)
-        _, revision = await store.lease(WorkerId("worker-0"))
-        thief = LeaseRecord(Member(WorkerId("worker-0"), "another-process"), beat=1)
-        await eventually(lambda: _steal(store, thief), 20, "the lease is another's")
-        await eventually(lambda: one.worker_id not in (None, "worker-0"), 30, "it took another id")
-        assert revision
-        await eventually(lambda: sorted(one.owned()) == fleet.partitions, 30, "and owns everything again")
-        assert (fleet.metrics.registry.get_sample_value("parti_fenced_total") or 0) >= 1
-
-
-async def _steal(store: Store, thief: LeaseRecord) -> bool:
-    _, revision = await store.lease(thief.member.worker)
-    return await store.write_lease(thief, revision) is not None
-
-
-async def test_a_deleted_bucket_is_survived_and_nothing_is_lost(server: NatsServer, name: str) -> None:
-    """GO_PARTI W7: terms and versions start over, and nobody ignores the new ones for ever."""
-    async with fleet_on(server, name) as fleet:
-        one = await fleet.worker(**HASTY)
-        await one.wait_for("converged", 30)
-        sequences = await fleet.publish(30)
-        await fleet.handled(30)
-        await fleet.js.stream_delete(f"KV_{bucket_of(name)}")
-        await Store.open(fleet.js, name)
-        sequences += await fleet.publish(30)
-        await eventually(lambda: set(fleet.sequences()) == set(sequences), 40, "all are handled")
-        await eventually(lambda: sorted(one.owned()) == fleet.partitions, 40, "all are owned again")
-
-
-async def test_a_worker_does_not_spin_when_its_connection_is_closed(server: NatsServer, name: str) -> None:
-    """GO_PARTI W4: it stops by itself when its lease is over, and burns no core."""
-    async with fleet_on(server, name) as fleet:
-        one = await fleet.worker(**HASTY)
-        await one.wait_for("converged", 30)
-        await fleet.connections[0].close()
-        await eventually(lambda: one.owned() == frozenset(), 30, "it stopped by itself")
-        assert one._main is not None
-        one._main.cancel()
-        await asyncio.gather(one._main, return_exceptions=True)
-        fleet.managers.clear()
 
 
 async def test_positions_survive_the_end_of_everybody(server: NatsServer, name: str) -> None:

@@ -68,18 +68,6 @@ def test_a_silent_leader_is_replaced_after_lease_and_margin_with_a_higher_term()
     assert follower.feed(Tick(6.4)) == [WriteLeader(LeaderRecord(8, B, 1), 4)]
 
 
-def test_one_failed_renewal_costs_nothing() -> None:
-    """GO_PARTI W14: leadership was dropped at the first, and nobody could win until the key expired."""
-    candidate = leader()
-    assert candidate.feed(Tick(2.0)) == [WriteLeader(LeaderRecord(1, A, 2), 4)]
-    assert candidate.feed(NotWritten(2.5)) == [ReadLeader()]
-    assert candidate.feed(LeaderSeen(2.6, LeaderRecord(1, A, 1), 4)) == []
-    assert candidate.state.may_lead(2.7)
-    assert candidate.feed(Tick(3.1)) == [WriteLeader(LeaderRecord(1, A, 3), 4)]
-    assert candidate.feed(Written(3.2, LeaderRecord(1, A, 3), 9)) == []
-    assert candidate.state.may_lead(8.0)
-
-
 def test_a_leader_that_sees_another_one_steps_down() -> None:
     candidate = leader()
     (deposed,) = candidate.feed(LeaderSeen(1.0, LeaderRecord(2, B, 1), 9))

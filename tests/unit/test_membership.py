@@ -77,17 +77,6 @@ def test_a_blind_watch_kills_nobody() -> None:
     assert view.state.healthy(A)
 
 
-def test_a_blink_long_ago_is_not_held_against_a_member() -> None:
-    """GO_PARTI W8: one blink stayed on record, so the next was an instant emergency."""
-    view = View()
-    view.sees(0.0, A)
-    view.feed(Tick(6.4))
-    view.sees(6.5, A)
-    assert view.feed(Tick(9.0)) == []
-    assert view.feed(Tick(12.9)) == [Confirm(W0)]
-    assert view.sees(13.0, A) == []
-
-
 def test_one_dies_while_another_joins_and_both_are_noticed() -> None:
     """GO_PARTI W11: a crash was judged by the number of members."""
     view = View()

@@ -166,20 +166,6 @@ async def test_the_worker_id_cannot_change(bench: Bench) -> None:
     assert bench.metric("parti_worker_consumer_guardrail_violations_total", type="workerid_mutation") == 1
 
 
-async def test_where_the_worker_id_may_change_the_new_durable_is_pulled_and_the_old_one_is_gone(bench: Bench) -> None:
-    """GO_PARTI W9: there the old durable is resurrected, and nobody pulls from the new one."""
-    effects = Effects()
-    worker = bench.worker(effects, allow_worker_id_change=True)
-    await bench.publish("a", 3)
-    await worker.update_worker_consumer("w1", parts("a"))
-    await effects.count(3)
-    await worker.update_worker_consumer("w2", parts("a"))
-    await bench.publish("a", 3)
-    await effects.count(6)
-    assert effects.sequences == [1, 2, 3, 4, 5, 6]
-    assert await bench.js.consumer_names(bench.stream) == ["parti-w2"]
-
-
 @pytest.mark.parametrize("worker_id", ["", "a.b", "a b", "a*", "a>", "a/b", "ä"])
 async def test_a_worker_id_that_is_no_consumer_name_is_refused(bench: Bench, worker_id: str) -> None:
     with pytest.raises(ConfigError):
