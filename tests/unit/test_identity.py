@@ -123,6 +123,27 @@ def test_a_claim_whose_answer_was_lost_is_found_by_reading() -> None:
     assert state.hold.revision == 7
 
 
+@pytest.mark.parametrize("late", [None, record(W0, "faster"), record(W0, "me", beat=1)])
+def test_a_late_look_at_one_id_does_not_disturb_the_claim_of_another(late: LeaseRecord | None) -> None:
+    """Ten workers that started at once did this: the answer for the second id found no id at all, and ended one."""
+    state = seeking("me", terms=TERMS)
+    state, _ = step(state, PoolRead(0.0, 0.0, {}))
+    state, _ = step(state, NotWritten(0.1))  # worker-0 is refused, and read again
+    state, _ = step(state, PoolRead(1.2, 1.1, {W0: (record(W0, "faster"), 7)}))  # which takes longer than the pool
+    state, effects = step(state, OwnRead(1.3, late, 7))
+    assert effects == ()
+    state, effects = step(state, Written(1.4, 2, 8))
+    assert effects == (Granted(Member(W1, "me")),)
+
+
+def test_a_record_of_ours_under_another_id_does_not_grant_this_one() -> None:
+    state = seeking("me", terms=TERMS)
+    state, _ = step(state, PoolRead(0.0, 0.0, {W0: (record(W0, "other"), 3)}))
+    state, _ = step(state, NotWritten(0.1))  # worker-1 is being read again
+    _, effects = step(state, OwnRead(0.2, record(W0, "me", beat=1), 7))
+    assert effects == ()
+
+
 def test_an_answer_that_came_after_the_lease_had_run_out_grants_nothing() -> None:
     state = seeking("me", terms=TERMS)
     state, _ = step(state, PoolRead(0.0, 0.0, {}))

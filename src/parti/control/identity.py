@@ -290,6 +290,9 @@ def _seek(state: Identity, event: PoolRead) -> Step:
 def _own_read(state: Identity, now: float, record: LeaseRecord | None, revision: int) -> Step:
     ours = record is not None and record.member.nonce == state.nonce
     if state.phase is Phase.SEEKING:
+        # An answer that was overtaken: we try another id already, and the answer to that write decides.
+        if state.hold.waiting or (record is not None and ours and record.member.worker != state.worker):
+            return state, ()
         if ours and record is not None:
             return step(state, Written(now, record.beat, revision))
         return replace(state, worker=None, hold=state.hold.failed(now)), (ReadPool(),)
