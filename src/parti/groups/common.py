@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -50,7 +51,7 @@ class DeletePlan:
     """Messages in those streams that no member has processed."""
 
 
-class GroupCalls(Generic[R]):
+class GroupCalls(ABC, Generic[R]):
     """The administration of one kind of groups over one connection."""
 
     kind: GroupKind
@@ -63,9 +64,9 @@ class GroupCalls(Generic[R]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.connection!r}>"
 
+    @abstractmethod
     def consumer_place(self, stream: str, group: str, member: str) -> tuple[str, str]:
         """Stream and name of the member's consumer."""
-        raise NotImplementedError
 
     async def get(self, stream: str, group: str) -> Stored[R]:
         """The group's record; raises `GroupNotFound`."""

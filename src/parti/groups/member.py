@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from typing import Any, Generic
 
@@ -42,7 +43,7 @@ _RESET_SINCE = (2, 14, 0)
 _SERVER_FAILED = 500  # such as a consumer that is made while its predecessor's files are being removed
 
 
-class GroupConsumer(Standing, Signals, Generic[R]):
+class GroupConsumer(Standing, Signals, ABC, Generic[R]):
     """A joined instance. `state` says where it stands, `events` what happened, `wait()` when and how it ended."""
 
     kind: GroupKind
@@ -110,16 +111,17 @@ class GroupConsumer(Standing, Signals, Generic[R]):
 
     # -- what the kinds differ in ---------------------------------------------------------------------------------
 
+    @abstractmethod
     def _consumer_place(self) -> tuple[str, str]:
-        raise NotImplementedError
+        """Stream and name of the member's consumer."""
 
+    @abstractmethod
     async def _join(self, filters: tuple[str, ...]) -> dict[str, Any] | None:
         """Make or find the consumer and return its info; None when it must be tried again later."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _changed(self, before: R) -> None:
         """The record was replaced by another valid one."""
-        raise NotImplementedError
 
     async def _group_deleted(self) -> None:
         """The record is gone; the member ends after this."""

@@ -1,5 +1,6 @@
 """Real parts to test with: a nats-server, a cluster of them, and a proxy that breaks connections."""
 
+from parti.errors import ServerTooOld
 from parti.testing.binary import find_binary
 from parti.testing.cluster import NatsCluster
 from parti.testing.errors import (
@@ -8,7 +9,6 @@ from parti.testing.errors import (
     ServerNotFound,
     ServerNotRunning,
     ServerStartFailed,
-    ServerTooOld,
     StoreInUse,
 )
 from parti.testing.eventually import eventually, eventually_blocking

@@ -11,7 +11,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from parti.testing.errors import ServerNotFound, ServerTooOld
+from parti.errors import ServerTooOld
+from parti.testing.errors import ServerNotFound
 
 Version = tuple[int, int, int]
 

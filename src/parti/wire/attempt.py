@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -41,7 +42,7 @@ class ReadInterrupted(TransientError):
     """The consumer or its leader is gone, or a delivery was lost: read on behind the last position."""
 
 
-class Attempt:
+class Attempt(ABC):
     """Base of both paths: its own inbox, a server that is asked for a sign of life, and a clean connection after it."""
 
     def __init__(self, connection: BlockingConnection, stream: str, cursor: Cursor) -> None:
@@ -54,9 +55,9 @@ class Attempt:
         self._sid: int | None = None
         self._stalls = 0
 
+    @abstractmethod
     def run(self) -> Iterator[Deliveries]:
         """The messages of the range in order, batch by batch; each batch is valid until the next is asked for."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         self._sid = self.connection.subscribe(f"{self._inbox}.*")
