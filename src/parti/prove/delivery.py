@@ -2,7 +2,10 @@
 
 Real processes deliver to a real endpoint that answers with 5xx, 429, silence, resets, drips, garbage and huge bodies.
 Meanwhile workers are killed, frozen and stopped, and the server is killed. The endpoint's log of accepted requests and
-the dead letters are all that is judged.
+the dead letters are all that is judged. The endpoint does what docs/delivery.md tells receivers to do: it refuses a
+request of an older epoch than it has seen. A process may freeze in the very moment between its last look at the lease
+and the write to the socket; nobody but the receiver can refuse what comes of that (`stale_refused`). A process that
+still held its lease would bury a task that is refused so, and the dead letters would tell.
 """
 
 from __future__ import annotations
@@ -71,6 +74,8 @@ class Stage:
         """Tasks that have to end in the dead letters: id -> reason and data."""
         self.requests: Counter[str] = Counter()
         self.published = 0
+        self.stale_refused = 0
+        self._epochs: dict[str, int] = {}
         self._documents = documents
         self._numbers: Counter[str] = Counter()
         self._left: set[str] = set()
@@ -79,6 +84,11 @@ class Stage:
     def _reply(self, request: Received) -> Reply:
         """Faults at random; what is answered with 2xx is an effect."""
         self.requests[request.headers["webhook-id"]] += 1
+        slot, epoch = request.headers["x-parti-partition"], int(request.headers["x-parti-epoch"])
+        if epoch < self._epochs.get(slot, 0):
+            self.stale_refused += 1
+            return Answer(409)
+        self._epochs[slot] = epoch
         if request.path in _FATAL:
             location = "http://169.254.169.254/latest/meta-data/"
             return {"/redirect": redirect(location), "/refused": Answer(422, body=b"no" * 5000)}.get(
@@ -88,7 +98,6 @@ class Stage:
             return self.rng.choice(_FAULTS)
         body = request.json()
         number, document = body["payload"]["n"], body["documentId"]
-        slot, epoch = request.headers["x-parti-partition"], int(request.headers["x-parti-epoch"])
         self.history.effect(Effect(slot, document, "p", number, f"epoch-{epoch}", epoch))
         self._left.discard(request.headers["webhook-id"])
         return Huge(size=1 << 20) if self.rng.random() < 0.01 else Answer(200)
@@ -119,7 +128,7 @@ class Stage:
             "documentId": document,
             "event": "update",
             "url": url,
-            "timeout": "500ms",
+            "timeout": "500ms" if url.endswith("/hook") else "10s",  # what is sure to be answered has time for it
             "payload": {"n": number},
         }
         if url.endswith(("/poison", "/tls")):
@@ -207,7 +216,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
         names = ("lost", "duplicated", "inversions", "two_owners", "stale_accepted", "phantom")
         return (
             figures
-            | {"tasks": stage.published, "requests": sum(stage.requests.values())}
+            | {"tasks": stage.published, "requests": sum(stage.requests.values()), "stale_refused": stage.stale_refused}
             | {name: getattr(verdict, name) for name in names}
             | await stage.judge()
         )

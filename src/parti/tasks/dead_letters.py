@@ -110,8 +110,9 @@ class DeadLetters:
             RESPONSE: base64.b64encode(attempt.response).decode(),
             TRIGGER: one_line(held.trigger, _LONGEST_HOST),
             HOST: one_line(held.host, _LONGEST_HOST),
-            # By the place in the stream: a replay that fails again is another letter, not a duplicate of this one.
-            n.MSG_ID: f"dlq:{held.source}",
+            # By the place in the stream: a replay that fails again is another letter, not a duplicate of this one. And
+            # by the time, as a stream that is made anew counts from 1 again.
+            n.MSG_ID: f"dlq:{held.source}:{held.first_seen:.3f}",
         }
         subject = self._names.letter(held.database, collection, reason.value)
         try:

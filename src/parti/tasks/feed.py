@@ -1,8 +1,8 @@
 """What comes from one durable consumer, and what goes back: messages in hand, acks, heartbeats, and the position.
 
-The server delivers in stream order and a gap is noticed (`LivePull`). So everything up to `high` was received: it is in
-hand, or it is done. That one fact tells a redelivery from something new, in this process and, by the checkpoint, in the
-one that takes over after a crash.
+The server delivers in stream order from the reset on, and a gap, also one before the first delivery, is noticed
+(`LivePull`). So everything up to `high` was received: it is in hand, or it is done. That one fact tells a redelivery
+from something new, in this process and, by the checkpoint, in the one that takes over after a crash.
 """
 
 from __future__ import annotations
@@ -116,6 +116,9 @@ class Feed:
             on_batch=self._on_batch,
             on_trouble=self._on_trouble,
             capacity=lambda: self._limit - self._at_server,
+            # After a reset the server counts from 1. Another number means that a pull of the owner before, frozen and
+            # not expired yet, was served first: what it swallowed would come back below `high`, and pass for done.
+            next_sequence=1,
             settings=PullSettings(
                 batch=min(_BATCH, self._limit), prefetch=self._limit, expires=expires, heartbeat=min(1.0, expires / 2)
             ),

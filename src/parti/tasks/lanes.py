@@ -7,7 +7,7 @@ whatever waits keeps later tasks of its document behind it, unless the trigger's
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from parti.errors import UsageError
 from parti.tasks.errors import LeaseLost, Reason
@@ -30,12 +30,21 @@ _SHORT = 2.0  # seconds: a wait for a place that is not worth a round trip to th
 class Lanes:
     """All lanes of one partition. Everything with an effect asks the partition's lease first."""
 
-    def __init__(self, tools: Tools, lease: SlotLease, park: Park, wakes: Feed, group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        tools: Tools,
+        lease: SlotLease,
+        park: Park,
+        wakes: Feed,
+        group: asyncio.TaskGroup,
+        on_lost: Callable[[], None],
+    ) -> None:
         self._tools = tools
         self._lease = lease
         self._park = park
         self._wakes = wakes
         self._group = group
+        self._on_lost = on_lost
         self._surely = Surely(lease, tools.recorder, tools.clock)
         self._lanes: dict[str, Lane] = {}
         self._stopping = False
@@ -65,10 +74,12 @@ class Lanes:
         """A wake-up came: the document's parked head has its turn."""
         lane = self._lane(wake.key)
         if lane.wake is not None:
-            self._wakes.done(wake.sequence)  # it is awake already
-            return
-        # Also when it is not parked as far as we know: a short wait can be over before the answer to its schedule is
-        # here, and an owner before us may have parked something after we looked. Looking costs one read.
+            # It is awake already; but it may be about to go to sleep again, and this be the wake-up it relies on: a
+            # short wait can be over before the answer to its schedule is here. So the newer one stays.
+            self._wakes.done(lane.wake.sequence)
+            if not wake.head:
+                wake.head, wake.attempts = lane.wake.head, lane.wake.attempts
+        # Also when it is not parked as far as we know: looking costs one read.
         lane.wake = wake
         self._stir(lane)
 
@@ -130,7 +141,7 @@ class Lanes:
                 else:
                     return
         except LeaseLost:
-            return  # the partition's own task notices too, and ends everything
+            self._on_lost()
         finally:
             self._unread(lane)
             lane.task, lane.busy, lane.nudge = None, False, None
@@ -140,8 +151,7 @@ class Lanes:
     async def _head(self, lane: Lane) -> Held | None:
         self._unread(lane)
         if lane.mode is Mode.LIVE:
-            while lane.queue and self._is_old(lane, lane.queue[0]):
-                self._release(lane.queue.popleft())
+            self._drop_old(lane)
             if len(lane.queue) > 1 and lane.queue[0].rules.order is Order.LATEST:
                 self._supersede(lane)
             return lane.queue[0] if lane.queue else None
@@ -186,8 +196,13 @@ class Lanes:
         self._tools.recorder.duplicate(held.id)
         return True
 
+    def _drop_old(self, lane: Lane) -> None:
+        while lane.queue and self._is_old(lane, lane.queue[0]):
+            self._release(lane.queue.popleft())
+
     async def _newer_parked(self, lane: Lane, first: int) -> int:
         """Forget parked tasks that a newer one replaces; returns how many there were."""
+        self._drop_old(lane)  # a parked task that is also in memory, as its acknowledgement got lost, is not newer
         last = await self._surely(lambda: self._park.last(lane.key))
         if last is None:
             return 0
@@ -327,11 +342,12 @@ class Lanes:
     async def _park_lane(self, lane: Lane, head: Held, wait: float) -> None:
         """The wake-up is stored first: a crash in between leaves a wake-up too many, never a document asleep."""
         lane.busy = True
+        before = lane.wake
         await self._surely(lambda: self._park.wake_after(lane.key, wait, head.id, head.attempts))
         self.parked.setdefault(lane.key, lane.through)
         if lane.mode is Mode.DRAINING:
             self._unread(lane)
-            if lane.wake is not None:
+            if lane.wake is not None and lane.wake is before:
                 self._wakes.done(lane.wake.sequence)
                 lane.wake = None
         lane.mode = Mode.PARKED

@@ -62,8 +62,13 @@ class Names:
         """Where a task comes back that was scheduled by itself."""
         return f"{self.park}.t.{slot}.{key}"
 
-    def alone_schedule(self, slot: int, key: str, sequence: int) -> str:
-        return f"{self.park}.s.{slot}.{key}.{sequence}"
+    def alone_schedule(self, slot: int, key: str, task: str) -> str:
+        """One pending schedule a task; `task` is a token that no other task of the document has."""
+        return f"{self.park}.s.{slot}.{key}.{task}"
+
+    def marker(self, slot: int) -> str:
+        """Who may write to the park of a partition: the one whose message it holds."""
+        return f"{self.park}.e.{slot}"
 
     def letter(self, database: str, collection: str, reason: str) -> str:
         """The subject of a dead letter: fit to be listed by database, collection or reason."""

@@ -2,20 +2,23 @@
 
 A parked document is a queue of its tasks (one subject) and one schedule that will wake it. Nothing of it occupies the
 consumer: a delayed Nak would invert the order and fill MaxAckPending (DELIVERY.md 1.7). Only the owner of a document's
-partition writes to its queue.
+partition writes to its queue: each write names the owner's marker, and the server refuses it once there is a newer one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 
 from parti.clock import Clock
 from parti.tasks import names as n
+from parti.tasks.errors import LeaseLost
 from parti.tasks.held import Held
 from parti.wire.api import JetStreamApi
-from parti.wire.errors import MessageNotFound
+from parti.wire.api_publish import expectations
+from parti.wire.errors import ApiError, MessageNotFound, WrongLastSequence
 from parti.wire.stored import StoredMessage
 
 
@@ -46,6 +49,18 @@ class Park:
         self._names = names
         self._slot = slot
         self._clock = clock
+        self._fence: dict[str, str] = {}
+
+    async def claim(self, epoch: int) -> None:
+        """After this returns, nothing that an owner before us still has on its way reaches the park.
+
+        A process that froze between its last look at the lease and the write would put a task behind newer ones, and
+        the document would pass for parked up to there: what is in the new owner's hands would pass for done.
+        """
+        subject = self._names.marker(self._slot)
+        stored = await self._js.publish(subject, str(epoch).encode())
+        self._fence = expectations(last_subject_seq=stored.seq, last_subject_filter=subject)
+        await self._js.stream_purge(self._names.park, filter=subject, keep=1)
 
     async def keys(self) -> set[str]:
         """The documents that are parked now."""
@@ -63,22 +78,27 @@ class Park:
         return found
 
     async def append(self, held: Held) -> None:
-        """When this returns, the task stands at the end of its document's queue; a second time changes nothing."""
-        headers = held.carried() | {n.MSG_ID: f"q:{held.source}"}
-        await self._js.publish(self._names.parked(self._slot, held.key), held.data, headers=headers)
+        """When this returns, the task stands at the end of its document's queue; a second time changes nothing.
+
+        The id names the message in hand: a task that was parked, drained, scheduled alone and came back is another
+        one. Under the id of the first time the server would drop it and say that it is stored.
+        """
+        headers = held.carried() | {n.MSG_ID: f"q:{held.source}:{held.first_seen:.3f}:{held.sequence}"}
+        await self._store(self._names.parked(self._slot, held.key), held.data, headers)
 
     async def wake_after(self, key: str, wait: float, head: str, attempts: int) -> None:
         """When this returns, the document will be woken after `wait` seconds, by whoever owns it then."""
         headers = self._schedule(wait, self._names.wake(self._slot, key))
         subject = self._names.wake_schedule(self._slot, key)
-        await self._js.publish(subject, _ENCODER.encode(WakeUp(head, attempts)), headers=headers)
+        await self._store(subject, _ENCODER.encode(WakeUp(head, attempts)), headers)
 
     async def alone(self, held: Held, wait: float) -> None:
         """When this returns, the task alone will come back after `wait` seconds."""
         headers = held.carried() | self._schedule(wait, self._names.alone(self._slot, held.key))
-        number = held.source.rpartition(":")[2]
-        subject = self._names.alone_schedule(self._slot, held.key, int(number) if number.isdecimal() else 0)
-        await self._js.publish(subject, held.data, headers=headers)
+        # Sequences begin anew with a stream that is made anew; two tasks must not share a schedule: the later replaces
+        # the earlier.
+        task = n.token(f"{held.source.rpartition(':')[2]}-{held.first_seen:.3f}")
+        await self._store(self._names.alone_schedule(self._slot, held.key, task), held.data, headers)
 
     async def first(self, key: str) -> StoredMessage | None:
         """The head of a document's queue, from the stream's leader."""
@@ -95,15 +115,30 @@ class Park:
             return None
 
     async def remove(self, sequence: int) -> None:
-        """When this returns, that task is no longer parked."""
+        """When this returns, that task is no longer parked; also when an earlier try, whose answer got lost, did it."""
         try:
             await self._js.msg_delete(self._names.park, sequence)
-        except MessageNotFound:
-            return
+        except ApiError:
+            # The server has no code for this: file storage says 10057 and memory 10043, and both mean trouble as well.
+            if await self._holds(sequence):
+                raise
 
     async def remove_before(self, key: str, sequence: int) -> int:
         """Forget the tasks of the document that stand before `sequence`; returns how many there were."""
         return await self._js.stream_purge(self._names.park, filter=self._names.parked(self._slot, key), seq=sequence)
+
+    async def _holds(self, sequence: int) -> bool:
+        try:
+            await self._js.msg_get(self._names.park, seq=sequence)
+        except MessageNotFound:
+            return False
+        return True
+
+    async def _store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> None:
+        try:
+            await self._js.publish(subject, data, headers={**headers, **self._fence})
+        except WrongLastSequence:
+            raise LeaseLost(f"the park of partition {self._slot} has been claimed by another owner") from None
 
     def _schedule(self, wait: float, target: str) -> dict[str, str]:
         at = datetime.fromtimestamp(self._clock.wall(), UTC) + timedelta(seconds=max(wait, 0.0))

@@ -185,12 +185,15 @@ class Shares:
 
     async def _renew(self) -> None:
         while True:
-            with contextlib.suppress(PartiError):  # without it others divide by one fewer, and leases still hold
-                if not self._leaving:
-                    await self._bucket.put(f"member.{self.member}", b"{}", ttl=self._ttl)
-            await asyncio.gather(*(self._renew_one(number) for number in list(self.slots)))
+            # All at once: a call that waits for its answer in vain must not let the other leases run out.
+            await asyncio.gather(self._renew_member(), *(self._renew_one(number) for number in list(self.slots)))
             self._changed.set()
             await self._clock.sleep(self._ttl / 3 * self._rng.uniform(0.9, 1.0))
+
+    async def _renew_member(self) -> None:
+        with contextlib.suppress(PartiError):  # without it others divide by one fewer, and leases still hold
+            if not self._leaving:
+                await self._bucket.put(f"member.{self.member}", b"{}", ttl=self._ttl)
 
     async def _renew_one(self, number: int) -> None:
         slot = self.slots.get(number)

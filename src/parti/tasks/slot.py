@@ -78,7 +78,7 @@ class Slot:
     async def run(self) -> None:
         """Own the partition. Returns after a stop, when everything is handed back, or after the lease was lost."""
         async with asyncio.TaskGroup() as group:
-            lanes = self.lanes = Lanes(self._tools, self.lease, self._park, self.wakes, group)
+            lanes = self.lanes = Lanes(self._tools, self.lease, self._park, self.wakes, group, self.lose)
             works = (self._keep(), self._beat(), self._save(), self._expire(), self._sweep_often())
             tasks = [group.create_task(work) for work in works]
             try:
@@ -188,6 +188,8 @@ class Slot:
     async def _arrive(self) -> Checkpoint | None:
         """Learn what the owner before left behind: parked documents, and what is done above the ack floor."""
         assert self.lanes is not None
+        self.lease.check()
+        await self._park.claim(self.lease.epoch)
         await self._sweep(self.lanes)
         try:
             entry = await self._bucket.get(f"done.{self.lease.slot}")
@@ -210,8 +212,12 @@ class Slot:
         while True:
             await self._tools.clock.sleep(_SWEEP_EVERY)
             assert self.lanes is not None
-            with contextlib.suppress(PartiError):  # it is only the safety net; the next one comes
+            try:
                 await self._sweep(self.lanes)
+            except LeaseLost:
+                self.lose()
+            except PartiError as error:  # it is only the safety net; the next one comes
+                self._tools.recorder.event("deliver.sweep_failed", partition=self.lease.slot, error=str(error))
 
     async def _beat(self) -> None:
         while True:

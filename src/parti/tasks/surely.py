@@ -8,6 +8,7 @@ from typing import TypeVar
 from parti.backoff import Backoff
 from parti.clock import Clock
 from parti.errors import PartiError, UsageError
+from parti.tasks.errors import LeaseLost
 from parti.tasks.lease import SlotLease
 from parti.tasks.recorder import Recorder
 
@@ -32,7 +33,7 @@ class Surely:
             self._lease.check()
             try:
                 return await operation()
-            except UsageError:
+            except (UsageError, LeaseLost):
                 raise
             except PartiError as error:
                 self._recorder.event("deliver.storing_failed", warn=True, error=str(error), wait=round(wait, 2))

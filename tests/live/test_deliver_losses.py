@@ -1,0 +1,151 @@
+"""Ways in which a task could get lost, each found by the proof or by reading, and each closed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from deliver_support import Scene, scene
+
+from parti.clock import SystemClock
+from parti.tasks.dead_letters import DeadLetters
+from parti.tasks.errors import LeaseLost
+from parti.tasks.held import Held, Reader, Wake
+from parti.tasks.names import Names
+from parti.tasks.order import RuleBook
+from parti.tasks.park import Park
+from parti.tasks.storage import ensure_streams
+from parti.testing import NatsServer, eventually
+from parti.testing.http_server import Answer
+from parti.wire.live import LiveConnection
+
+
+@pytest.fixture
+async def stage(server: NatsServer, name: str) -> AsyncIterator[Scene]:
+    async with scene(server, name) as made:
+        yield made
+
+
+def held_task(stage: Scene, document: str, sequence: int) -> Held:
+    """A task in hand, as the feed would have made it."""
+    config = stage.config()
+    reader = Reader(config, RuleBook(config.triggers, config.order))
+    data = json.dumps(stage.task(document)).encode()
+    return reader.read(data, {}, stream=stage.stream, subject="x", sequence=sequence, time=1e9)
+
+
+async def parked(stage: Scene) -> list[str]:
+    """The subjects of the park that hold tasks."""
+    pages = stage.js.stream_subjects(f"{stage.stream}_PARK", f"{stage.stream}_PARK.q.>")
+    return [subject async for page in pages for subject in page]
+
+
+async def test_what_the_pull_of_a_frozen_owner_swallowed_is_delivered_and_not_taken_for_done(stage: Scene) -> None:
+    """The run that lost 94 of 2,400 tasks: an old pull was served first, the rest passed for all there is."""
+    async with stage.delivering():
+        pass  # the durable exists from here on
+    frozen = await LiveConnection.open(stage.options)
+    frozen.subscribe("_INBOX.frozen", lambda _frames: None)
+    pull = f"$JS.API.CONSUMER.MSG.NEXT.{stage.stream}.TriggerDeliveryWorker"
+    frozen.publish(pull, json.dumps({"batch": 5, "expires": 60_000_000_000}).encode(), "_INBOX.frozen")
+    await frozen.ping()
+    async with stage.delivering(stage.config(ack_wait=2.0)):
+        await stage.publish_many(10)
+        await stage.endpoint.wait_for(10, timeout=60)
+        await eventually(stage.settled, 60)
+    await frozen.close()
+    assert stage.order() == {"d0": list(range(1, 11))}
+
+
+async def test_a_parked_task_whose_removal_was_not_answered_holds_up_nothing(stage: Scene) -> None:
+    """A second removal fails at the server under codes that mean trouble: it was tried again for ever."""
+    stage.endpoint.on("/bad", Answer(503), Answer(200, delay=1.0))
+    await stage.publish(stage.task("a", "/bad"))
+    await stage.publish(stage.task("a", "/hook"))
+    async with stage.delivering(stage.config(order="park", schedule=("300ms",))):
+        await stage.endpoint.wait_for(2, timeout=60)
+        (subject,) = await parked(stage)
+        head = await stage.js.msg_get(f"{stage.stream}_PARK", seq=1, next_by_subj=subject)
+        await stage.js.msg_delete(f"{stage.stream}_PARK", head.seq)
+        await stage.endpoint.wait_for(3, timeout=60)
+    assert [request.path for request in stage.endpoint.received] == ["/bad", "/bad", "/hook"]
+
+
+async def test_the_server_refuses_what_an_earlier_owner_writes_to_the_park(stage: Scene) -> None:
+    await ensure_streams(stage.js, stage.config())
+    names, held = Names(stage.stream), held_task(stage, "a", 1)
+    before, after = (Park(stage.js, names, 0, SystemClock()) for _ in range(2))
+    await before.claim(1)
+    await after.claim(2)
+    for write in (before.append(held), before.wake_after(held.key, 9, held.id, 1), before.alone(held, 9)):
+        with pytest.raises(LeaseLost):
+            await write
+    assert await after.keys() == set()
+    await after.append(held)
+    assert await after.keys() == {held.key}
+
+
+async def test_an_owner_whose_park_was_claimed_by_another_gives_up_and_the_task_arrives_all_the_same(
+    stage: Scene,
+) -> None:
+    stage.endpoint.on("/bad", Answer(503), Answer(503), Answer(200))
+    async with stage.delivering(stage.config(order="park", schedule=("100ms",) * 5)) as consumer:
+        await stage.js.publish(f"{stage.stream}_PARK.e.0", b"another")
+        await stage.publish(stage.task("a", "/bad"))
+        await eventually(lambda: consumer.partitions == (), 60)
+        await stage.endpoint.wait_for(3, timeout=60)
+        await eventually(stage.settled, 60)
+
+
+async def test_a_task_that_comes_back_to_the_park_is_stored_again(stage: Scene) -> None:
+    """Under the id of its first parking the server would drop it, and say that it has it."""
+    await ensure_streams(stage.js, stage.config())
+    park, held = Park(stage.js, Names(stage.stream), 0, SystemClock()), held_task(stage, "a", 1)
+    await park.append(held)
+    await park.append(held)  # the answer got lost: the same message, once
+    first = await park.first(held.key)
+    last = await park.last(held.key)
+    assert first is not None
+    assert last is not None
+    assert first.seq == last.seq
+    await park.remove(first.seq)
+    held.sequence = 77  # scheduled alone meanwhile, and back as another message of the park
+    await park.append(held)
+    assert await park.keys() == {held.key}
+
+
+async def test_a_parked_task_that_comes_again_does_not_replace_itself(stage: Scene) -> None:
+    """With `latest`: the copy in memory was taken for a newer one, then for a repetition; both were dropped."""
+    stage.endpoint.on("/hook", Answer(503), Answer(200))
+    config = stage.config(order="latest", schedule=("1h",), block_for=0.0)
+    async with stage.delivering(config) as consumer:
+        sequence = await stage.publish(task := stage.task("a"))
+        await eventually(lambda: parked(stage), 60)
+        await eventually(stage.settled, 60)
+        assert consumer._shares is not None
+        slot = consumer._shares.slots[0]
+        assert slot.lanes is not None
+        again = slot._tools.reader.read(
+            json.dumps(task).encode(), {}, stream=stage.stream, subject="x", sequence=sequence, time=1e9
+        )
+        again.feed = slot.main
+        slot.lanes.woken(Wake(again.key, 0, "", 0))
+        slot.lanes.offer(again)
+        await stage.endpoint.wait_for(2, timeout=60)
+    assert stage.order() == {"a": [1, 1]}
+
+
+async def test_letters_of_a_stream_that_was_made_anew_are_letters_of_their_own(stage: Scene) -> None:
+    """Sequences begin at 1 again: ids made of them alone would be duplicates of the letters before."""
+    stage.endpoint.on("/no", Answer(422))
+    for _ in range(2):
+        async with stage.delivering():
+            await stage.publish(stage.task("a", "/no"))
+            await eventually(stage.settled, 60)
+        await stage.js.stream_delete(stage.stream)
+        await asyncio.sleep(0.002)  # the ids hold milliseconds
+        await stage.js.stream_create({"name": stage.stream, "subjects": [f"{stage.stream}.>"], "storage": "memory"})
+    letters = [letter async for letter in DeadLetters(stage.js, Names(stage.stream)).letters()]
+    assert [(letter.source, letter.reason) for letter in letters] == [(f"{stage.stream}:1", "rejected")] * 2
