@@ -119,10 +119,12 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
                 await asyncio.gather(*(proof.start(member) for member in [*members, *spare] for _ in range(2)))
                 stop = asyncio.Event()
                 publishing = asyncio.create_task(_publish(proof, stop))
-                with ctx.progress("disturbing the group", total=events) as advance:
-                    await _disturb(proof, groups, members, events, advance)
-                stop.set()
-                await publishing
+                try:
+                    with ctx.progress("disturbing the group", total=events) as advance:
+                        await _disturb(proof, groups, members, events, advance)
+                finally:
+                    stop.set()
+                    await publishing
                 await _finished(proof)
             finally:
                 await _end(proof)
