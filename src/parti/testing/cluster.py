@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Self
 
 from parti.testing.errors import NeverHappened, PortTaken, ServerNotRunning
 from parti.testing.eventually import eventually_blocking
 from parti.testing.monitor import NodeReport, leader_of, stream_label, what_lags
 from parti.testing.ports import pick_port
+from parti.testing.running import Running
 from parti.testing.server import NatsServer
-from parti.testing.threads import to_its_end
 
 _CURRENT_WITHIN = 60.0  # electing the first meta leader takes 1 to 5 s; a loaded machine takes longer
 _PORT_TRIES = 5
 
 
-class NatsCluster:
+class NatsCluster(Running):
     """While the context is open, all nodes form one JetStream cluster with a leader; afterwards they are gone.
 
     Nodes have the names `n0`, `n1`, ... and are counted from 0. With `advertise=False` clients learn no addresses but
@@ -105,28 +102,6 @@ class NatsCluster:
             f"stream {stream} has a leader",
         )
         return found[0]
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> Self:
-        try:
-            await to_its_end(self.start)
-        except asyncio.CancelledError:
-            await to_its_end(self.stop)
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await to_its_end(self.stop)
 
     def __repr__(self) -> str:
         return f"<NatsCluster {self.name} running={len(self._running())}/{self.size}>"

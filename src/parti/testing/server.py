@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import fcntl
 import json
@@ -15,8 +14,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from parti.testing.binary import Version, find_binary
@@ -24,7 +22,7 @@ from parti.testing.child import spawn
 from parti.testing.errors import PortTaken, ServerNotRunning, ServerStartFailed, StoreInUse
 from parti.testing.ports import is_free, pick_port
 from parti.testing.process import ServerProcess
-from parti.testing.threads import to_its_end
+from parti.testing.running import Running
 
 if TYPE_CHECKING:
     from parti.testing.cluster import NatsCluster
@@ -43,7 +41,7 @@ class TlsFiles:
     ca: Path | None = None
 
 
-class NatsServer:
+class NatsServer(Running):
     """While the context is open, a nats-server with JetStream listens on `url`; afterwards it is gone.
 
     `kill()` and `restart()` keep the port and the store, so clients meet the same server again. Without `store_dir`
@@ -188,28 +186,6 @@ class NatsServer:
         """After this returns, the process and everything temporary of it are gone."""
         self.terminate()
         self._release()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> Self:
-        try:
-            await to_its_end(self.start)
-        except asyncio.CancelledError:
-            await to_its_end(self.stop)
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await to_its_end(self.stop)
 
     def __repr__(self) -> str:
         state = f"pid={self._run.process.pid}" if self.running and self._run else "stopped"
