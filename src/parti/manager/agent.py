@@ -277,8 +277,9 @@ class Agent:
 
     def heard_claim(self, claim: Claim, revision: int) -> None:
         known = self.claims.get(claim.partition)
-        if known is None or revision > known[1]:
-            self.claims[claim.partition] = (claim, revision)
+        if known is not None and revision < known[1]:
+            return  # a read was faster than the watch
+        self.claims[claim.partition] = (claim, revision)
         if self.plane is not None:
             self.plane.claim_seen(claim, revision)
         if self.leadership is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 from parti.control import election, reconcile
 from parti.control.assign import Strategy
@@ -20,6 +21,7 @@ from parti.control.windows import Windows
 from parti.errors import PartiError
 from parti.manager.claim_writer import hear_again, stamp
 from parti.manager.host import Host
+from parti.manager.leader_writes import LeaderWrites, Tell
 from parti.manager.sources import PartitionSource
 from parti.model import Assignment, Claim, Layout, Member, Partition, PartitionId, Retention
 from parti.observe import control_metrics as m
@@ -27,8 +29,10 @@ from parti.observe.logs import get_logger
 
 _BATCH = 0.003  # seconds of claim changes that become one step: a step looks at every partition
 _GATHER = 0.1  # seconds of joins and leaves that become one step
-_WRITERS = 128  # claim writes in flight at once
+_WRITERS = 128  # writes in flight at once
 _AGAIN = 0.1
+
+_Wish = reconcile.WriteAssignment | reconcile.WriteClaim | reconcile.ReadPositions
 
 
 def rules_of(host: Host, retention: Retention) -> Rules:
@@ -81,7 +85,7 @@ class Leadership:
         self._changes: tuple[Change, ...] = ()
         self._members_due = False
         self._resigned = False
-        self._writers = asyncio.Semaphore(_WRITERS)
+        self._writes: LeaderWrites[_Wish] = LeaderWrites(self._perform, host.spawn, limit=_WRITERS)
         self._log = get_logger("control", worker=member.worker)
 
     def __repr__(self) -> str:
@@ -184,6 +188,7 @@ class Leadership:
     def _depose(self) -> None:
         self.leader = None
         self._batch.clear()
+        self._writes.forget()
         if self._term_task is not None:
             self._term_task.cancel()
             self._term_task = None
@@ -256,12 +261,12 @@ class Leadership:
         self._changed()
         for effect in effects:
             match effect:
-                case reconcile.WriteAssignment(assignment, expected):
-                    self._host.spawn(self._write_assignment(assignment, expected), "parti-assignment")
-                case reconcile.WriteClaim(claim, expected, reason):
-                    self._host.spawn(self._write_claim(claim, expected, reason), "parti-claim")
-                case reconcile.ReadPositions(member, partitions, _):
-                    self._host.spawn(self._read_positions(member, partitions), "parti-positions")
+                case reconcile.WriteAssignment():
+                    self._writes.want("assignment", effect)
+                case reconcile.WriteClaim(claim):
+                    self._writes.want(f"claim {claim.partition}", effect)
+                case reconcile.ReadPositions(member):
+                    self._writes.want(f"positions {member}", effect)
                 case Nudge(member, partition):
                     self._nudge(member, partition)
                 case StageDone(stage, seconds):
@@ -273,49 +278,63 @@ class Leadership:
                         "handoff.finished", partition=partition, result=result.value, took=round(seconds, 4)
                     )
 
-    async def _write_assignment(self, assignment: Assignment, expected: int) -> None:
+    async def _perform(self, wish: _Wish) -> Tell | None:
+        if not self.leading:
+            return None
+        match wish:
+            case reconcile.WriteAssignment(assignment, expected):
+                return await self._write_assignment(assignment, expected)
+            case reconcile.WriteClaim(claim, expected, reason):
+                return await self._write_claim(claim, expected, reason)
+            case reconcile.ReadPositions(member, partitions, _):
+                return await self._read_positions(member, partitions)
+
+    async def _write_assignment(self, assignment: Assignment, expected: int) -> Tell | None:
         store = self._host.store
         revision = await store.write_assignment(assignment, expected)
         if revision is not None:
             self._host.metrics.count(m.REBALANCES, reason=assignment.reason)
             self._log.info("assignment.written", version=assignment.version, reason=assignment.reason)
-            self._heard_assignment(assignment, revision)
-            return
+            return partial(self._heard_assignment, assignment, revision)
         try:
             found, revision = await store.assignment()
         except PartiError:
-            return  # decided anew when the leader looks again
-        if found is not None:
-            self._heard_assignment(found, revision)
+            return None  # decided anew when the leader looks again
+        return partial(self._heard_assignment, found, revision) if found is not None else None
 
-    async def _write_claim(self, claim: Claim, expected: int, reason: str) -> None:
-        async with self._writers:
-            if not self.leading:
-                return
-            if expected == 0:
-                try:
-                    claim = replace(claim, cursor=max(claim.cursor, await self._start_cursor()))
-                except PartiError as error:
-                    self._host.failed(error)
-                    return  # decided anew when the leader looks again
-            stamped = stamp(claim, self._host.clock)
-            self._log.debug("claim.written", claim=str(claim), reason=reason)
-            revision = await self._host.store.write_claim(stamped, expected)
+    async def _write_claim(self, claim: Claim, expected: int, reason: str) -> Tell | None:
+        host = self._host
+        if self._overtaken(claim.partition, expected):
+            return None  # it waited, and somebody moved the claim on: the leader knows, and decides from that
+        if expected == 0:
+            try:
+                claim = replace(claim, cursor=max(claim.cursor, await self._start_cursor()))
+            except PartiError as error:
+                host.failed(error)
+                return None  # decided anew when the leader looks again
+        stamped = stamp(claim, host.clock)
+        self._log.debug("claim.written", claim=str(claim), reason=reason)
+        revision = await host.store.write_claim(stamped, expected)
         if revision is not None:
-            self._host.heard_claim(stamped, revision)
-        else:
-            await hear_again(self._host, self._host.store, claim.partition)
+            return partial(host.heard_claim, stamped, revision)
+        # Read outside of this write: a broker that does not answer must not keep the key busy.
+        return partial(host.spawn, hear_again(host, host.store, claim.partition), "parti-claim")
 
-    async def _read_positions(self, member: Member, partitions: tuple[PartitionId, ...]) -> None:
+    def _overtaken(self, partition: PartitionId, expected: int) -> bool:
+        known = self.leader.claims.get(partition) if self.leader is not None else None
+        heard = self._batch.get(partition)
+        return max(known[1] if known else 0, heard[1] if heard else 0) > expected
+
+    async def _read_positions(self, member: Member, partitions: tuple[PartitionId, ...]) -> Tell | None:
         """How far a gone member got. Only its positions count: its ack floor also passes what was given up unread."""
         try:
             checkpoint, _ = await self._host.store.checkpoint(member.worker)
         except PartiError:
-            return  # the leader asks again
+            return None  # the leader asks again
         if self.leader is None:
-            return
+            return None
         done: dict[PartitionId, int] = {}
         for partition in partitions:
             claim, _ = self.leader.claims.get(partition, (Claim(partition), 0))
             done[partition] = checkpoint.position(partition, claim.epoch) if checkpoint is not None else 0
-        self._lead(reconcile.PositionsRead(self._host.clock.now(), member, done, {}))
+        return partial(self._lead, reconcile.PositionsRead(self._host.clock.now(), member, done, {}))

@@ -68,8 +68,14 @@ class PerWorkerPlane:
     # -- what the agent asks ------------------------------------------------------------------------------------------
 
     def claim_seen(self, claim: Claim, revision: int) -> None:
-        if not self._closed:
+        if not self._closed and (claim.partition in self._holdings or self._concerns_us(claim)):
             self._feed(claim.partition, ClaimSeen(claim, revision))
+
+    def _concerns_us(self, claim: Claim) -> bool:
+        """Most claims are other workers' affair, and every worker hears of all: no state is kept for those."""
+        return any(
+            m is not None and m.worker == self._member.worker for m in (claim.owner, claim.pending, claim.previous)
+        )
 
     def begin(self) -> None:
         self._host.spawn(self._update_loop(), "parti-filters")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from time import process_time
 
 from parti.bench.goals import Figure
 from parti.bench.report import Option, Proof, RunContext
@@ -54,12 +55,13 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
         for start in range(0, count, 100):
             await asyncio.gather(*(_publish(js, sink, name) for name in names[start : start + 100]))
         fleet.partitions = [*first, *names]
-        began = clock.now()
+        began, before, used = clock.now(), fleet.claim_writes(), process_time()
         source.update(fleet.partitions)
         await eventually(lambda: sum(1 for p in names if p in sink.last) == count, 120.0, "every partition consumed")
         consumed = clock.now() - began
         await fleet.moved_evenly(120.0)
         balanced = clock.now() - began
+        writes, used = fleet.claim_writes() - before, process_time() - used
         shares = [len(m.owned()) for m in fleet.managers]
         verdict = await sink.complete(30.0)
         return {
@@ -67,6 +69,8 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
             "partitions": count,
             "consuming_s": round(consumed, 2),
             "converged_s": round(balanced, 2),
+            "cpu_s": round(used, 2),
+            "claim_writes_each": round(writes / count, 2),
             "peak_over_mean": round(max(shares) * workers / sum(shares), 3),
             "lost": verdict.lost,
             "duplicates": verdict.duplicated,

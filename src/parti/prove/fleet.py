@@ -173,8 +173,11 @@ class Fleet:
 
     def conflicts(self) -> float:
         """Claim writes that somebody else beat, as a share of all."""
-        results = {r: self.counted("parti_claim_cas_total", result=r) for r in ("success", "conflict", "unknown")}
-        return results["conflict"] / max(1.0, sum(results.values()))
+        return self.counted("parti_claim_cas_total", result="conflict") / max(1.0, self.claim_writes())
+
+    def claim_writes(self) -> float:
+        """Claim writes so far, whatever came of them."""
+        return sum(self.counted("parti_claim_cas_total", result=r) for r in ("success", "conflict", "unknown"))
 
 
 async def _end(manager: Manager, connection: Connection) -> None:

@@ -185,10 +185,13 @@ class Watch:
             await self._pull()
         patience = 2.5 * self._heartbeat
         try:
-            async with asyncio.timeout(patience):
-                message = await self._queue.get()
-        except TimeoutError:
-            raise Resync(f"nothing heard from {self._consumer} for {patience:g} s") from None
+            message = self._queue.get_nowait()  # a burst of thousands needs no timer for each
+        except asyncio.QueueEmpty:
+            try:
+                async with asyncio.timeout(patience):
+                    message = await self._queue.get()
+            except TimeoutError:
+                raise Resync(f"nothing heard from {self._consumer} for {patience:g} s") from None
         if isinstance(message, PartiError):
             raise message
         if not self._heard:
