@@ -10,8 +10,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from deliver_support import Scene, scene
 
+from parti.cli.deliver import deliver
+from parti.errors import UsageError
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer
 
@@ -81,3 +84,17 @@ async def test_a_process_delivers_until_it_is_asked_to_stop_and_letters_are_hand
     finally:
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 20) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--available-now"], "are for --engine spark"),
+        (["run", "--engine", "spark"], "--checkpoint"),
+        (["replay", "--from", "1", "--to", "9"], "--checkpoint"),
+    ],
+)
+def test_what_only_one_engine_can_do_or_needs_is_said_at_once(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(deliver, words)
+    assert isinstance(result.exception, UsageError)
+    assert said in str(result.exception)

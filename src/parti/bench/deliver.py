@@ -11,6 +11,7 @@ import base64
 import contextlib
 import gc
 import json
+import os
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from uuid import uuid4
 import aiohttp
 import msgspec
 
+from parti.bench.deliver_spark import measure
 from parti.bench.goals import Figure
 from parti.bench.report import Advance, Benchmark, Option, RunContext
 from parti.errors import UsageError
@@ -64,6 +66,7 @@ def run(ctx: RunContext) -> dict[str, Figure]:
 async def _run(ctx: RunContext) -> dict[str, Figure]:
     count = int(ctx.options["tasks"]) // (4 if ctx.quick else 1)
     rounds = 2 if ctx.quick else 4
+    os.environ["PARTI_WEBHOOK_SECRET_BENCH"] = _SECRET  # Spark's workers look there
     with NatsServer() as server, _sink() as ports:
         options = ConnectOptions(servers=(server.url,))
         healthy, dead = ports[1:], ports[0]
@@ -75,6 +78,7 @@ async def _run(ctx: RunContext) -> dict[str, Figure]:
         with ctx.progress("deliver", total=4 * rounds) as advance:
             for _ in range(rounds):
                 await _round(options, count, healthy, dead, best, advance)
+        on_spark = await _spark(ctx, options, count, healthy[0], best["bare"]) if ctx.options["spark"] else {}
     return {
         "tasks": count,
         "hosts": _HOSTS,
@@ -84,7 +88,17 @@ async def _run(ctx: RunContext) -> dict[str, Figure]:
         "others_per_s_all_well": round(best["all_well"]),
         "others_per_s_one_dead": round(best["one_dead"]),
         "cost_of_a_dead_host": round(max(0.0, 1 - best["one_dead"] / best["all_well"]), 3),
+        **on_spark,
     }
+
+
+async def _spark(ctx: RunContext, options: ConnectOptions, count: int, port: int, bare: float) -> dict[str, Figure]:
+    stream = f"BENCH{uuid4().hex[:8]}"
+    config = _config(stream, [port])
+    async with _filled(options, stream, count, [port]):
+        with ctx.progress("deliver on Spark"):
+            figures = await asyncio.to_thread(measure, config, options, count, turns=1 if ctx.quick else 3)
+    return figures | {"spark_of_bare": round(float(figures["spark_per_cpu_s"]) / bare, 3)}
 
 
 async def _round(
@@ -125,14 +139,7 @@ async def _bare(count: int, port: int) -> float:
 async def _ours(options: ConnectOptions, count: int, ports: list[int], wanted: int) -> tuple[float, float]:
     """Deliveries per CPU-second and per second, up to the `wanted`th that succeeded."""
     stream = f"BENCH{uuid4().hex[:8]}"
-    config = msgspec.structs.replace(
-        DeliverSection(),
-        stream=stream,
-        storage="memory",
-        host_concurrency=_IN_FLIGHT if len(ports) == 1 else 32,
-        allow_addresses=tuple(f"127.0.0.1/32@{port}" for port in ports),
-        shutdown=0.1,
-    )
+    config = _config(stream, ports)
     async with _filled(options, stream, count, ports):
         counter = _Counter(wanted)
         guard = AddressGuard(config.allow_addresses)
@@ -151,6 +158,17 @@ async def _ours(options: ConnectOptions, count: int, ports: list[int], wanted: i
         await consumer.stop()
         await running
     return wanted / cpu, wanted / wall
+
+
+def _config(stream: str, ports: list[int]) -> DeliverSection:
+    return msgspec.structs.replace(
+        DeliverSection(),
+        stream=stream,
+        storage="memory",
+        host_concurrency=_IN_FLIGHT if len(ports) == 1 else 32,
+        allow_addresses=tuple(f"127.0.0.1/32@{port}" for port in ports),
+        shutdown=0.1,
+    )
 
 
 @contextlib.asynccontextmanager
@@ -207,5 +225,8 @@ BENCH = Benchmark(
     help="Deliveries per CPU-second beside a bare aiohttp loop, and what one dead host among 50 costs the others.",
     run=run,
     goals={"of_bare": ">= 0.5", "cost_of_a_dead_host": "< 0.1"},
-    options=(Option("tasks", 20_000, "tasks of a round"),),
+    options=(
+        Option("tasks", 20_000, "tasks of a round"),
+        Option("spark", False, "also the engine spark (starts a Spark of its own)"),
+    ),
 )

@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from parti.cli.deliver_spark import checkpoint_option as spark_checkpoint
+from parti.cli.deliver_spark import master_option as spark_master
+from parti.cli.deliver_spark import outcomes_option as spark_outcomes
+from parti.cli.deliver_spark import replay as replay_tasks
+from parti.cli.deliver_spark import run_on_spark
 from parti.cli.output import json_option, note, plain, print_json, print_table
 from parti.cli.settings import log_quietly, with_config
 from parti.config import LoadedConfig
@@ -30,14 +35,38 @@ def deliver() -> None:
     """Deliver the tasks of a stream to HTTP endpoints, in order per document."""
 
 
+deliver.add_command(replay_tasks)
+
+
 @deliver.command("run")
+@click.option("--engine", type=click.Choice(["async", "spark"]), default="async", show_default=True)
+@spark_checkpoint
+@spark_master
+@spark_outcomes
+@click.option("--available-now", is_flag=True, help="With Spark: deliver what the stream holds, then end.")
 @json_option
 @with_config
-def run(loaded: LoadedConfig, as_json: bool) -> None:
+def run(
+    loaded: LoadedConfig,
+    engine: str,
+    checkpoint: str | None,
+    master: str,
+    outcomes: str | None,
+    available_now: bool,
+    as_json: bool,
+) -> None:
     """Deliver until Ctrl-C or SIGTERM: then finish what is in flight, hand back the rest, and end.
 
-    Settings are in the section [deliver] of the configuration. Several processes may run at once.
+    Settings are in the section [deliver] of the configuration. Several processes of the engine async may run at once.
+    The engine spark delivers in batches, for fan-out and backlogs; one driver a stream, and not beside the other.
     """
+    if engine == "spark":
+        run_on_spark(
+            loaded, as_json, checkpoint=checkpoint, master=master, outcomes=outcomes, available_now=available_now
+        )
+        return
+    if checkpoint or outcomes or available_now:
+        raise UsageError("--checkpoint, --outcomes and --available-now are for --engine spark")
     configure_logging(loaded.config.observe)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_deliver(loaded, as_json))

@@ -7,7 +7,7 @@ from parti.config.deliver import DeliverSection
 from parti.tasks.errors import AddressBlocked, Reason, SecretStoreDown, TaskRefused
 from parti.tasks.guard import AddressGuard
 from parti.tasks.held import Held
-from parti.tasks.lease import SlotLease
+from parti.tasks.lease import SendRight
 from parti.tasks.policy import Attempt, Outcome, classify, parse_retry_after, request_timeout
 from parti.tasks.secrets import SecretStore
 from parti.tasks.signing import legacy_signature, sign
@@ -31,7 +31,7 @@ class Courier:
         self._clock = clock
         self._token_hosts = frozenset(host.lower() for host in config.token_hosts)
 
-    async def attempt(self, held: Held, lease: SlotLease) -> Attempt:
+    async def attempt(self, held: Held, lease: SendRight) -> Attempt:
         """Send the task once; `LeaseLost` when it may not be sent any more."""
         task, endpoint = held.task, held.endpoint
         assert task is not None
@@ -58,7 +58,7 @@ class Courier:
         wait = parse_retry_after(status, response.retry_after, self._clock.wall())
         return Attempt(outcome, status, f"the endpoint answered {status}", response.head, wait)
 
-    def _request(self, held: Held, task: DeliveryTask, endpoint: Endpoint, lease: SlotLease) -> Request:
+    def _request(self, held: Held, task: DeliveryTask, endpoint: Endpoint, lease: SendRight) -> Request:
         config = self._config
         own = check_headers(task.headers)
         body = request_body(task, held.id, max_size=config.max_body)
@@ -72,9 +72,9 @@ class Courier:
             "webhook-id": held.id,
             "webhook-timestamp": str(timestamp),
             "X-Parti-Attempt": str(held.attempts + 1),
-            "X-Parti-Partition": str(lease.slot),
-            "X-Parti-Epoch": str(lease.epoch),
         }
+        if lease.epoch:
+            headers["X-Parti-Partition"], headers["X-Parti-Epoch"] = str(lease.slot), str(lease.epoch)
         if task.secrets_ref:
             keys = self._secrets.keys(task.database, task.secrets_ref)
             headers["webhook-signature"] = sign(keys, held.id, timestamp, body)

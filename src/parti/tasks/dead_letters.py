@@ -92,9 +92,11 @@ def one_line(text: str, longest: int = _LONGEST_ERROR) -> str:
 class DeadLetters:
     """Puts tasks to rest, and brings them back."""
 
-    def __init__(self, js: JetStreamApi, names: n.Names) -> None:
+    def __init__(self, js: JetStreamApi, names: n.Names, scope: str = "") -> None:
+        """`scope` sets the letters of a run over old tasks apart: the same task may fail once in each."""
         self._js = js
         self._names = names
+        self._scope = scope
 
     async def bury(self, held: Held, reason: Reason, attempt: Attempt) -> None:
         """When this returns, the letter is stored. An error is the caller's to retry: the task must not be let go."""
@@ -112,7 +114,7 @@ class DeadLetters:
             HOST: one_line(held.host, _LONGEST_HOST),
             # By the place in the stream: a replay that fails again is another letter, not a duplicate of this one. And
             # by the time, as a stream that is made anew counts from 1 again.
-            n.MSG_ID: f"dlq:{held.source}:{held.first_seen:.3f}",
+            n.MSG_ID: f"dlq:{self._scope}{held.source}:{held.first_seen:.3f}",
         }
         subject = self._names.letter(held.database, collection, reason.value)
         try:

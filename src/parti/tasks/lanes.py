@@ -19,11 +19,10 @@ from parti.tasks.lease import SlotLease
 from parti.tasks.names import ORIGIN
 from parti.tasks.order import Hold, Order, hold
 from parti.tasks.park import Park
-from parti.tasks.policy import Again, Attempt, Bury, Done, Outcome, decide, schedule_of
+from parti.tasks.policy import UNSPENT, Again, Attempt, Bury, Done, Outcome, decide, schedule_of
 from parti.tasks.surely import Surely
 from parti.tasks.tools import Tools
 
-_UNSPENT = frozenset({Outcome.STORE, Outcome.REFUSED, Outcome.BLOCKED})
 _SHORT = 2.0  # seconds: a wait for a place that is not worth a round trip to the park
 
 
@@ -244,10 +243,10 @@ class Lanes:
         try:
             attempt = await tools.courier.attempt(head, self._lease)
         finally:
-            outcome = attempt.outcome if attempt is not None and attempt.outcome not in _UNSPENT else None
+            outcome = attempt.outcome if attempt is not None and attempt.outcome not in UNSPENT else None
             if tools.gate.release(head.host, head.trigger, head.rules, outcome):
                 tools.recorder.breaker_opened(head.host)
-        if attempt.outcome not in _UNSPENT:
+        if attempt.outcome not in UNSPENT:
             head.attempts += 1
         now = tools.clock.now()
         tools.recorder.attempted(head, attempt, now - started)

@@ -6,10 +6,28 @@ gives up before anybody else can take over, whatever the network does.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from parti.clock import Clock
 from parti.tasks.errors import LeaseLost
 
 _MARGIN = 0.5  # seconds: for clocks that run at slightly different speeds
+
+
+class SendRight(Protocol):
+    """The right to send tasks of a partition: asked at the last moment before a request leaves."""
+
+    @property
+    def slot(self) -> int: ...
+
+    @property
+    def epoch(self) -> int:
+        """0 when nobody counts them: then a request carries neither partition nor epoch."""
+        ...
+
+    def check(self) -> float:
+        """The seconds left; `LeaseLost` when there are none."""
+        ...
 
 
 class SlotLease:

@@ -51,6 +51,8 @@ class Outcome(StrEnum):
 _HOST_FAILURES = frozenset(
     {Outcome.THROTTLED, Outcome.SERVER_ERROR, Outcome.TIMEOUT, Outcome.NETWORK, Outcome.DNS, Outcome.TLS}
 )
+UNSPENT = frozenset({Outcome.STORE, Outcome.REFUSED, Outcome.BLOCKED})
+"""Nothing was sent: no attempt of the task's is spent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,8 @@ class Pipeline:
     kind: Kind = "message"
     subjects: tuple[str, ...] = ()
     key: str = "subject"
-    """What is kept in order: `subject`, tokens such as `2,3` or `orders.*`, or `payload:field` of a JSON payload."""
+    """What is kept in order: `subject`, tokens such as `2,3` or `orders.*`, or `payload:field` (one or several, with
+    commas) of a JSON payload."""
     partitions: int = 64  # enough to spread evenly over any usual number of cores
     partition_by: str | None = None
     """What is hashed, when it is not the key; `token:N` when a token is the partition already."""

@@ -223,7 +223,7 @@ class Lanes:
             self._end(message, ended.outcome)
             return False
         until = time.time() + ended.park_for
-        tally.parked[index] = (until, parked + 1)
+        tally.parked[index] = (until, parked + ended.counted)
         self._end(message, Outcome.PARKED)
         waiting, lane.queue = lane.queue, deque()
         self.park(lane.key, until)

@@ -7,9 +7,24 @@ from typing import Literal
 
 from parti.errors import ConfigError
 from parti.spark.pipeline.outcomes import Outcome
-from parti.worker.outcomes import Again, Bury, DeadLetterReason, Done, RetryPolicy
+from parti.worker.outcomes import Again, Bury, DeadLetterReason, Done, Retry, RetryPolicy, clean
 
 Then = Literal["dead-letter", "park", "stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Postpone:
+    """Not now, and nothing was tried: the key waits so many seconds, parked where that is the policy."""
+
+    after: float
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rested:
+    """Never, and the handler itself has put the message to rest: it counts as dead-lettered, no letter is written."""
+
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +58,10 @@ class Ended:
     error: str
     reason: DeadLetterReason = DeadLetterReason.MAX_DELIVER
     park_for: float = 0.0
+    counted: bool = True
+    """Whether this parking counts as one; not when nothing was tried."""
+    buried: bool = False
+    """Whether the message rests somewhere already."""
 
 
 Verdict = Done | Again | Ended
@@ -60,19 +79,28 @@ class Policy:
         `waited` are the seconds that the message has waited in this batch, `parked` how often it was parked before.
         """
         retries = self.retries
+        if isinstance(outcome, Rested):
+            return Ended(Outcome.DEAD, clean(outcome.error), DeadLetterReason.REJECTED, buried=True)
+        if isinstance(outcome, Postpone):
+            if retries.then == "park":
+                return Ended(Outcome.PARKED, clean(outcome.error), park_for=outcome.after, counted=False)
+            outcome = Retry(outcome.after, outcome.error)
         decision = RetryPolicy(retries.attempts, retries.delays).decide(outcome, attempt)
+        asked = outcome.after if isinstance(outcome, Retry) else None
         if isinstance(decision, Again) and waited + decision.delay > retries.budget:
-            return self._end(decision.error, parked)
+            return self._end(decision.error, parked, asked)
         if isinstance(decision, Bury):
             if decision.reason is DeadLetterReason.REJECTED:
                 return Ended(Outcome.DEAD, decision.error, decision.reason)
-            return self._end(decision.error, parked)
+            return self._end(decision.error, parked, asked)
         return decision
 
-    def _end(self, error: str, parked: int) -> Ended:
+    def _end(self, error: str, parked: int, asked: float | None) -> Ended:
+        """No further attempt in this batch; `asked` is the wait that the handler asked for, if it did."""
         retries = self.retries
         if retries.then == "stop":
             return Ended(Outcome.FAILED, error)
         if retries.then == "park" and not 0 < retries.park_limit <= parked:
-            return Ended(Outcome.PARKED, error, park_for=retries.park_delays[min(parked, len(retries.park_delays) - 1)])
+            wait = retries.park_delays[min(parked, len(retries.park_delays) - 1)] if asked is None else asked
+            return Ended(Outcome.PARKED, error, park_for=wait)
         return Ended(Outcome.DEAD, error)

@@ -55,7 +55,7 @@ class _Task:
     def on_end(self, message: RowMessage, end: Ended | tuple[Emit, ...]) -> Ended | None:
         """Hand results and letters to the sinks; a result that no stream can take ends its message instead."""
         if isinstance(end, Ended):
-            if end.outcome is Outcome.DEAD:
+            if end.outcome is Outcome.DEAD and not end.buried:
                 self.sinks.bury(message, end)
             return None
         refused = self.sinks.emit(message, end)

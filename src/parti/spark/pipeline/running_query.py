@@ -83,6 +83,14 @@ class RunningPipeline:
         """What was done since the query started."""
         return self._runner.totals if self._runner is not None else Totals()
 
+    @property
+    def parked_due(self) -> float | None:
+        """When the first of the parked messages is due, in seconds since 1970; None when nothing is parked."""
+        try:
+            return float((self._folder / "due").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
     def start(self) -> RunningPipeline:
         """Begin. Without a standby, returns when the query runs; a wrong setting is raised here."""
         if self._spark is None:

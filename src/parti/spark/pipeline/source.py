@@ -58,9 +58,10 @@ def message_schema(*, headers: bool) -> StructType:
 
 @dataclass(frozen=True, slots=True)
 class PayloadKey:
-    """The key of a message is a field of its JSON payload, such as `customer.id`.
+    """The key of a message is a field of its JSON payload, such as `customer.id`, or several: `database,documentId`.
 
-    A payload without the field, or that is no JSON, leaves the key unset: its subject is its key then.
+    Of several, each stands behind its length, so that ("ab", "c") and ("a", "bc") are two keys. A payload without the
+    field, or that is no JSON, leaves the key unset: its subject is its key then.
     """
 
     field: str
@@ -68,7 +69,7 @@ class PayloadKey:
 
     def rekeyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The same messages with key and partition by the payload."""
-        decode = self._decoder()
+        decode = self._composed()
         keys = pa.array([decode(value) for value in batch.column("value").to_pylist()], pa.string())
         partition = Partitioning(self.partitions).column(pc.coalesce(keys, batch.column("subject")))
         columns = [
@@ -77,9 +78,21 @@ class PayloadKey:
         ]
         return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
-    def _decoder(self) -> Any:
-        """From payload to key; msgspec reads nothing but the fields on the path."""
-        *outer, last = self.field.split(".")
+    def _composed(self) -> Any:
+        """From payload to key."""
+        decoders = [self._decoder(field) for field in self.field.split(",")]
+        if len(decoders) == 1:
+            return decoders[0]
+
+        def key(value: bytes) -> str | None:
+            parts = [decode(value) for decode in decoders]
+            return None if None in parts else "".join(f"{len(part)}:{part}" for part in parts)
+
+        return key
+
+    def _decoder(self, field: str) -> Any:
+        """From payload to one field; msgspec reads nothing but the fields on the path."""
+        *outer, last = field.split(".")
         if not last or not all(outer):
             raise ConfigError(f"key payload:{self.field}: name a field, or fields separated by dots")
         kind: Any = msgspec.defstruct(

@@ -1,0 +1,143 @@
+"""Delivery on Spark: the tasks of a stream to their endpoints, in order per document, as a pipeline.
+
+For fan-out and for bulk replay. A document that has to wait is parked in the checkpoint; the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+from parti.config.deliver import DeliverSection
+from parti.errors import ConfigError, UsageError
+from parti.spark.delivery_task import Deliver
+from parti.spark.pipeline.definition import Outcomes, Pipeline
+from parti.spark.pipeline.policy import Retries
+from parti.tasks.names import Names
+from parti.tasks.order import Order, RuleBook
+from parti.tasks.storage import ensure_consumer, ensure_streams
+from parti.wire.api import JetStreamApi
+from parti.wire.connect import connect
+from parti.wire.errors import ConsumerNotFound
+from parti.wire.kv import KeyValue
+from parti.wire.options import ConnectOptions
+
+_ONE_ATTEMPT = Retries(attempts=1, then="park")
+"""A drive: one attempt, then the document waits as long as the delivery policy says."""
+_IN_ORDER = frozenset({Order.BLOCK, Order.PARK})
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Part of a stream, both ends included; an end is a sequence or a time such as 2026-11-15T12:00:00Z."""
+
+    start: str
+    end: str
+
+    @property
+    def last(self) -> int | None:
+        return int(self.end) if self.end.isdecimal() else None
+
+    @property
+    def until(self) -> float:
+        """Seconds since 1970 behind the end."""
+        if self.end.isdecimal():
+            return math.inf
+        try:
+            moment = datetime.fromisoformat(self.end)
+        except ValueError:
+            raise UsageError(f"{self.end!r} is no sequence and no time such as 2026-11-15T12:00:00Z") from None
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() + 1e-6
+
+
+def delivery_pipeline(
+    config: DeliverSection,
+    nats: ConnectOptions,
+    *,
+    checkpoint: str,
+    span: Span | None = None,
+    trigger: str = "0s",
+    outcomes: str | None = None,
+    master: str = "local[*]",
+) -> Pipeline:
+    """The pipeline that delivers what the stream holds and gets, or with `span` delivers that part of it once more.
+
+    Makes what delivery needs on the server. Refuses what would break the order of a document: the policies skip and
+    latest, and a stream that the TaskConsumer delivers or has parked documents of.
+    """
+    book = RuleBook(config.triggers, config.order)
+    if not book.orders <= _IN_ORDER:
+        raise ConfigError(
+            "engine spark keeps every document in order: use order=block or order=park, not skip or latest"
+        )
+    start, commit = asyncio.run(_prepare(config, nats, taking_over=span is None))
+    name = f"deliver-{config.stream}" if span is None else f"replay-{config.stream}"
+    handler = Deliver(
+        name,
+        config,
+        nats.self_contained(),
+        replay=span is not None,
+        last=span.last if span is not None else None,
+        until=span.until if span is not None else math.inf,
+    )
+    fields = "database,collection,documentId" + (",triggerId" if config.lane_per_trigger else "")
+    return Pipeline(
+        name=name,
+        stream=config.stream,
+        handler=handler,
+        key=f"payload:{fields}",
+        start_at=start if span is None else span.start,
+        checkpoint=checkpoint,
+        trigger=trigger,
+        batch_size=20_000,  # a batch of some seconds: what fails is parked, and comes again, within them
+        concurrency=config.concurrency,
+        retries=_ONE_ATTEMPT,
+        outcomes=Outcomes(parquet=outcomes),
+        commit=commit if span is None else "none",
+        durable=config.durable if commit == "durable" and span is None else None,
+        nats=nats,
+        master=master,
+    )
+
+
+async def _prepare(
+    config: DeliverSection, nats: ConnectOptions, *, taking_over: bool
+) -> tuple[str, Literal["durable", "purge"]]:
+    """Where to start, and how to tell the server what is done; streams and durable exist afterwards."""
+    connection = await connect(nats, name="parti-deliver")
+    try:
+        js = JetStreamApi(connection)
+        bucket = await ensure_streams(js, msgspec.structs.replace(config, partitions=1))
+        retention = (await js.stream_info(config.stream))["config"]["retention"]
+        if not taking_over:
+            return "earliest", "durable"
+        await _refuse_others(js, bucket, Names(config.stream))
+        if retention == "workqueue":
+            return "earliest", "purge"
+        try:
+            info = await js.consumer_info(config.stream, config.durable)
+            start = str(info["ack_floor"]["stream_seq"] + 1)
+        except ConsumerNotFound:
+            await ensure_consumer(js, config.stream, config.durable, [f"{config.stream}.>"], config)
+            start = "earliest"
+        return start, "durable"
+    finally:
+        await connection.close()
+
+
+async def _refuse_others(js: JetStreamApi, bucket: KeyValue, names: Names) -> None:
+    owned = await bucket.keys("slot.*")
+    if owned:
+        raise UsageError(f"`parti deliver run` delivers {names.stream} ({', '.join(owned)}): stop it first")
+    for kind in "qts":
+        async for page in js.stream_subjects(names.park, f"{names.park}.{kind}.>"):
+            if page:
+                raise UsageError(
+                    f"documents are parked in {names.park}: let `parti deliver run` deliver them first, or later tasks "
+                    "would pass them"
+                )

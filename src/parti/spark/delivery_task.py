@@ -1,0 +1,204 @@
+"""Delivery inside a Spark task: the policy, guard, signatures and dead letters of the TaskConsumer, in lanes.
+
+A task of the stream costs at most one attempt a batch. One that has to wait parks its document in the checkpoint, with
+the wait that the policy asks for, so that no batch waits for a retry. What is known of a host that is down stays with
+the worker process from batch to batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from parti.clock import SystemClock
+from parti.config.deliver import DeliverSection
+from parti.errors import PartiError
+from parti.spark.pipeline.message import RowMessage
+from parti.spark.pipeline.policy import Postpone, Rested
+from parti.tasks.courier import Courier
+from parti.tasks.dead_letters import DeadLetters
+from parti.tasks.endpoints import PREFIX, Endpoints, disabled_endpoints
+from parti.tasks.errors import Reason
+from parti.tasks.gate import Gate
+from parti.tasks.guard import AddressGuard
+from parti.tasks.held import Held, Reader
+from parti.tasks.names import Names
+from parti.tasks.order import RuleBook
+from parti.tasks.policy import UNSPENT, Again, Attempt, Bury, Decision, Outcome, decide, schedule_of
+from parti.tasks.secrets import SecretStore
+from parti.tasks.transport import HttpTransport
+from parti.wire.api import JetStreamApi
+from parti.wire.connect import connect
+from parti.wire.kv import KeyValue
+from parti.wire.options import ConnectOptions
+from parti.worker.outcomes import Retry
+
+_STORE_AGAIN = 5.0  # seconds until a task is tried again whose dead letter could not be stored
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """The handler of a delivery pipeline; immutable and picklable, with everything that a task needs."""
+
+    name: str
+    config: DeliverSection
+    nats: ConnectOptions = field(repr=False)
+    replay: bool = False
+    """Whether this goes over tasks that were delivered before: then none is too old, and its letters are its own."""
+    last: int | None = None
+    """Of a replay: the last sequence that is sent."""
+    until: float = math.inf
+    """Of a replay: the time, in seconds since 1970, from which on nothing is sent."""
+
+    async def __call__(self, message: RowMessage) -> object:
+        """None when the endpoint has the task; else what the pipeline is to do with its document."""
+        if (self.last is not None and message.sequence > self.last) or message.timestamp >= self.until:
+            return None
+        try:
+            return await (await _desk(self)).deliver(message)
+        except PartiError as error:
+            # NATS is away: nothing may be let go, and nothing counts as tried.
+            return Postpone(_STORE_AGAIN, str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRight:
+    """The right of a Spark task to send: its batch is its own, and nobody counts epochs."""
+
+    slot: int = 0
+    epoch: int = 0
+
+    def check(self) -> float:
+        return math.inf
+
+
+class Desk:
+    """What the messages of one Spark task share."""
+
+    def __init__(self, delivery: Deliver, courier: Courier, gate: Gate, letters: DeadLetters, ends: Endpoints) -> None:
+        config = delivery.config
+        self._delivery = delivery
+        self._courier = courier
+        self._gate = gate
+        self._letters = letters
+        self._endpoints = ends
+        self._reader = Reader(config, RuleBook(config.triggers, config.order))
+        self._clock = SystemClock()
+        self._rng = random.Random()
+        self.resources: AsyncGenerator[Desk, None] | None = None
+        """Keeps them open; the end of the task's event loop closes them."""
+
+    def __repr__(self) -> str:
+        return f"<Desk {self._delivery.name} {self._gate!r}>"
+
+    async def deliver(self, message: RowMessage) -> object:
+        held = self._reader.read(
+            message.data,
+            message.headers,
+            stream=message.rows.stream,
+            subject=message.subject,
+            sequence=message.sequence,
+            time=message.timestamp,
+        )
+        # Each time that its document was parked because of it was one attempt.
+        held.attempts = message.rows.tally.parked.get(message.index, (0.0, 0))[1]
+        if held.refusal is not None:
+            refused = Attempt(Outcome.REFUSED, error=str(held.refusal))
+            return await self._bury(held, held.refusal.reason, refused)
+        assert held.task is not None
+        if self._endpoints.is_disabled(held.task):
+            disabled = Attempt(Outcome.REFUSED, error="the endpoint is disabled")
+            return await self._bury(held, Reason.DISABLED, disabled)
+        postponed = await self._gate.admit(held.host, held.trigger, held.rules)
+        if postponed is not None:
+            return Postpone(postponed.wait, postponed.why)
+        attempt = await self._attempt(held)
+        if attempt.outcome is Outcome.DELIVERED:
+            return None
+        match self._decide(held, attempt):
+            case Bury(reason, disable):
+                if disable:
+                    why = f"status {attempt.status}"
+                    await self._endpoints.disable(held.task, held.host, why, self._clock.wall())
+                return await self._bury(held, reason, attempt)
+            case Again(wait):
+                return Retry(wait, attempt.error) if attempt.outcome not in UNSPENT else Postpone(wait, attempt.error)
+            case _:
+                return None
+
+    async def _attempt(self, held: Held) -> Attempt:
+        spent: Outcome | None = None
+        try:
+            attempt = await self._courier.attempt(held, TaskRight())
+            if attempt.outcome not in UNSPENT:
+                spent = attempt.outcome
+                held.attempts += 1
+        finally:
+            self._gate.release(held.host, held.trigger, held.rules, spent)
+        return attempt
+
+    def _decide(self, held: Held, attempt: Attempt) -> Decision:
+        assert held.task is not None
+        config = self._delivery.config
+        return decide(
+            attempt,
+            attempts=held.attempts,
+            age=0.0 if self._delivery.replay else self._clock.wall() - held.first_seen,
+            schedule=schedule_of(held.task.retry_policy, config),
+            config=config,
+            rng=self._rng,
+        )
+
+    async def _bury(self, held: Held, reason: Reason, attempt: Attempt) -> Rested:
+        await self._letters.bury(held, reason, attempt)
+        return Rested(f"{reason.value}: {attempt.error}")
+
+
+_DESKS: dict[int, asyncio.Task[Desk]] = {}
+"""By event loop: each Spark task has its own."""
+_GATES: dict[str, Gate] = {}
+"""By pipeline: a worker process serves one task after the other, and remembers which hosts are down."""
+
+
+async def _desk(delivery: Deliver) -> Desk:
+    loop = asyncio.get_running_loop()
+    opening = _DESKS.get(id(loop))
+    if opening is None:
+        opening = _DESKS[id(loop)] = loop.create_task(_open(delivery))
+    return opening.result() if opening.done() else await asyncio.shield(opening)
+
+
+async def _open(delivery: Deliver) -> Desk:
+    resources = _resources(delivery)
+    try:
+        desk = await anext(resources)
+    except BaseException:
+        _DESKS.pop(id(asyncio.get_running_loop()), None)
+        raise
+    desk.resources = resources
+    return desk
+
+
+async def _resources(delivery: Deliver) -> AsyncGenerator[Desk, None]:
+    """An open desk; what it uses is closed when the loop closes its generators."""
+    config, clock, names = delivery.config, SystemClock(), Names(delivery.config.stream)
+    guard = AddressGuard(config.allow_addresses, config.allow_ports)
+    transport = HttpTransport(config, guard)
+    connection = await connect(delivery.nats, name="parti-deliver")
+    try:
+        js = JetStreamApi(connection)
+        endpoints = Endpoints(bucket := await KeyValue.open(js, names.bucket))
+        for name in await disabled_endpoints(bucket):
+            endpoints.changed(f"{PREFIX}{name}", True)
+        courier = Courier(config, transport, guard, SecretStore(clock, config.secrets_dir), clock)
+        gate = _GATES.setdefault(delivery.name, Gate(config, clock, random.Random()))
+        letters = DeadLetters(js, names, f"{delivery.name}:" if delivery.replay else "")
+        await transport.open()
+        yield Desk(delivery, courier, gate, letters, endpoints)
+    finally:
+        _DESKS.pop(id(asyncio.get_running_loop()), None)
+        await transport.close()
+        await connection.close()

@@ -1,0 +1,249 @@
+"""Delivery on Spark: the promises of the TaskConsumer, kept by a pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from parti.config.deliver import DeliverSection
+from parti.errors import ConfigError, UsageError
+from parti.spark.delivery import Span, delivery_pipeline
+from parti.spark.pipeline import Pipeline
+from parti.spark.pipeline.stage import Stage
+from parti.tasks.dead_letters import DeadLetters, Letter
+from parti.tasks.names import Names
+from parti.testing.http_server import Answer, FaultHttpServer
+from parti.wire.api import JetStreamApi
+from parti.wire.connect import connect
+from parti.wire.options import ConnectOptions
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def endpoint() -> Iterator[FaultHttpServer]:
+    """An endpoint that answers while the test's own thread waits for Spark."""
+    loop, made = asyncio.new_event_loop(), FaultHttpServer()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(made.__aenter__(), loop).result(60)
+        yield made
+        asyncio.run_coroutine_threadsafe(made.__aexit__(None, None, None), loop).result(60)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(60)
+        loop.close()
+
+
+@pytest.fixture
+def make(stream: Any, endpoint: FaultHttpServer, tmp_path: Path) -> Callable[..., Pipeline]:
+    """A delivery pipeline over the test's stream that ends when nothing more is due."""
+
+    def made(span: Span | None = None, **changes: Any) -> Pipeline:
+        config = msgspec.structs.replace(
+            DeliverSection(),
+            **({"stream": stream.name, "allow_addresses": (endpoint.allowed,), "jitter": 0.0} | changes),
+        )
+        return delivery_pipeline(
+            config,
+            ConnectOptions(servers=(stream.url,)),
+            checkpoint=str(tmp_path / ("checkpoint" if span is None else "replay")),
+            span=span,
+            trigger="available-now",
+            outcomes=str(tmp_path / "outcomes"),
+        )
+
+    return made
+
+
+def task(endpoint: FaultHttpServer, document: str, number: int, path: str = "/hook") -> dict[str, Any]:
+    return {
+        "triggerId": "t1",
+        "database": "shop",
+        "collection": "orders",
+        "documentId": document,
+        "event": "update",
+        "url": endpoint.url + path,
+        "payload": {"n": number},
+    }
+
+
+def publish(stream: Any, endpoint: FaultHttpServer, document: str, number: int, path: str = "/hook") -> None:
+    text = json.dumps(task(endpoint, document, number, path)).replace("{", "{{").replace("}", "}}")
+    stream.publish(1, subject=f"shop.orders.{document}", payload=text)
+
+
+def run(pipeline: Pipeline, spark: Any) -> Any:
+    with pipeline.start(spark) as running:
+        assert running.wait(100)
+        return running.totals, running.parked_due
+
+
+def letters(stream: Any) -> list[Letter]:
+    async def gather() -> list[Letter]:
+        connection = await connect(ConnectOptions(servers=(stream.url,)))
+        try:
+            found = DeadLetters(JetStreamApi(connection), Names(stream.name)).letters()
+            return [letter async for letter in found]
+        finally:
+            await connection.close()
+
+    return asyncio.run(gather())
+
+
+def arrived(endpoint: FaultHttpServer, path: str = "/hook") -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for body in endpoint.bodies(path):
+        found.setdefault(body["documentId"], []).append(body["payload"]["n"])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_tasks_arrive_in_order_and_what_waits_is_parked_with_its_document_alone(
+    make: Callable[..., Pipeline], spark: Any, stream: Any, endpoint: FaultHttpServer, tmp_path: Path
+) -> None:
+    endpoint.on("/bad", Answer(503), Answer(200))
+    endpoint.on("/no", Answer(422, body=b"never"))
+    publish(stream, endpoint, "held", 1, "/bad")
+    for number in range(1, 6):
+        for document in ("a", "b", "held"):
+            publish(stream, endpoint, document, number)
+    publish(stream, endpoint, "a", 6, "/no")
+    stream.publish(1, subject="shop.orders.x", payload="no json")
+    totals, due = run(make(schedule=("1s",) * 3), spark)
+    assert (totals.done, totals.dead_lettered, totals.parked) == (10, 2, 6)
+    assert due is not None
+    assert arrived(endpoint) == {document: list(range(1, 6)) for document in ("a", "b")}
+    while due is not None:  # what is due by now comes with the next run, in order behind its head
+        totals, due = run(make(schedule=("1s",) * 3), spark)
+    assert arrived(endpoint) == {document: list(range(1, 6)) for document in ("a", "b", "held")}
+    tries = [(r.headers["x-parti-attempt"], r.headers["webhook-id"]) for r in endpoint.received if r.path == "/bad"]
+    assert [attempt for attempt, _ in tries] == ["1", "2"]
+    assert len({webhook_id for _, webhook_id in tries}) == 1
+    buried = {letter.reason: letter for letter in letters(stream)}
+    assert set(buried) == {"rejected", "malformed"}
+    assert (buried["rejected"].status, buried["rejected"].response) == (422, b"never")
+    rows = spark.read.parquet(str(tmp_path / "outcomes")).collect()
+    assert {row.outcome for row in rows} == {"done", "dead-lettered", "parked"}
+    position = stream.connection.api(f"CONSUMER.INFO.{stream.name}.TriggerDeliveryWorker")
+    assert position["num_pending"] == 0
+
+
+def drive(pipeline: Pipeline, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One batch through the handler stage, as a Spark task runs it; rows that come back may be driven again."""
+    names = ("value", "subject", "sequence", "timestamp", "parked_until", "parked_times")
+    table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows], schema=_READ)
+    columns = table.append_column("key", pa.nulls(len(rows), pa.string())).append_column(
+        "partition", pa.nulls(len(rows), pa.int32())
+    )
+    assert pipeline.payload_key is not None
+    batch = pipeline.payload_key.rekeyed(columns.to_batches()[0])
+    stage = Stage(pipeline.handler, pipeline.name, pipeline.stream, policy=pipeline.policy, shape=pipeline.shape)
+    return [row for part in stage.run(iter([batch])) for row in part.to_pylist()]
+
+
+_READ = pa.schema(
+    {
+        "value": pa.binary(),
+        "subject": pa.string(),
+        "sequence": pa.int64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "parked_until": pa.float64(),
+        "parked_times": pa.int32(),
+    }
+)
+
+
+def rows(endpoint: FaultHttpServer, count: int, path: str) -> list[dict[str, Any]]:
+    """The first messages of a stream: one task each of as many documents."""
+    now = datetime.now(UTC)
+    return [
+        {
+            "value": json.dumps(task(endpoint, f"d{number}", number, path)).encode(),
+            "subject": f"x.d{number}",
+            "sequence": number,
+            "timestamp": now,
+        }
+        for number in range(1, count + 1)
+    ]
+
+
+def test_a_host_that_is_down_spends_no_attempts(make: Callable[..., Pipeline], endpoint: FaultHttpServer) -> None:
+    endpoint.on("/down", Answer(503))
+    made = make(host_concurrency=1, breaker_calls=3, breaker_open=3600.0)
+    found = drive(made, rows(endpoint, 30, "/down"))
+    assert {row["outcome"] for row in found} == {"parked"}
+    assert len(endpoint.received) == 3
+    assert sorted(row["parked_times"] for row in found) == [0] * 27 + [1] * 3
+    assert all(row["parked_until"] > time.time() + 3000 for row in found if not row["parked_times"])
+
+
+def test_attempts_are_counted_from_batch_to_batch_until_the_policy_ends(
+    make: Callable[..., Pipeline], endpoint: FaultHttpServer, stream: Any
+) -> None:
+    endpoint.on("/down", Answer(503, {"Retry-After": "0"}))
+    made = make(schedule=("0s", "0s"))
+    found = rows(endpoint, 1, "/down")
+    for _ in range(3):
+        found = drive(made, found)
+    assert [row["outcome"] for row in found] == ["dead-lettered"]
+    assert [request.headers["x-parti-attempt"] for request in endpoint.received] == ["1", "2", "3"]
+    (letter,) = letters(stream)
+    assert (letter.reason, letter.attempts, letter.status) == ("exhausted", 3, 503)
+
+
+def test_an_endpoint_that_is_gone_is_not_called_by_the_next_batch(
+    make: Callable[..., Pipeline], endpoint: FaultHttpServer, stream: Any
+) -> None:
+    endpoint.on("/gone", Answer(410))
+    made = make()
+    drive(made, rows(endpoint, 1, "/gone"))
+    drive(made, rows(endpoint, 2, "/gone")[1:])
+    assert len(endpoint.received) == 1
+    assert [letter.reason for letter in letters(stream)] == ["gone", "disabled"]
+
+
+def test_a_replay_sends_its_part_alone_with_the_ids_of_the_first_time(
+    make: Callable[..., Pipeline], endpoint: FaultHttpServer, stream: Any
+) -> None:
+    endpoint.on("/no", Answer(422))
+    tasks = rows(endpoint, 30, "/no")
+    drive(make(), tasks[10:12])
+    first = {request.json()["payload"]["n"]: request.headers["webhook-id"] for request in endpoint.received}
+    found = drive(make(Span("11", "12")), tasks)
+    assert [row["sequence"] for row in found if row["outcome"] == "dead-lettered"] == list(range(1, 13))
+    again = {r.json()["payload"]["n"]: r.headers["webhook-id"] for r in list(endpoint.received)[2:]}
+    assert {number: again[number] for number in first} == first
+    assert max(again) == 12
+    sources = [letter.source for letter in letters(stream)]
+    assert sources.count(f"{stream.name}:11") == 2  # the letter of the replay is its own
+
+
+def test_what_would_break_the_order_is_refused(make: Callable[..., Pipeline], stream: Any) -> None:
+    with pytest.raises(ConfigError, match="skip or latest"):
+        make(triggers=("t1: order=skip",))
+    make()  # makes the streams
+    stream.connection.api(f"STREAM.INFO.{stream.name}_PARK")
+    stream.connection.send(f"PUB {stream.name}_PARK.q.0.document 0\r\n\r\n".encode())
+    while not stream.connection.api(f"STREAM.INFO.{stream.name}_PARK")["state"]["messages"]:
+        pass
+    with pytest.raises(UsageError, match="parked"):
+        make()
+
+
+@pytest.mark.parametrize("end", ["tomorrow", "12:99"])
+def test_an_end_that_is_none_is_said_at_once(end: str) -> None:
+    with pytest.raises(UsageError, match="no sequence"):
+        _ = Span("1", end).until
