@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parti.manager import ControlConfig, Hooks, Manager
-from parti.model import Partition
+from parti.model import ClaimState, Partition
 from parti.observe.prometheus import PrometheusMetrics
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
@@ -131,6 +131,13 @@ class Fleet:
             timeout,
             f"an even spread over {chosen}",
         )
+
+
+def stopping(manager: Manager, *, overlap: bool) -> int:
+    """How many partitions this owner was told to stop; with overlap that is after the next owner is ready."""
+    assert manager._agent is not None
+    asked = [c for c, _ in manager._agent.claims.values() if c.state is ClaimState.PREPARE]
+    return sum(claim.target is not None or not overlap for claim in asked)
 
 
 def parts(count: int) -> list[str]:

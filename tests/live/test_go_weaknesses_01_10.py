@@ -12,7 +12,7 @@ from contextlib import aclosing
 from types import MappingProxyType
 
 import pytest
-from manager_fleet import HASTY, Fleet, fleet_on
+from manager_fleet import HASTY, Fleet, fleet_on, stopping
 
 from parti.control import membership, reconcile
 from parti.control.assign import strategy_named
@@ -20,20 +20,13 @@ from parti.control.election import LeaderRecord
 from parti.control.identity import LeaseRecord
 from parti.control.lease import LeaseTerms
 from parti.control.membership import Confirm, LeaseSeen, Membership, Tick
-from parti.manager import AlertLevel, Hooks, Manager, ManagerState, StaticSource
+from parti.manager import AlertLevel, Hooks, ManagerState, StaticSource
 from parti.manager.kv_store import Store, bucket_of
-from parti.model import Assignment, ClaimState, Member, Partition, PartitionId, WorkerId
+from parti.model import Assignment, Member, Partition, PartitionId, WorkerId
 from parti.testing import FaultProxy, NatsServer, eventually
 from parti.worker import Message, WorkerConfig, WorkerConsumer
 
 LONG = {"prepare_timeout": 60.0, "commit_timeout": 60.0}
-
-
-def stopping(manager: Manager, overlap: bool) -> int:
-    """How many partitions this owner was told to stop."""
-    assert manager._agent is not None
-    asked = [c for c, _ in manager._agent.claims.values() if c.state is ClaimState.PREPARE]
-    return sum(claim.target is not None or not overlap for claim in asked)
 
 
 def in_order(fleet: Fleet) -> bool:
@@ -58,7 +51,7 @@ async def test_w01_a_partition_that_moves_takes_its_backlog_with_it(
         await eventually(lambda: len(fleet.entered) == 4, 60, "one message in each partition's handler")
         two = await fleet.worker(layout=layout, **LONG)
         overlap = layout == "per-worker" and retention != "workqueue"
-        await eventually(lambda: stopping(one, overlap) == 2, 60, "half of them are on their way")
+        await eventually(lambda: stopping(one, overlap=overlap) == 2, 60, "half of them are on their way")
         fleet.gate.set()
         await fleet.handled(40, 60)
         await fleet.spread(one, two, timeout=60)
@@ -131,7 +124,7 @@ async def test_w03_degraded_mode_is_entered_alerts_by_level_and_ends(own_server:
         )
         await one.wait_for("converged", 60)
         await asyncio.to_thread(proxy.cut, refuse=True)
-        await eventually(lambda: one.state() is ManagerState.DEGRADED, 60, "degraded")
+        await eventually(lambda: one.state is ManagerState.DEGRADED, 60, "degraded")
         await eventually(lambda: one.owned() == frozenset(), 60, "stopped by its own clock")
         sequences = await fleet.publish(20)
         await eventually(lambda: len(alerts) == 3, 60, "alerts by level")
@@ -139,7 +132,7 @@ async def test_w03_degraded_mode_is_entered_alerts_by_level_and_ends(own_server:
         await eventually(lambda: set(fleet.sequences()) == set(sequences), 60, "it is back and did the rest")
         assert alerts == [AlertLevel.INFO, AlertLevel.WARNING, AlertLevel.ERROR]
         assert ManagerState.DEGRADED in states
-        await eventually(lambda: one.state() is ManagerState.STABLE, 60, "stable again")
+        await eventually(lambda: one.state is ManagerState.STABLE, 60, "stable again")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from parti.config.control import ControlConfig
 from parti.manager.hooks import AlertLevel, Hooks, ManagerState
 from parti.manager.manager import Manager
+from parti.manager.slot_source import SlotSource
 from parti.manager.sources import CallableSource, KvSource, PartitionSource, StaticSource, SubjectSource, expand
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Manager",
     "ManagerState",
     "PartitionSource",
+    "SlotSource",
     "StaticSource",
     "SubjectSource",
     "expand",

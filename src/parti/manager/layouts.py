@@ -4,18 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
+from parti.control.slots import check_subjects
+from parti.errors import ConfigError
 from parti.manager.host import Host, Plane
 from parti.manager.per_partition import PerPartitionPlane
 from parti.manager.per_worker import PerWorkerPlane
+from parti.manager.slot_durable import subjects_of
+from parti.manager.slot_source import SlotSource
+from parti.manager.sources import PartitionSource
 from parti.manager.updater import UpdaterPlane
-from parti.model import Layout, Member, Retention
+from parti.model import Layout, Member, PartitionId, Retention
 from parti.worker import WorkerConsumer
 
 
-def plane_for(layout: str, host: Host, member: Member, consumer: Any, retention: Retention) -> Plane:
+def check_layout(layout: str, consumer: Any, source: PartitionSource) -> None:
+    """ConfigError when the consumer or the source does not fit the layout: at once, not when a partition comes."""
+    if not isinstance(consumer, WorkerConsumer):
+        return
+    template = consumer.config.subject_template
+    if Layout(layout) is Layout.PER_PARTITION:
+        if not isinstance(source, SlotSource):
+            check_subjects(PartitionId("example"), subjects_of(template, PartitionId("example")))
+    elif isinstance(source, SlotSource) or "," in template:
+        raise ConfigError(
+            "partitions of several subjects need the layout per-partition: set control.layout, or give each partition "
+            f"one subject (worker.subject_template is {template!r})"
+        )
+
+
+def plane_for(
+    layout: str, host: Host, member: Member, consumer: Any, retention: Retention, source: PartitionSource
+) -> Plane:
     """The plane of a member; any object with `update_worker_consumer` is served, whatever the layout."""
     if not isinstance(consumer, WorkerConsumer):
         return UpdaterPlane(host, member, consumer)
     if Layout(layout) is Layout.PER_WORKER:
         return PerWorkerPlane(host, member, consumer, retention)
-    return PerPartitionPlane(host, member, consumer.parts(), retention)
+    subjects = source.subjects_of if isinstance(source, SlotSource) else None
+    return PerPartitionPlane(host, member, consumer.parts(), retention, subjects)

@@ -16,7 +16,7 @@ from parti.manager.degraded import Degraded
 from parti.manager.hooks import HookRunner, Hooks, ManagerState
 from parti.manager.host import Host, Plane
 from parti.manager.kv_store import Store
-from parti.manager.layouts import plane_for
+from parti.manager.layouts import check_layout, plane_for
 from parti.manager.observer import Observer
 from parti.manager.sources import PartitionSource, StaticSource
 from parti.model import ClaimState, Lease, Member, Partition, PartitionId, Retention, WorkerId
@@ -91,13 +91,14 @@ class Manager:
                     f"worker.pull_timeout ({consumer.config.pull_timeout:g}s) must be below control.heartbeat_ttl "
                     f"({config.heartbeat_ttl:g}s): a frozen worker's pull would swallow the next owner's messages"
                 )
+            check_layout(config.layout, consumer, self._source)
             consumer.use_fence(self._fence)
         elif not callable(getattr(consumer, "update_worker_consumer", None)):
             raise UsageError(f"a consumer needs update_worker_consumer; {type(consumer).__name__} has none")
 
     def __repr__(self) -> str:
         owns, leader = len(self.owned()), "yes" if self.is_leader else "no"
-        return f"<Manager {self.worker_id or '-'} {self.state().value} owns={owns} leader={leader}>"
+        return f"<Manager {self.worker_id or '-'} {self.state.value} owns={owns} leader={leader}>"
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -136,6 +137,7 @@ class Manager:
     def leading(self) -> bool:
         return self.is_leader
 
+    @property
     def state(self) -> ManagerState:
         """Where this worker stands."""
         agent = self._agent
@@ -171,7 +173,7 @@ class Manager:
         """Return when this worker is in a state, or when the whole namespace has converged; TimeoutError otherwise."""
 
         def reached() -> bool:
-            return self.converged() if what == "converged" else self.state() is what
+            return self.converged() if what == "converged" else self.state is what
 
         async with asyncio.timeout(timeout):
             await self._observer.wait_until(reached)
@@ -180,7 +182,7 @@ class Manager:
         """For `/readyz`: fails while this worker is no live member, or degraded. Having no partition is healthy."""
 
         def problem() -> str | None:
-            state = self.state()
+            state = self.state
             waiting = (ManagerState.INIT, ManagerState.CLAIMING_ID, ManagerState.SHUTDOWN, ManagerState.DEGRADED)
             return f"the manager is {state.value}" if state in waiting else None
 
@@ -281,7 +283,7 @@ class Manager:
         )
 
     def _plane(self, host: Host, member: Member) -> Plane:
-        return plane_for(self.config.layout, host, member, self._consumer, self._retention)
+        return plane_for(self.config.layout, host, member, self._consumer, self._retention, self._source)
 
     async def _start_cursor(self) -> int:
         """Where a partition begins that nobody ever owned."""

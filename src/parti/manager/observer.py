@@ -18,6 +18,7 @@ log = get_logger("control")
 class View(Protocol):
     """What is to be shown, computed from the member's state."""
 
+    @property
     def state(self) -> ManagerState: ...
 
     def assigned(self) -> tuple[PartitionId, ...] | None: ...
@@ -67,7 +68,7 @@ class Observer:
         view, hooks = self._view, self._runner.hooks
         if view is None:
             return
-        state = view.state()
+        state = view.state
         if state is not self._state:
             log.info("manager.state", old=self._state.value, new=state.value)
             self._runner.call(hooks.on_state_changed, self._state, state)

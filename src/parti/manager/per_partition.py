@@ -7,7 +7,7 @@ one limit of messages in hand.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -30,10 +30,11 @@ from parti.control.signals import (
     WriteClaim,
 )
 from parti.control.slot import Phase, Slot
-from parti.errors import PartiError
+from parti.errors import ConfigError, PartiError
 from parti.manager.claim_writer import ClaimWriter
 from parti.manager.host import Host
-from parti.manager.slot_durable import SlotDurable
+from parti.manager.slot_acks import AcksUnconfirmed, confirm
+from parti.manager.slot_durable import SlotDurable, subjects_of
 from parti.manager.slot_flow import SlotFlow
 from parti.model import Claim, Lease, Member, PartitionId, Retention
 from parti.wire.live import LiveConnection
@@ -52,7 +53,16 @@ _RESETS: Final = 64  # in flight at once: a worker that takes over many partitio
 class PerPartitionPlane:
     """Performs the effects of `control.slot`."""
 
-    def __init__(self, host: Host, member: Member, parts: WorkerParts, retention: Retention) -> None:
+    def __init__(
+        self,
+        host: Host,
+        member: Member,
+        parts: WorkerParts,
+        retention: Retention,
+        subjects: Callable[[PartitionId], Sequence[str]] | None = None,
+    ) -> None:
+        template = parts.config.subject_template
+        self._subjects = subjects or (lambda partition: subjects_of(template, partition))
         self._host = host
         self._member = member
         self._parts = parts
@@ -87,8 +97,15 @@ class PerPartitionPlane:
     # -- what the agent asks ------------------------------------------------------------------------------------------
 
     def claim_seen(self, claim: Claim, revision: int) -> None:
-        if not self._closed:
-            self._feed(claim.partition, ClaimSeen(claim, revision))
+        if self._closed:
+            return
+        if claim.owner == self._member and claim.partition not in self._flows:
+            try:
+                self._subjects(claim.partition)
+            except ConfigError as error:  # not accepted, so that somebody else gets it
+                self._host.failed(error)
+                return
+        self._feed(claim.partition, ClaimSeen(claim, revision))
 
     def begin(self) -> None:
         """Nothing to prepare: a durable is touched when its partition is ours."""
@@ -193,7 +210,8 @@ class PerPartitionPlane:
                 gap=lambda p: self._feed(p, Gap()),
                 room=self._room,
             )
-            self._durables[partition] = SlotDurable(self._parts, partition, self._retention)
+            subjects = self._subjects(partition)
+            self._durables[partition] = SlotDurable(self._parts, partition, self._retention, subjects)
         return flow
 
     def _room(self) -> int:
@@ -240,6 +258,8 @@ class PerPartitionPlane:
             while current() and self._host.may_act():
                 try:
                     connection = await self._live()
+                    if self._retention is not Retention.LIMITS:
+                        await self._confirm(partition, connection)  # a reset forgets what was acked and got lost
                     await self._durables[partition].set_to(sequence)
                     break
                 except PartiError as error:
@@ -253,14 +273,22 @@ class PerPartitionPlane:
                 self._flow(partition).begin(connection, self._durables[partition].name, ticket)
 
     async def _settle(self, partition: PartitionId, ticket: int) -> None:
-        """Everything acked has reached the server; the exact position travels in the claim either way."""
+        """Every ack is applied; the exact position travels in the claim either way."""
         if self._connection is not None:
-            try:
-                async with asyncio.timeout(self._parts.js.timeout):
-                    await self._connection.ping()
-            except (PartiError, TimeoutError) as error:
-                self._parts.recorder.event("slot.settle", op="ack", result="unknown", error=str(error))
+            await self._confirm(partition, self._connection)
         self._feed(partition, Settled(ticket))
+
+    async def _confirm(self, partition: PartitionId, connection: LiveConnection) -> None:
+        try:
+            await confirm(
+                connection,
+                self._flows[partition],
+                self._durables[partition],
+                self._retention,
+                timeout=self._parts.js.timeout,
+            )
+        except AcksUnconfirmed as error:
+            self._parts.recorder.event("slot.settle", op="ack", result="unknown", error=str(error), warn=True)
 
     async def _live(self) -> LiveConnection:
         async with self._connecting:

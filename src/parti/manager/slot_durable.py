@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import Any, Final
 
+from parti.control.slots import check_subjects
 from parti.errors import PartiError
-from parti.model import MAX_SUBJECTS_PER_PARTITION, Partition, PartitionId, Retention
+from parti.model import Partition, PartitionId, Retention
 from parti.subjects import validate_subject
 from parti.wire.errors import ConsumerDoesNotExist, ConsumerNotFound
 from parti.worker.consumer import WorkerParts
 
-_RESET_SINCE: Final = (2, 14, 0)
+RESET_SINCE: Final = (2, 14, 0)
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-")
 
 
@@ -21,8 +24,8 @@ def slot_name(prefix: str, partition: PartitionId) -> str:
 
 
 def subjects_of(template: str, partition: PartitionId) -> list[str]:
-    """Up to ten subjects, written in the template with commas between them: beyond that the filter cliff begins."""
-    texts = [text.strip() for text in template.split(",") if text.strip()][:MAX_SUBJECTS_PER_PARTITION]
+    """The subjects that the template names, with commas between them."""
+    texts = [text.strip() for text in template.split(",") if text.strip()]
     checked = Partition(tuple(partition.split(".")))
     return [
         validate_subject(text.replace("{partition}", checked.id), wildcards=True, what=f"subject of {partition}")
@@ -33,12 +36,14 @@ def subjects_of(template: str, partition: PartitionId) -> list[str]:
 class SlotDurable:
     """API calls about one partition's consumer."""
 
-    def __init__(self, parts: WorkerParts, partition: PartitionId, retention: Retention) -> None:
+    def __init__(
+        self, parts: WorkerParts, partition: PartitionId, retention: Retention, subjects: Sequence[str]
+    ) -> None:
         self.name = slot_name(parts.config.consumer_prefix, partition)
         self._parts = parts
         self._retention = retention
         self._known = False
-        self._subjects = subjects_of(parts.config.subject_template, partition)
+        self._subjects = list(check_subjects(partition, subjects))
 
     def __repr__(self) -> str:
         return f"<SlotDurable {self.name}>"
@@ -69,16 +74,26 @@ class SlotDurable:
                 self._parts.recorder.retried("create", 1, wait, error)
                 await self._parts.clock.sleep(wait)
 
+    async def floor(self) -> int:
+        """Everything that was delivered up to this stream sequence is acknowledged, by the consumer's own word."""
+        info = await self._parts.js.consumer_info(self._parts.config.stream, self.name)
+        return int(info["ack_floor"]["stream_seq"])
+
     async def _look(self, sequence: int) -> bool:
-        """Whether it was there before; it is now."""
+        """Whether it was there before; it is now, with our subjects."""
         js, stream = self._parts.js, self._parts.config.stream
         try:
             # A missing consumer does not answer a reset at all, so that is asked first.
-            await js.consumer_info(stream, self.name)
+            info = await js.consumer_info(stream, self.name)
         except (ConsumerNotFound, ConsumerDoesNotExist):
             await js.consumer_create(stream, self._config(sequence), action="create")
             self._known = True
             return False
+        before = info["config"]
+        filters = before.get("filter_subjects") or [before.get("filter_subject", "")]
+        if sorted(filters) != sorted(self._subjects):
+            kept = {key: value for key, value in before.items() if key != "filter_subject"}
+            await js.consumer_create(stream, kept | {"filter_subjects": self._subjects}, action="update")
         self._known = True
         return True
 
@@ -87,12 +102,33 @@ class SlotDurable:
         if not await self._look(sequence) and self._retention is not Retention.WORKQUEUE:
             return True  # made just there
         version = js.connection.server_version
-        if version == (0, 0, 0) or version >= _RESET_SINCE:
+        if version == (0, 0, 0) or version >= RESET_SINCE:
             await js.consumer_reset(stream, self.name, max(1, sequence))
             return True
-        await js.consumer_delete(stream, self.name)
-        await js.consumer_create(stream, self._config(sequence), action="create")
+        await self._make_anew(sequence)
         return True
+
+    async def _make_anew(self, sequence: int) -> None:
+        """What a reset does, for servers that have none.
+
+        An interest stream deletes what no consumer asks for, so there a guard stands in while the durable is away. It
+        is made again if it is found, and removed last: a crash at any point leaves one consumer too many, never a gap.
+        """
+        js, stream = self._parts.js, self._parts.config.stream
+        guard = self._config(sequence)
+        guard["name"] = guard["durable_name"] = f"{self.name}-guard"
+        guarded = self._retention is Retention.INTEREST
+        if guarded:
+            await self._remove(guard["name"])
+            await js.consumer_create(stream, guard, action="create")
+        await self._remove(self.name)
+        await js.consumer_create(stream, self._config(sequence), action="create")
+        if guarded:
+            await self._remove(guard["name"])
+
+    async def _remove(self, consumer: str) -> None:
+        with contextlib.suppress(ConsumerNotFound, ConsumerDoesNotExist):
+            await self._parts.js.consumer_delete(self._parts.config.stream, consumer)
 
     def _config(self, sequence: int) -> dict[str, Any]:
         config = self._parts.config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 from parti.errors import PartiError
@@ -47,6 +48,8 @@ class SlotFlow:
         self._pull: LivePull | None = None
         self._connection: LiveConnection | None = None
         self._keyed = parts.config.lanes == "key"
+        # Acks are sent without waiting for an answer. No more than this can be unanswered: the server delivers no more.
+        self._acks: deque[tuple[int, bytes]] = deque(maxlen=parts.config.max_ack_pending)
 
     def __repr__(self) -> str:
         return f"<SlotFlow {self.partition} open={len(self.state.open)} {'pulling' if self._pull else 'idle'}>"
@@ -58,6 +61,7 @@ class SlotFlow:
         self.end_pull()
         config = self._parts.config
         self._connection = connection
+        self._acks.clear()
         self._pull = LivePull(
             connection,
             config.stream,
@@ -156,8 +160,18 @@ class SlotFlow:
         if self.state.open.pop(message.sequence, None) is None:
             return False
         self.state.done += 1
+        self._acks.append((message.sequence, message._reply))
         self._write(ACK % message._reply)
         return True
+
+    def acks_above(self, floor: int) -> list[bytes]:
+        """Where the acks went that were sent for messages above `floor`, in stream order."""
+        return [reply for sequence, reply in sorted(self._acks) if sequence > floor]
+
+    @property
+    def last_acked(self) -> int:
+        """The highest stream sequence acknowledged since the last reset; 0 when there is none."""
+        return max((sequence for sequence, _ in self._acks), default=0)
 
     def finished_up_to(self, queued: int) -> int:
         """Everything up to here is done; what runs or waits lies above."""

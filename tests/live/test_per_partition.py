@@ -1,0 +1,133 @@
+"""The per-partition layout where the server is old, or where acks get lost."""
+
+from __future__ import annotations
+
+import pytest
+from manager_fleet import Fleet, fleet_on, stopping
+
+from parti.manager import Manager, slot_durable
+from parti.manager.per_partition import PerPartitionPlane
+from parti.testing import NatsServer, eventually
+from parti.wire.live import LiveConnection
+from parti.worker import durable
+
+LONG = {"layout": "per-partition", "prepare_timeout": 60.0, "commit_timeout": 60.0}
+
+
+@pytest.fixture(params=["reset", "made anew"])
+def moved_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """CONSUMER.RESET came with 2.14. `made anew` is what older servers get; also run by hand on a real 2.12.8."""
+    if request.param == "made anew":
+        without_reset(monkeypatch)
+    return str(request.param)
+
+
+def without_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (slot_durable, durable):
+        monkeypatch.setattr(module, "RESET_SINCE", (99, 0, 0))
+
+
+class LossyAcks:
+    """Loses every ack of a worker on its way to the server, until it is told to stop."""
+
+    def __init__(self, connection: LiveConnection) -> None:
+        self.lost = 0
+        self.losing = True
+        self._write = connection.write
+        connection.write = self.write  # type: ignore[method-assign]
+
+    @classmethod
+    async def of(cls, manager: Manager) -> LossyAcks:
+        plane = manager._agent.plane  # type: ignore[union-attr]
+        assert isinstance(plane, PerPartitionPlane)
+        return cls(await eventually(lambda: plane._connection, 60, "connected"))  # type: ignore[arg-type]
+
+    def write(self, data: bytes) -> None:
+        if self.losing and data.startswith(b"PUB $JS.ACK.") and data.endswith(b"+ACK\r\n"):
+            self.lost += 1
+            return
+        self._write(data)
+
+
+async def stored(fleet: Fleet) -> int:
+    return int((await fleet.js.stream_info(fleet.stream))["state"]["messages"])
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+async def test_acks_that_got_lost_are_confirmed_before_a_planned_move_so_that_nothing_is_repeated(
+    server: NatsServer, name: str, retention: str, moved_by: str
+) -> None:
+    async with fleet_on(server, name, count=4, retention=retention) as fleet:
+        one = await fleet.worker(**LONG)
+        await one.wait_for("converged", 60)
+        lossy = await LossyAcks.of(one)
+        first = await fleet.publish(40)
+        await fleet.handled(40, 60)
+        assert lossy.lost == 40
+        assert await stored(fleet) == 40, "the server knows of none"
+        lossy.losing = False
+        two = await fleet.worker(**LONG)
+        await one.stop()
+        await eventually(lambda: sorted(two.owned()) == fleet.partitions, 60, f"all {moved_by} for the other one")
+        second = await fleet.publish(40)
+        await fleet.handled(80, 60)
+        assert sorted(fleet.sequences()) == first + second, "nothing lost, nothing twice"
+        if retention != "limits":
+
+            async def empty() -> bool:
+                return await stored(fleet) == 0
+
+            await eventually(empty, 60, "all are acknowledged")
+
+
+async def test_acks_that_a_broken_connection_swallowed_are_sent_again(server: NatsServer, name: str) -> None:
+    """A reset forgets what is pending: a message whose ack was lost before it would stay in a work queue for ever."""
+    async with fleet_on(server, name, count=4, retention="workqueue") as fleet:
+        one = await fleet.worker(**LONG)
+        await one.wait_for("converged", 60)
+        await LossyAcks.of(one)
+        await fleet.publish(40)
+        await fleet.handled(40, 60)
+        one._agent.plane._connection.abort()  # type: ignore[union-attr]
+        await fleet.publish(40)
+        await fleet.handled(80, 60)
+
+        async def empty() -> bool:
+            return await stored(fleet) == 0
+
+        await eventually(empty, 60, "all are acknowledged")
+        assert sorted(fleet.sequences()) == list(range(1, 81))
+
+
+@pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+async def test_a_partition_takes_its_backlog_with_it_also_where_the_server_has_no_reset(
+    server: NatsServer, name: str, retention: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers below 2.14; test_w01 is the same with a reset. An interest stream must not lose what nobody filters."""
+    without_reset(monkeypatch)
+    settings = LONG | {"layout": layout}
+    async with fleet_on(server, name, count=4, retention=retention) as fleet:
+        one = await fleet.worker(**settings)
+        await one.wait_for("converged", 60)
+        fleet.gate.clear()
+        sequences = await fleet.publish(40)
+        await eventually(lambda: len(fleet.entered) == 4, 60, "one message in each handler")
+        two = await fleet.worker(**settings)
+        overlap = layout == "per-worker" and retention != "workqueue"
+        await eventually(lambda: stopping(one, overlap=overlap) == 2, 60, "half of them are on their way")
+        fleet.gate.set()
+        await fleet.handled(40, 60)
+        await fleet.spread(one, two, timeout=60)
+        assert sorted(fleet.sequences()) == sequences
+        for each in fleet.partitions:
+            of_one = [m.sequence for _, m in fleet.seen if m.partition.id == each]
+            assert of_one == sorted(of_one)
+
+        async def guards() -> list[str]:
+            return [c for c in await fleet.js.consumer_names(name) if c.endswith("-guard")]
+
+        async def none_left() -> bool:
+            return await guards() == []
+
+        await eventually(none_left, 60, "what stood in is gone")
