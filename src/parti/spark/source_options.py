@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from parti.errors import ConfigError
 from parti.spark.offsets import Position
@@ -27,6 +27,7 @@ from parti.wire.names import token
 from parti.wire.options import ConnectOptions
 
 CommitMode = Literal["none", "durable", "purge"]
+GroupKindName = Literal["auto", "static", "elastic", "compact"]
 
 
 def _stream(name: str) -> str:
@@ -52,7 +53,7 @@ SOURCE_OPTIONS = OptionTable(
             None,
             Position.parse,
             "`earliest`, `latest`, or the sequence of the first message to read. Default: `latest` for a stream "
-            "(`earliest` with commit=purge), `earliest` for a batch",
+            "(`earliest` with commit=purge and in a group), `earliest` for a batch",
         ),
         Option(
             "endingOffsets",
@@ -125,9 +126,28 @@ SOURCE_OPTIONS = OptionTable(
             flag,
             "commit as soon as a batch is done. Set it to false with asyncProgressTrackingEnabled",
         ),
+        Option("group", None, text, "streaming only: read as a member of this consumer group of the stream; see below"),
+        Option("member", None, text, "with group: the member's name, whose partitions are read"),
+        Option(
+            "groupKind",
+            "auto",
+            choice("auto", "static", "elastic", "compact"),
+            "with group: which kind it is, when several have the name",
+        ),
+        Option("groupAckWait", "5s", duration, "with group: how long after its end a query keeps its partitions"),
         Option("retryBudget", "60s", duration, "how long NATS may be out of reach before the query fails"),
     )
 )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSetting:
+    """Which member of which group a query is."""
+
+    group: str
+    member: str
+    kind: GroupKindName = "auto"
+    ack_wait: float = 5.0  # as for every member: a query that died is replaced after this
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +173,7 @@ class SourceOptions:
     durable: str | None
     commit_last_batch: bool
     retry_budget: float
+    group: GroupSetting | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -175,7 +196,7 @@ class SourceOptions:
             connect=connect_options(given),
             stream=values["stream"],
             subjects=values["subjects"] or (),
-            starting=_starting(starting, values["commit"], values["durable"], streaming=streaming),
+            starting=_starting(starting, values, streaming=streaming),
             ending=values["endingTimestamp"] or values["endingOffsets"] or Position("latest"),
             max_offsets=most,
             min_offsets=least,
@@ -191,14 +212,30 @@ class SourceOptions:
             durable=values["durable"],
             commit_last_batch=values["commitLastBatch"],
             retry_budget=values["retryBudget"],
+            group=_group(values),
         )
 
 
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp")
-_STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger", "durable")
+_STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger", "durable", "group", "member")
+_GROUPS_OWN = ("subjects", "durable", "partitionBy", "minOffsetsPerTrigger")
 
 
-def _starting(given: Position | None, commit: CommitMode, durable: str | None, *, streaming: bool) -> Position:
+def _group(values: dict[str, Any]) -> GroupSetting | None:
+    if (values["group"] is None) != (values["member"] is None):
+        raise ConfigError("group and member belong together: name the group and who in it the query is")
+    if values["group"] is None:
+        return None
+    given = [name for name in _GROUPS_OWN if values[name] is not None]
+    if values["commit"] != "none":
+        given.append("commit")
+    if given:
+        raise ConfigError(f"option {given[0]} has no meaning with group: the group decides what is read and committed")
+    return GroupSetting(values["group"], values["member"], values["groupKind"], values["groupAckWait"])
+
+
+def _starting(given: Position | None, values: dict[str, Any], *, streaming: bool) -> Position:
+    commit, durable = values["commit"], values["durable"]
     if commit != "none" and not streaming:
         raise ConfigError(f"commit={commit} has no meaning for a batch query: nothing tells when its result is stored")
     if (commit == "durable") != (durable is not None):
@@ -207,7 +244,7 @@ def _starting(given: Position | None, commit: CommitMode, durable: str | None, *
         if given is not None and given.at != "earliest":
             raise ConfigError("commit=purge deletes all up to what was read, so that it must start at earliest")
         return Position("earliest")
-    return given or Position("latest" if streaming else "earliest")
+    return given or Position("latest" if streaming and values["group"] is None else "earliest")
 
 
 def _partitioning(by: str | None, count: int, key: Tokens) -> Partitioning:

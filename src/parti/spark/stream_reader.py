@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -28,6 +28,9 @@ from parti.spark.source_options import SourceOptions
 from parti.spark.tasks import RangePartition, RangeTask, split
 from parti.wire.ranges import BehindLeader, RangeReader, StreamState
 
+if TYPE_CHECKING:
+    from parti.spark.group_progress import GroupProgress
+
 T = TypeVar("T")
 
 log = get_logger("spark.source")
@@ -46,6 +49,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._admission = Admission.of(options)
         self._commit = commit_of(options)
         self._link: DriverLink | None = None
+        self._group: GroupProgress | None = None
         self._prepared = False
         self._committed: tuple[str, int] | None = None
         self._target: tuple[str, int] | None = None  # of AvailableNow: (created, last sequence)
@@ -54,6 +58,8 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query starts; awaited through an outage, because a wrong start could never be put right."""
+        if (group := self._membership()) is not None:
+            return group.initial().to_json()
         return self._ask(self._initial).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -62,9 +68,11 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         `start` is done: Spark has stored the batch that ended there. This is the only sign of it for the last batch
         of a query, so that it is committed here as well as in `commit`.
         """
+        finite = self._target is not None or isinstance(limit, ReadAllAvailable)
+        if (group := self._membership()) is not None:
+            return group.latest(start, finite=finite).to_json()
         begin = self._offset(start)
         # Returning `start` ends a query that was started with AvailableNow or Once: those wait for the answer instead.
-        finite = self._target is not None or isinstance(limit, ReadAllAvailable)
         ask = self._ask if finite else self._ask_briefly
         if self._options.commit_last_batch and begin.sequence > begin.started:
             ask(lambda reader: self._commit_once(reader, begin))
@@ -79,17 +87,25 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The end of the stream as of this trigger, for `latestOffset` in the query's progress: lag is the rest."""
+        if (group := self._membership()) is not None:
+            found = group.report()
+            return None if found is None else found.to_json()
         state = self._seen or self._ask_briefly(lambda reader: reader.state(self._options.stream))
         self._seen = None
         return None if state is None else Offset(state.name, state.created, state.last_seq, 0).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to what the stream holds now, and nothing that comes later."""
+        if (group := self._membership()) is not None:
+            group.prepare_available_now()
         state = self._ask(lambda reader: reader.state(self._options.stream))
         self._target = (state.created, state.last_seq)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch; the same range for the same offsets, also in another run of the query."""
+        if (group := self._membership()) is not None:
+            found = group.ranges(start, end)
+            return [] if found is None else list(split(found.created, found.after, found.to, self._options, found))
         begin, finish = self._offset(start), self._offset(end)
         after = begin.begin_of(finish)
         if finish.sequence <= after:
@@ -115,9 +131,14 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def commit(self, end: dict[str, Any]) -> None:
         """The batch that ends here is in the checkpoint. A commit that fails now is repeated with the next one."""
-        self._ask_briefly(lambda reader: self._commit_once(reader, self._offset(end)))
+        if (group := self._membership()) is not None:
+            group.commit(end)
+        else:
+            self._ask_briefly(lambda reader: self._commit_once(reader, self._offset(end)))
 
     def stop(self) -> None:
+        if self._group is not None:
+            self._group.close()
         if self._link is not None:
             self._link.close()
 
@@ -126,6 +147,14 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _ask_briefly(self, question: Callable[[RangeReader], T]) -> T | None:
         return self._driver_link().ask_briefly(question)
+
+    def _membership(self) -> GroupProgress | None:
+        """The query as a member of its group: joined when the driver first asks, never by the copies for tasks."""
+        if self._group is None and self._options.group is not None:
+            from parti.spark.group_progress import GroupProgress
+
+            self._group = GroupProgress(self._options, self._options.group, self._driver_link(), self._clock)
+        return self._group
 
     def _driver_link(self) -> DriverLink:
         if self._link is None:

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import InputPartition
 from parti.errors import DataLoss, TransientError
 from parti.observe.logs import get_logger
 from parti.spark.columns import ColumnBuilder
+from parti.spark.group_columns import GroupRange
 from parti.spark.source_options import SourceOptions
 from parti.spark.worker_process import settle
 from parti.wire.options import ConnectOptions
@@ -30,17 +31,20 @@ _MOST_IDLE = 4
 class RangePartition(InputPartition):
     """The messages with `after` < sequence <= `to` of one incarnation of the stream."""
 
-    def __init__(self, created: str, after: int, to: int) -> None:
+    def __init__(self, created: str, after: int, to: int, group: GroupRange | None = None) -> None:
         super().__init__((after, to))
         self.created = created
         self.after = after
         self.to = to
+        self.group = group
 
     def __repr__(self) -> str:
         return f"RangePartition({self.after}, {self.to}]"
 
 
-def split(created: str, after: int, to: int, options: SourceOptions) -> list[RangePartition]:
+def split(
+    created: str, after: int, to: int, options: SourceOptions, group: GroupRange | None = None
+) -> list[RangePartition]:
     """The range as tasks of nearly the same size: none smaller than the minimum, unless the maximum asks for it.
 
     Every task costs about 25 ms (SPARK.md 3.2), reading 20,000 messages about 30 ms: smaller tasks are mostly cost.
@@ -52,7 +56,7 @@ def split(created: str, after: int, to: int, options: SourceOptions) -> list[Ran
     if options.max_records is not None:
         tasks = max(tasks, -(-count // options.max_records))
     cuts = [after + count * index // tasks for index in range(tasks + 1)]
-    return [RangePartition(created, low, high) for low, high in pairwise(cuts)]
+    return [RangePartition(created, low, high, group) for low, high in pairwise(cuts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,33 +92,39 @@ class RangeTask:
                 yield from self._read_what_is_left(reader, partition)
 
     def _read_all(self, reader: RangeReader, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-        wanted = self.columns.needed
-        for batch in self._batches(reader, partition, partition.after, wanted):
-            yield self.columns.build(batch)
+        for batch in self._batches(reader, partition, partition.after, self._needed(partition)):
+            yield self._built(partition, batch)
 
     def _read_what_is_left(self, reader: RangeReader, partition: RangePartition) -> Iterator[pa.RecordBatch]:
         """As `_read_all`, but what the stream lost meanwhile is logged and passed over."""
-        wanted = tuple({*self.columns.needed, "sequence"})
+        wanted = tuple({*self._needed(partition), "sequence"})
         position = partition.after
         while position < partition.to:
             try:
                 for batch in self._batches(reader, partition, position, wanted):
                     position = batch.column("sequence")[-1].as_py()
-                    yield self.columns.build(batch)
+                    yield self._built(partition, batch)
                 return
             except DataLoss as loss:
                 last = min(loss.first_available - 1, partition.to)
                 log.warning("source.data_lost", stream=self.stream, first=loss.first_missing, last=last)
                 position = max(position, last)
 
+    def _needed(self, partition: RangePartition) -> tuple[str, ...]:
+        return self.columns.needed if partition.group is None else partition.group.needed(self.columns)
+
+    def _built(self, partition: RangePartition, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return self.columns.build(batch) if partition.group is None else partition.group.build(self.columns, batch)
+
     def _batches(
         self, reader: RangeReader, partition: RangePartition, after: int, wanted: tuple[str, ...]
     ) -> Iterator[pa.RecordBatch]:
+        group = partition.group
         return reader.read(
-            self.stream,
+            self.stream if group is None else group.stream,
             after,
             partition.to,
-            subjects=self.subjects,
+            subjects=self.subjects if group is None else group.subjects,
             columns=wanted,
             created=partition.created,
         )

@@ -24,6 +24,7 @@ from parti.spark.pipeline.plan import Facts, Plan, choose
 from parti.spark.pipeline.policy import Policy, Retries
 from parti.spark.pipeline.source import PayloadKey
 from parti.spark.pipeline.stage import Kind
+from parti.spark.source_options import GroupKindName, GroupSetting
 from parti.wire.options import ConnectOptions
 from parti.worker.handler import is_async
 
@@ -93,6 +94,11 @@ class Pipeline:
     outcomes: Outcomes = field(default_factory=Outcomes)
     commit: Literal["none", "durable", "purge"] = "none"
     durable: str | None = None
+    group: str | None = None
+    """Read as a member of this consumer group of the stream, static or elastic: only the member's partitions."""
+    member: str | None = None
+    group_kind: GroupKindName = "auto"
+    """Which kind of group, when the name is used by several."""
     standby: Standby | None = None
     """Run behind a lease, so that further drivers may wait to take over."""
     nats: ConnectOptions = field(default_factory=ConnectOptions)
@@ -115,6 +121,27 @@ class Pipeline:
             raise ConfigError(f"pipeline {self.name}: with key {self.key} the partition is that of the key")
         if self.trigger != "available-now":
             parse_duration(self.trigger)
+        self._check_group()
+
+    def _check_group(self) -> None:
+        if (self.group is None) != (self.member is None):
+            raise ConfigError(f"pipeline {self.name}: group and member belong together")
+        if self.group is None:
+            return
+        theirs = {
+            "subjects": bool(self.subjects),
+            "partition_by": self.partition_by is not None,
+            "commit": self.commit != "none",
+            "durable": self.durable is not None,
+            f"key {self.key}": self.key.startswith(_PAYLOAD),
+        }
+        if given := [name for name, is_given in theirs.items() if is_given]:
+            raise ConfigError(f"pipeline {self.name}: {given[0]} does not go with group, which decides on partitions")
+        if self.retries.then == "park":
+            raise ConfigError(
+                f"pipeline {self.name}: parking does not go with group: when a partition moves to another member, what "
+                "is parked here would stay behind, and be overtaken. Use dead-letter or stop"
+            )
 
     @property
     def payload_key(self) -> PayloadKey | None:
@@ -132,6 +159,18 @@ class Pipeline:
         return Shape(counted=not (kept or results or parking), results=results, parking=parking)
 
     @property
+    def group_setting(self) -> GroupSetting | None:
+        """Which member of which group it is, if it is one."""
+        if self.group is None or self.member is None:
+            return None
+        return GroupSetting(self.group, self.member, self.group_kind)
+
+    @property
+    def scope(self) -> str:
+        """What the ids of results begin with: the same for all members of a group, whoever handles a message."""
+        return self.name if self.group is None else self.group
+
+    @property
     def policy(self) -> Policy:
         return Policy(self.retries)
 
@@ -144,7 +183,11 @@ class Pipeline:
 
     def source_options(self) -> dict[str, str]:
         """The options of the source, as Spark takes them; without the connection, which holds secrets."""
-        options = {"stream": self.stream, "commit": self.commit, "numPartitions": str(self.partitions)}
+        options = {"stream": self.stream}
+        if self.group is None:
+            options |= {"commit": self.commit, "numPartitions": str(self.partitions)}
+        else:
+            options |= {"group": self.group, "member": self.member or "", "groupKind": self.group_kind}
         optional = {
             "subjects": ",".join(self.subjects),
             "maxOffsetsPerTrigger": str(self.batch_size or ""),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from parti.spark.pipeline.files import Files
 
+_ANY = 1 << 63  # above every sequence
 _KEPT = 3  # folders of earlier epochs; a stale driver whose folder is gone fails, as it should
 # Commits before offsets: an offset written in between is a batch to be redone; a commit without its offset is nonsense.
 _COPIED = ("metadata", "commits", "offsets", "parked", "cost.json")
@@ -61,8 +62,11 @@ def replay_of(files: Files, checkpoint: str) -> Replay | None:
     before = files.read(f"{checkpoint}/offsets/{planned[-2]}") if len(planned) > 1 else None
     lines = text.splitlines()
     end = json.loads(lines[2])
+    planned_at = json.loads(lines[1])["batchTimestampMs"] / 1000
+    if "lease" in end:  # of a group: positions are those of its queue, ids are those of the stream behind it
+        return Replay(planned[-1], planned_at, _ANY, 0)
     start = json.loads(before.splitlines()[2])["sequence"] if before else end["started"]
-    return Replay(planned[-1], json.loads(lines[1])["batchTimestampMs"] / 1000, int(end["sequence"]), int(start))
+    return Replay(planned[-1], planned_at, int(end["sequence"]), int(start))
 
 
 def _numbers(files: Files, folder: str) -> list[int]:

@@ -23,13 +23,15 @@ def explain(pipeline: Pipeline, cores: int, measured_us: float | None = None) ->
         ("failures", _failures(pipeline)),
         ("results", "; ".join(_results(pipeline)) or "none"),
         ("outcomes", pipeline.outcomes.parquet or ("by a callable" if pipeline.outcomes.write else "counted only")),
-        ("position", f"{pipeline.checkpoint}, one folder an epoch; told to JetStream: {pipeline.commit}"),
+        ("position", f"{pipeline.checkpoint}, one folder an epoch; told to JetStream: {_commit(pipeline)}"),
         ("standby", _standby(pipeline)),
     ]
 
 
 def _source(pipeline: Pipeline) -> Iterator[str]:
     yield f"stream {pipeline.stream}"
+    if pipeline.group is not None:
+        yield f"as member {pipeline.member} of group {pipeline.group}: its partitions, while it has the pin;"
     if pipeline.subjects:
         yield f"subjects {', '.join(pipeline.subjects)}"
     yield f"from {pipeline.start_at}, at most {pipeline.batch_size or 'all'} messages a batch,"
@@ -39,7 +41,8 @@ def _source(pipeline: Pipeline) -> Iterator[str]:
 
 
 def _order(pipeline: Pipeline, plan: Plan) -> str:
-    key = f"by {pipeline.key}, hashed into {pipeline.partitions} partitions"
+    into = f"hashed into {pipeline.partitions}" if pipeline.group is None else "in the group's"
+    key = f"by {pipeline.key}, {into} partitions"
     if plan.kind is PlanKind.FUSED:
         return f"{key}; one task reads in stream order and runs the handler itself"
     return f"{key}; rows go to {plan.tasks} tasks by partition and are sorted by sequence"
@@ -75,6 +78,10 @@ def _results(pipeline: Pipeline) -> Iterator[str]:
         yield f"Parquet in {results.parquet}, one folder a batch"
     if results.write:
         yield "by a callable, once for each batch and again when it is replayed"
+
+
+def _commit(pipeline: Pipeline) -> str:
+    return pipeline.commit if pipeline.group is None else "as the group asks for it"
 
 
 def _standby(pipeline: Pipeline) -> str:

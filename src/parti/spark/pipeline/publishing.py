@@ -67,22 +67,29 @@ class Letters:
         return replace(self, fence=fences.get(self.stream))
 
 
-def id_scope(pipeline: str, stream: str, created: str) -> str:
+def id_scope(name: str, stream: str, created: str) -> str:
     """What the ids of all results begin with; a stream that is made anew counts from 1 again, and is another one."""
-    return f"{pipeline}:{stream}:{zlib.crc32(created.encode()):08x}"
+    return f"{name}:{stream}:{zlib.crc32(created.encode()):08x}"
 
 
 class TaskSinks:
     """The publishing side of one task. `flush` returns when everything is stored; errors come up in `check`."""
 
     def __init__(
-        self, results: ResultSink | None, letters: Letters | None, *, pipeline: str, stream: str, created: str = ""
+        self,
+        results: ResultSink | None,
+        letters: Letters | None,
+        *,
+        pipeline: str,
+        stream: str,
+        created: str = "",
+        scope: str = "",
     ) -> None:
         self._results = results
         self._letters = letters
         self._pipeline = pipeline
         self._stream = stream
-        self._scope = id_scope(pipeline, stream, created)
+        self._scope = id_scope(scope or pipeline, stream, created)
         self._lines = {
             kind: _Line(sink.connect, sink.stream, sink.fence, f"{pipeline}-{kind}")
             for kind, sink in (("results", results), ("letters", letters))

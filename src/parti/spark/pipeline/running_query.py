@@ -22,6 +22,7 @@ from typing import Any
 from parti.config.units import parse_duration
 from parti.errors import FatalError, PartiError
 from parti.observe.logs import get_logger
+from parti.spark.group_lookup import look_up
 from parti.spark.pipeline import epochs
 from parti.spark.pipeline.batches import BatchRunner, Totals
 from parti.spark.pipeline.definition import Pipeline
@@ -192,6 +193,8 @@ class RunningPipeline:
     def _begin(self, epoch: int) -> Any:
         pipeline, spark = self.pipeline, self._spark
         self.epoch = epoch
+        if (setting := pipeline.group_setting) is not None:
+            look_up(pipeline.nats, pipeline.stream, setting)  # a wrong name is told here, and not by Spark later
         files = Files(spark, pipeline.checkpoint)
         checkpoint = epochs.prepare(files, epoch)
         cost = json.loads(files.read(f"{checkpoint}/cost.json") or "{}")
@@ -236,11 +239,12 @@ class RunningPipeline:
         if target is not None:
             assert pipeline.results.subject is not None
             replay = epochs.replay_of(files, checkpoint)
-            known = known_results(nats, target, replay, scope=id_scope(pipeline.name, pipeline.stream, created))
+            known = known_results(nats, target, replay, scope=id_scope(pipeline.scope, pipeline.stream, created))
             results = ResultSink(nats, target.stream, pipeline.results.subject, known=known)
         stage = Stage(
             handler=pipeline.handler,
             pipeline=pipeline.name,
+            scope=pipeline.scope,
             stream=pipeline.stream,
             created=created,
             kind=pipeline.kind,

@@ -43,6 +43,8 @@ class Stage:
     batch_rows: int = 10_000  # messages of one call of a batch function
     created: str = ""
     """When the stream was made, which is part of the ids of results."""
+    scope: str = ""
+    """What the ids of results begin with; the pipeline's name when it is empty."""
     owner: str = ""
     epoch: int = 0
     shape: Shape = field(default_factory=Shape)
@@ -66,7 +68,7 @@ class Stage:
         from parti.spark.pipeline.running import run_inline, run_lanes
 
         settle()
-        named = {"pipeline": self.pipeline, "stream": self.stream, "created": self.created}
+        named = {"pipeline": self.pipeline, "stream": self.stream, "created": self.created, "scope": self.scope}
         with TaskSinks(self.results, self.letters, **named) as sinks:
             if self.kind != "message":
                 run = run_batches
