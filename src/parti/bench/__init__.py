@@ -15,4 +15,5 @@ BENCHMARKS: Final[dict[str, str]] = {
     "pipeline": "parti.bench.pipeline",
     "group": "parti.bench.group",
     "deliver": "parti.bench.deliver",
+    "audit": "parti.bench.audit",
 }

@@ -12,6 +12,7 @@ _COMMANDS = {
     "doctor": Entry("parti.cli.doctor:doctor", "Check this machine and the NATS server, and say what to do."),
     "worker": Entry("parti.cli.worker:worker", "Run a worker process from a configuration file."),
     "migrate": Entry("parti.cli.migrate:migrate", "Move from one durable per partition to parti, without loss."),
+    "audit": Entry("parti.cli.audit:audit", "Judge what was published against what took effect."),
     "config": Entry("parti.cli.config:config", "Show the configuration and where each value comes from."),
     "group": Entry("parti.cli.group:group", "Work with partitioned consumer groups."),
     "dlq": Entry("parti.cli.dlq:dlq", "List, show, replay and purge dead letters."),

@@ -1,0 +1,11 @@
+"""The audit: what was published against what took effect, judged from the data alone, as a few Spark jobs.
+
+After `audit(...)` returned a report with `ok`, every message of the range took effect or rests in the dead letters, no
+key went backwards, and no partition had two owners in an epoch. It trusts no counter of any worker.
+"""
+
+from parti.audit.model import Finding, Report, Side
+from parti.audit.run import Rules, audit
+from parti.audit.sources import Effects, Published
+
+__all__ = ["Effects", "Finding", "Published", "Report", "Rules", "Side", "audit"]

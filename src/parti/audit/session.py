@@ -1,0 +1,38 @@
+"""The Spark session of an audit: little memory, quiet, on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from parti.spark.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SETTINGS: Final[dict[str, Any]] = {
+    "spark.ui.enabled": "false",
+    # The data is in the Python workers; the JVM moves and sorts packets, and spills what does not fit.
+    "spark.driver.memory": "700m",
+    "spark.executor.memory": "700m",
+    # Rows hold packets of effects here, up to 8 MB each: a batch of them must stay small.
+    "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
+}
+
+
+@contextmanager
+def audit_session(master: str = "local[*]") -> Iterator[SparkSession]:
+    """A session for `audit`, stopped in the end; one that runs already is used as it is and goes on."""
+    from pyspark.sql import SparkSession
+
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        yield running
+        return
+    spark = session("parti audit", master=master, **_SETTINGS)
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
+        spark.stop()
