@@ -50,6 +50,7 @@ class Desk:
         self._kick_due = False
         self._tight = False  # less room than one round of pulls needs
         self._room = asyncio.Event()
+        self._starved = 0  # range reads that wait for room
         self._last_read = 0.0
         self._spacing = 1.0  # stream sequences from one of our messages to the next
 
@@ -209,11 +210,15 @@ class Desk:
             del state.open[given_up.sequence]
             self.ledger.in_hand -= 1
             answers.append(ACK % given_up._reply)
+        if self._starved:
+            self._kick_later()  # a read may wait for the very room that this made
         return answers
 
     def _give_up(self, state: PartitionState, answers: list[bytes]) -> int:
         """A stopped partition must not fill the desk: beyond its share its messages are read again if it goes on."""
-        if len(state.open) <= self.config.capacity // 4 or state.running or self.retention is not Retention.LIMITS:
+        if len(state.open) <= self.config.capacity // 4 or self.retention is not Retention.LIMITS:
+            return 0
+        if state.running or state.unfinished:
             return 0
         count = len(state.open)
         state.target, state.seen, state.range_end = state.seen, min(state.open) - 1, None
@@ -222,6 +227,7 @@ class Desk:
         state.ranged = 0
         for lane in state.lanes.values():
             lane.queue.clear()
+        self._kick_later()
         return count
 
     def release_held(self, state: PartitionState) -> None:
@@ -261,7 +267,7 @@ class Desk:
             self.connection.write(ACK % message._reply)
         if not self.ledger.in_hand:
             self._metrics.set(m.INFLIGHT, 0)
-        if self._tight:
+        if self._tight or self._starved:
             self._kick_later()
 
     def _kick_later(self) -> None:
@@ -286,8 +292,11 @@ class Desk:
         """Return when another message may be taken."""
         while self.ledger.in_hand >= self.config.capacity:
             self._room.clear()
-            self._tight = True
-            await self._room.wait()
+            self._starved += 1
+            try:
+                await self._room.wait()
+            finally:
+                self._starved -= 1
 
     def drop(self, state: PartitionState) -> None:
         """Forget what is in hand of a partition that is no longer ours; on limits its acks are bookkeeping only."""
