@@ -1,5 +1,7 @@
 """`parti prove converge`: ten workers get 900 new partitions. How long until they are spread evenly and consumed?
 
+Then ten more join. How long until every worker has its share of the partitions that are in use?
+
 Kafka's own figures for this case: 103 s with the classic protocol, 5 s with KIP-848.
 """
 
@@ -11,7 +13,7 @@ from time import process_time
 
 from parti.bench.goals import Figure
 from parti.bench.report import Option, Proof, RunContext
-from parti.clock import SystemClock
+from parti.clock import Clock, SystemClock
 from parti.manager import StaticSource
 from parti.prove.cluster_faults import Servers
 from parti.prove.fleet import STREAM, Fleet
@@ -63,6 +65,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
         balanced = clock.now() - began
         writes, used = fleet.claim_writes() - before, process_time() - used
         shares = [len(m.owned()) for m in fleet.managers]
+        joined = await _join(fleet, int(ctx.options["joining"]), clock)
         verdict = await sink.complete(30.0)
         return {
             "workers": workers,
@@ -72,9 +75,20 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
             "cpu_s": round(used, 2),
             "claim_writes_each": round(writes / count, 2),
             "peak_over_mean": round(max(shares) * workers / sum(shares), 3),
+            "joined_s": round(joined, 2),
             "lost": verdict.lost,
             "duplicates": verdict.duplicated,
         }
+
+
+async def _join(fleet: Fleet, count: int, clock: Clock) -> float:
+    """Seconds from the moment that so many workers more are live until they have their share."""
+    if not count:
+        return 0.0
+    await fleet.start(count)
+    began = clock.now()
+    await fleet.moved_evenly(120.0)
+    return clock.now() - began
 
 
 async def _publish(js: JetStreamApi, sink: Sink, name: str) -> None:
@@ -90,6 +104,7 @@ PROOF = Proof(
     options=(
         Option("workers", 10, "workers"),
         Option("partitions", 900, "new partitions"),
+        Option("joining", 10, "workers that join the running fleet afterwards"),
         Option("layout", "per-worker", "per-worker or per-partition"),
     ),
 )

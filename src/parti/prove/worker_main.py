@@ -66,7 +66,11 @@ async def work(settings: dict[str, Any]) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
     await manager.start(120.0)
     say("live", worker=manager.worker_id)
-    await asked.wait()
+    stop = asyncio.ensure_future(asked.wait())
+    await asyncio.wait({stop, manager.ended()}, return_when=asyncio.FIRST_COMPLETED)
+    if not stop.done():
+        stop.cancel()
+        await manager.ended()  # a bug: end with its traceback instead of standing by in silence
     await manager.stop(returning=bool(settings["returning"]))
     await sink.close()
     await connection.close()
