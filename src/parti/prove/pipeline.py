@@ -3,9 +3,10 @@
 Real processes on a real server. Two drivers share each pipeline behind its lease; messages are published all the while,
 and every result is stored in a second stream. In each trial something goes wrong: Python workers, the driver or an
 executor get SIGKILL, the server is killed and started again, or the driver that runs is frozen past its lease, at any
-point of a batch, and woken when the other has taken over. The judge reads nothing but the result stream: each message
-once, in order for its key, no owner twice in an epoch, nothing of a stale epoch behind a later one. Each plan is tried
-with a plain and an async handler. The control, which handles ranges without a shuffle, must fail before this judge.
+point of a batch or exactly between its sink and its commit, and woken when the other has taken over. The judge reads
+nothing but the result stream: each message once, in order for its key, no owner twice in an epoch, nothing of a stale
+epoch behind a later one. Each plan is tried with a plain and an async handler, on one machine and on a standalone
+cluster with two executors. The control, which handles ranges without a shuffle, must fail before this judge.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import pyarrow as pa
 from parti.bench.goals import Figure
 from parti.bench.load import create_stream, delete_stream
 from parti.bench.report import Advance, Option, Proof, RunContext
+from parti.prove.pipeline_cluster import StandaloneCluster, standalone
+from parti.prove.pipeline_driver import PAUSE
 from parti.prove.pipeline_process import PipelineDriver
 from parti.prove.spark_process import WITHIN
 from parti.testing import NatsServer, eventually_blocking
@@ -35,17 +38,29 @@ from parti.wire.ranges import RangeReader
 SOURCE, SINK = "PIPEIN", "PIPEOUT"
 _KEYS = 50
 _TTL = 3.0
-Fault = Literal["workers", "driver", "zombie", "server", "executor"]
-_FAULTS: tuple[Fault, ...] = ("workers", "zombie", "driver", "server")
+Fault = Literal["workers", "driver", "zombie", "commit", "server", "executor"]
+_FAULTS: tuple[Fault, ...] = ("workers", "zombie", "driver", "commit", "server")
 _MODES = (("shuffled", "async"), ("fused", "plain"), ("shuffled", "plain"), ("fused", "async"))
-_CLUSTER = "local-cluster[2,1,1024]"
+_ON_CLUSTER: tuple[tuple[str, str, tuple[Fault, ...]], ...] = (
+    ("shuffled", "async", ("executor", "commit", "workers", "driver", "zombie")),
+    ("fused", "plain", ("executor", "driver", "commit")),
+)
 
 
 class _Scene:
     """One pipeline with its streams and its two drivers, and what is known of them."""
 
-    def __init__(self, server: NatsServer, folder: Path, rng: random.Random, **mode: Any) -> None:
+    def __init__(
+        self,
+        server: NatsServer,
+        folder: Path,
+        rng: random.Random,
+        mode: dict[str, Any],
+        cluster: StandaloneCluster | None = None,
+    ) -> None:
         self.server = server
+        self._folder = folder
+        self._cluster = cluster
         self.options = ConnectOptions(servers=(server.url,))
         self.rng = rng
         self.history = History()
@@ -122,13 +137,17 @@ class _Scene:
         """Something goes wrong; a driver is killed or frozen while it is the one that runs."""
         match fault:
             case "workers":
-                hit = sum(driver.kill_workers(self.rng) for driver in self.drivers)
+                places = self.drivers if self._cluster is None else [self._cluster]
+                hit = sum(place.kill_workers(self.rng) for place in places)
             case "executor":
-                hit = sum(driver.kill_executor(self.rng) for driver in self.drivers)
+                assert self._cluster is not None
+                hit = self._cluster.kill_executor(self.rng)
             case "driver":
                 hit = self._active().kill()
             case "zombie":
-                hit = self._zombie()
+                hit = self._zombie(self._active())
+            case "commit":
+                hit = self._zombie(self._stopped_before_commit())
             case "server":
                 self.server.kill()
                 threading.Event().wait(self.rng.uniform(0.1, 2.0))
@@ -136,13 +155,21 @@ class _Scene:
                 hit = 1
         self.counts[f"{fault}_hits"] += bool(hit)
 
-    def _zombie(self) -> int:
+    def _zombie(self, active: PipelineDriver) -> int:
         """Freeze the driver that runs past its lease, and wake it when the other one runs or is about to."""
-        active = self._active()
         frozen = active.freeze()
         threading.Event().wait(_TTL * self.rng.uniform(1.5, 4.0))
         active.thaw(frozen)
         return 1
+
+    def _stopped_before_commit(self) -> PipelineDriver:
+        """A driver that has stopped itself when the results of a batch were stored and its commit was not."""
+        for driver in self.drivers:
+            driver.paused.clear()
+        (self._folder / PAUSE).touch()
+        self.publish(100)  # so that there is a batch to stop in
+        eventually_blocking(lambda: any(driver.paused.is_set() for driver in self.drivers), WITHIN, "a driver stops")
+        return next(driver for driver in self.drivers if driver.paused.is_set())
 
     def _active(self) -> PipelineDriver:
         """The driver whose result came last: owners are called by host and process."""
@@ -168,15 +195,19 @@ def run(ctx: RunContext) -> dict[str, Figure]:
     with (
         tempfile.TemporaryDirectory(prefix="parti-prove-") as text,
         NatsServer() as server,
-        ctx.progress("pipeline", total=trials * len(modes) + 2) as advance,
+        ctx.progress("pipeline", total=trials * len(modes) + (0 if ctx.quick else 8) + 1) as advance,
     ):
         for number, (plan, handler) in enumerate(modes):
-            mode = {"plan": plan, "handler": handler, "master": "local[2]", "per_trigger": messages // 4}
             faults = [_FAULTS[trial % len(_FAULTS)] for trial in range(trials)]
-            _scene(server, Path(text) / str(number), rng, mode, faults, messages, totals, wrong, advance)
+            mode = _mode(plan, handler, "local[2]", messages // 4, pauses="commit" in faults)
+            scene = _Scene(server, _made(Path(text) / str(number)), rng, mode)
+            _play(scene, faults, messages, totals, wrong, advance)
         if not ctx.quick:
-            mode = {"plan": "shuffled", "handler": "async", "master": _CLUSTER, "per_trigger": messages // 4}
-            _scene(server, Path(text) / "cluster", rng, mode, ["executor"], messages, totals, wrong, advance)
+            with standalone(Path(text) / "spark") as cluster:
+                for plan, handler, several in _ON_CLUSTER:
+                    mode = _mode(plan, handler, cluster.url, messages // 4, pauses=True)
+                    scene = _Scene(server, _made(Path(text) / f"cluster-{plan}"), rng, mode, cluster)
+                    _play(scene, list(several), messages, totals, wrong, advance)
         control = _control(server, Path(text) / "control", rng, messages)
         advance(1)
     return {
@@ -187,22 +218,29 @@ def run(ctx: RunContext) -> dict[str, Figure]:
     }
 
 
-def _scene(
-    server: NatsServer,
-    folder: Path,
-    rng: random.Random,
-    mode: dict[str, Any],
+def _mode(plan: str, handler: str, master: str, per_trigger: int, *, pauses: bool) -> dict[str, Any]:
+    """What its drivers are told."""
+    return {"plan": plan, "handler": handler, "master": master, "per_trigger": per_trigger, "pauses": pauses}
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _play(
+    scene: _Scene,
     faults: list[Fault],
     messages: int,
     totals: Counter[str],
     wrong: Counter[str],
     advance: Advance,
 ) -> None:
-    folder.mkdir()
-    scene = _Scene(server, folder, rng, **mode)
+    """Fault after fault under load, then the verdict."""
+    rng = scene.rng
     try:
         for fault in faults:
-            scene.staff(2 if mode["master"].startswith("local[") else 1)
+            scene.staff()
             before = scene.handled()
             scene.publish(messages)
             # A moment by progress and a moment by time: anywhere in a batch, between sink and commit, or between two.
@@ -222,9 +260,7 @@ def _scene(
 
 def _control(server: NatsServer, folder: Path, rng: random.Random, messages: int) -> Verdict:
     """The same judge over ranges without a shuffle: it has to find inversions, or it proves nothing."""
-    folder.mkdir()
-    mode = {"plan": "ranges", "handler": "plain", "master": "local[2]", "per_trigger": messages}
-    scene = _Scene(server, folder, rng, **mode)
+    scene = _Scene(server, _made(folder), rng, _mode("ranges", "plain", "local[2]", messages, pauses=False))
     try:
         scene.publish(messages)  # before the driver starts, so that one batch has them all
         scene.staff(1)
@@ -246,5 +282,5 @@ PROOF = Proof(
         "stale_accepted": "== 0",
         "control_inversions": ">= 1",
     },
-    options=(Option("trials", 8, "faults of each mode"), Option("messages", 4_000, "messages of a trial")),
+    options=(Option("trials", 10, "faults of each mode"), Option("messages", 4_000, "messages of a trial")),
 )

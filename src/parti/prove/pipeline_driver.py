@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 from pyspark.sql.functions import spark_partition_id
 
-from parti.spark.pipeline import Emit, Pipeline, Results, Standby
+from parti.spark.pipeline import Emit, Outcomes, Pipeline, Results, Standby
 from parti.spark.pipeline.publishing import ResultSink
 from parti.spark.pipeline.stage import Stage
 from parti.spark.session import session
@@ -28,6 +29,8 @@ from parti.wire.options import ConnectOptions
 from parti.worker.message import Message
 
 NAME = "proof"
+PAUSE = "pause"
+"""In the folder of the proof: whoever runs the next batch stops behind its sinks and before its commit."""
 _RANGES = 2  # tasks of the control
 
 
@@ -53,8 +56,9 @@ _HANDLERS = {"plain": plain, "async": waiting}
 
 def main(config: dict[str, Any]) -> int:
     conf: dict[str, Any] = {"spark.ui.enabled": "false", "spark.sql.warehouse.dir": f"{config['folder']}/warehouse"}
-    if config["master"].startswith("local-cluster"):
-        conf |= {"spark.executor.memory": "512m", "spark.executor.instances": "2"}
+    if config["master"].startswith("spark://"):
+        conf |= {"spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.cores.max": "2"}
+        conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     spark = session("parti-prove-pipeline", master=config["master"], fast_checkpoints=True, **conf)
     spark.sparkContext.setLogLevel("OFF")
     threading.Thread(target=_end_with_input, daemon=True).start()
@@ -81,9 +85,25 @@ def _pipeline(config: dict[str, Any], handler: Any) -> Pipeline:
         checkpoint=str(Path(config["folder"]) / "checkpoint"),
         batch_size=config["per_trigger"],
         results=Results(subject=f"{config['sink']}.{{key}}"),
+        outcomes=Outcomes(write=_pausing(Path(config["folder"]) / PAUSE)) if config["pauses"] else Outcomes(),
         standby=Standby(ttl=config["ttl"], renew_every=config["ttl"] / 4, margin=0.3),
         nats=ConnectOptions(servers=(config["url"],)),
     )
+
+
+def _pausing(flag: Path) -> Any:
+    """A sink of outcomes that stops this process when the flag is there: all is stored, nothing is committed."""
+
+    def write(frame: Any, number: int) -> None:
+        frame.write.format("noop").mode("append").save()
+        try:
+            flag.unlink()
+        except FileNotFoundError:
+            return
+        _say({"paused": number})
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    return write
 
 
 def _ranges(spark: Any, config: dict[str, Any], handler: Any) -> None:

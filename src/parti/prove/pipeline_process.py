@@ -23,6 +23,8 @@ class PipelineDriver:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.failures: list[str] = []
+        self.paused = threading.Event()
+        """It has stopped itself between the sink and the commit of a batch."""
         self._ready = threading.Event()
         self._log = (Path(config["folder"]) / "driver.log").open("ab")
         command = [sys.executable, "-m", "parti.prove.pipeline_driver", json.dumps(config)]
@@ -63,12 +65,6 @@ class PipelineDriver:
         workers = [process for process in tree if process.is_python_worker and process.parent in daemons]
         return kill(rng.sample(workers, rng.randint(1, len(workers)))) if workers else 0
 
-    def kill_executor(self, rng: random.Random) -> int:
-        """SIGKILL of one executor JVM of a local cluster."""
-        tree = below(self._process.pid)
-        executors = [process for process in tree if "CoarseGrainedExecutorBackend" in process.command]
-        return kill([rng.choice(executors)]) if executors else 0
-
     def freeze(self) -> list[Seen]:
         """SIGSTOP of everything, the driver first; what to thaw."""
         os.kill(self._process.pid, signal.SIGSTOP)
@@ -102,6 +98,8 @@ class PipelineDriver:
                 continue  # a library that prints
             if "ready" in message:
                 self._ready.set()
+            elif "paused" in message:
+                self.paused.set()
             elif "failed" in message:
                 self.failures.append(message["failed"])
         self._ready.set()  # it ended: whoever waits must look

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from parti.config.units import parse_duration
 from parti.spark.pipeline.definition import Pipeline
 from parti.spark.pipeline.plan import Plan, PlanKind
 from parti.worker.dead_letters import dead_letter_stream
@@ -15,8 +16,8 @@ def explain(pipeline: Pipeline, cores: int, measured_us: float | None = None) ->
     plan = pipeline.planned(cores, measured_us)
     return [
         ("pipeline", f"{pipeline.name}, on {pipeline.master} with {cores} cores"),
-        ("plan", f"{plan.kind} ({plan.reason})"),
-        ("estimate", f"fused {plan.fused_us} us a message, shuffled {plan.shuffled_us} us"),
+        ("plan", str(plan.kind)),
+        ("why", f"{plan.reason}; on {cores} cores a message takes about {_estimates(plan)}"),
         ("source", " ".join(_source(pipeline))),
         ("order", _order(pipeline, plan)),
         ("handler", _handler(pipeline)),
@@ -28,16 +29,24 @@ def explain(pipeline: Pipeline, cores: int, measured_us: float | None = None) ->
     ]
 
 
+def _estimates(plan: Plan) -> str:
+    return f"{plan.fused_us} us fused and {plan.shuffled_us} us shuffled"
+
+
 def _source(pipeline: Pipeline) -> Iterator[str]:
     yield f"stream {pipeline.stream}"
     if pipeline.group is not None:
-        yield f"as member {pipeline.member} of group {pipeline.group}: its partitions, while it has the pin;"
+        yield f"as member {pipeline.member} of group {pipeline.group}, while it has the pin: its partitions,"
     if pipeline.subjects:
         yield f"subjects {', '.join(pipeline.subjects)}"
-    yield f"from {pipeline.start_at}, at most {pipeline.batch_size or 'all'} messages a batch,"
-    yield (
-        "what is there and then the end" if pipeline.trigger == "available-now" else f"a batch every {pipeline.trigger}"
-    )
+    yield f"from {pipeline.start_at if pipeline.group is None else 'where the group is'};"
+    yield f"at most {pipeline.batch_size or 'all'} messages a batch,"
+    if pipeline.trigger == "available-now":
+        yield "what is there and then the end"
+    elif parse_duration(pipeline.trigger):
+        yield f"a batch every {pipeline.trigger}"
+    else:
+        yield "batch after batch without a pause"
 
 
 def _order(pipeline: Pipeline, plan: Plan) -> str:

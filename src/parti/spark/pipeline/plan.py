@@ -76,8 +76,5 @@ def choose(facts: Facts) -> Plan:
     if facts.wanted != "auto":
         return made(PlanKind(facts.wanted), "asked for")
     origin = "measured" if facts.measured_us is not None and facts.handler != "async" else "assumed"
-    figures = f"{fused:.1f} us a message fused, {shuffled:.1f} us shuffled on {facts.cores} cores"
-    handler = f"a handler of {facts.handler_us:.1f} us ({facts.handler}, {origin})"
-    if fused <= shuffled:
-        return made(PlanKind.FUSED, f"{handler}: {figures}")
-    return made(PlanKind.SHUFFLED, f"{handler}: {figures}")
+    kind = PlanKind.FUSED if fused <= shuffled else PlanKind.SHUFFLED
+    return made(kind, f"the cheaper one for a handler of {facts.handler_us:.1f} us ({facts.handler}, {origin})")
