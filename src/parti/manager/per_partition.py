@@ -141,6 +141,7 @@ class PerPartitionPlane:
                 self._slots[partition] = replace(held, queued=dropped_from - 1, tail=last_started)
         try:
             async with asyncio.timeout(self._parts.config.drain_timeout):
+                await asyncio.gather(*(flow.state.finished() for flow in self._flows.values()))
                 await self._pool.idled()
         except TimeoutError:
             self._parts.recorder.event("worker.drain_timeout", op="close", result="released", warn=True)

@@ -132,25 +132,20 @@ class SlotFlow:
         self._pool.resume(self.state)
 
     def stop(self) -> tuple[int, int | None]:
-        """Start nothing more and drop what has not started: (last started, first dropped)."""
+        """Start nothing more but what has to be finished, and drop the rest: (last to be finished, first dropped)."""
         self.end_pull()
-        self.state.stopped = True
-        running = {
-            runner.lane.queue[0].sequence
-            for runner in self._pool.running
-            if runner.lane is not None and runner.lane.state is self.state and runner.lane.queue
-        }
-        dropped = sorted(sequence for sequence in self.state.open if sequence not in running)
+        self.state.stop(self._pool.running_of(self.state))
+        dropped = sorted(sequence for sequence in self.state.open if sequence > self.state.finish)
         for sequence in dropped:
             message = self.state.open.pop(sequence)
             if message in message._lane.queue:
                 message._lane.queue.remove(message)
-        return max(running, default=0), dropped[0] if dropped else None
+        return max(self.state.open, default=0), dropped[0] if dropped else None
 
     def discard(self) -> None:
         """Forget everything, unacked: it is not ours."""
         self.end_pull()
-        self.state.stopped = True
+        self.state.stopped, self.state.finish, self.state.furthest = True, 0, 0
         self.state.open.clear()
         for lane in self.state.lanes.values():
             lane.queue.clear()
@@ -160,6 +155,7 @@ class SlotFlow:
         if self.state.open.pop(message.sequence, None) is None:
             return False
         self.state.done += 1
+        self.state.furthest = max(self.state.furthest, message.sequence)
         self._acks.append((message.sequence, message._reply))
         self._write(ACK % message._reply)
         return True

@@ -296,22 +296,20 @@ class Assigner:
     # -- partitions that go -------------------------------------------------------------------------------------------
 
     async def stop(self, state: PartitionState) -> None:
-        """Start nothing more of the partition, and wait for what runs; what takes too long is cancelled."""
-        state.stopped = True
-        if not state.running:
-            return
-        idle = state.idle = state.idle or asyncio.Event()
+        """When this returns nothing of the partition runs or will start, and its cursor is exact.
+
+        What takes longer than `drain_timeout` is cancelled; then later messages of other keys may be repeated.
+        """
+        state.stop(self._desk.pool.running_of(state))
         try:
-            async with asyncio.timeout(self._config.drain_timeout if self.cancellable else None):
-                await idle.wait()
+            async with asyncio.timeout(self._config.drain_timeout):
+                await state.finished()
         except TimeoutError:
-            for runner in list(self._desk.pool.running):
+            state.finish = 0
+            for runner in list(self._desk.pool.running) if self.cancellable else ():
                 if runner.lane is not None and runner.lane.state is state and runner.task is not None:
                     runner.task.cancel()
-            await idle.wait()
-        finally:
-            if state.idle is idle:
-                state.idle = None
+            await state.finished()
 
     async def _stop_all(self, states: Iterable[PartitionState]) -> None:
         async with asyncio.TaskGroup() as group:
@@ -387,7 +385,7 @@ class Assigner:
         self.positions.clear()
         for state in ledger.states.values():
             self._desk.drop(state)
-            state.seen, state.target, state.range_end = 0, None, None
+            state.seen, state.furthest, state.target, state.range_end = 0, 0, None, None
         self._recorder.event("worker.stream_replaced", op="create", result="started_over", warn=True)
 
     def _set_worker(self, worker_id: str) -> None:

@@ -56,7 +56,7 @@ class Attempts:
         """None when the message was let go, else the seconds after which it is to be tried again."""
         state = message._lane.state
         if not self._may_start(state.lease):
-            state.stopped = True
+            state.stopped, state.finish = True, 0
             self._recorder.event("worker.fenced", op="start", result="refused", partition=state.id, warn=True)
             return 0.0
         message.attempt += 1

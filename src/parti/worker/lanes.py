@@ -93,6 +93,11 @@ class LanePool:
         """The runners that are inside a handler."""
         return (runner for runner in self._runners if runner.lane is not None)
 
+    def running_of(self, state: PartitionState) -> set[int]:
+        """The sequences of this partition that are inside a handler."""
+        lanes = (runner.lane for runner in self.running)
+        return {lane.queue[0].sequence for lane in lanes if lane is not None and lane.state is state and lane.queue}
+
     def push(self, message: Message) -> None:
         """Queue a message behind all others of its lane."""
         lane = message._lane
@@ -190,7 +195,7 @@ class LanePool:
         runner.lane = lane
         try:
             for _ in range(QUANTUM):
-                if not queue or state.stopped or self._halted:
+                if not queue or self._halted or (state.stopped and not state.may_start(queue[0])):
                     break
                 message = queue[0]
                 state.running += 1
@@ -214,7 +219,7 @@ class LanePool:
             raise
         finally:
             runner.lane = None
-        if queue and not state.stopped and not self._halted:
+        if queue and not self._halted and state.may_start(queue[0]):
             self._ready.append(lane)
             self._check_later()
             return
@@ -236,7 +241,7 @@ class LanePool:
 
     def _due(self, lane: Lane) -> None:
         lane.scheduled = False
-        if lane.queue and not lane.state.stopped and not self._halted:
+        if lane.queue and not self._halted and lane.state.may_start(lane.queue[0]):
             self.schedule(lane)
 
     def _again(self, message: Message) -> None:
@@ -246,8 +251,8 @@ class LanePool:
             return
         lane = message._lane = state.lane(message._lane.key)
         if lane.scheduled:
-            lane.queue.append(message)  # its head may be in flight
+            lane.queue.insert(1, message)  # its head may be in flight
         else:
             lane.queue.appendleft(message)
-        if not lane.scheduled and not state.stopped:
+        if not lane.scheduled and state.may_start(message):
             self.schedule(lane)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from parti.model import Lease, Partition, PartitionId
@@ -28,6 +29,8 @@ class PartitionState:
     __slots__ = (
         "dead_letters",
         "done",
+        "finish",
+        "furthest",
         "held",
         "id",
         "idle",
@@ -58,6 +61,8 @@ class PartitionState:
         self.open: dict[int, Message] = {}  # in hand: queued, running, waiting for a retry, or held
         self.held: deque[Message] = deque()
         self.stopped = False
+        self.finish = 0
+        self.furthest = 0  # the highest sequence that is done: with a lane per key, earlier ones may not be
         self.running = 0
         self.idle: asyncio.Event | None = None
         self.lanes: dict[str, Lane] = {}
@@ -83,6 +88,31 @@ class PartitionState:
             self.range_end = None
             if self.whole is not None:
                 self.whole.set()
+
+    def stop(self, running: Iterable[int]) -> None:
+        """Start nothing more, but for what lies below something that was started: then one cursor says what is done.
+
+        With a lane per key, or in relaxed order, one message can be done before an earlier one. Leaving the earlier one
+        to the next owner would repeat the later one there.
+        """
+        if not self.stopped:
+            self.stopped, self.finish = True, max(self.furthest, *running, 0)
+
+    def may_start(self, message: Message) -> bool:
+        return not self.stopped or message.sequence <= self.finish
+
+    @property
+    def unfinished(self) -> bool:
+        """Stopped, and something is left that has to be finished before the cursor is exact."""
+        return self.stopped and any(sequence <= self.finish for sequence in self.open)
+
+    async def finished(self) -> None:
+        """Return when nothing of the stopped partition runs, and nothing is unfinished."""
+        while self.running or self.unfinished:
+            idle = self.idle = self.idle or asyncio.Event()
+            await idle.wait()
+            if self.idle is idle:
+                self.idle = None
 
     def lane(self, key: str) -> Lane:
         """The lane of a key, made when it is first needed."""
@@ -163,6 +193,8 @@ class Ledger:
         if state.open.pop(message.sequence, None) is None:
             return False
         self.in_hand -= 1
+        if message.sequence > state.furthest:
+            state.furthest = message.sequence
         if message.delivered == 0:
             state.ranged -= 1
             state.check_whole()

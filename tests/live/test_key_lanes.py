@@ -1,0 +1,115 @@
+"""A lane per key: keys overtake each other, and a planned move repeats none of them all the same."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from manager_fleet import Fleet, fleet_on, stopping
+
+from parti.manager import Manager
+from parti.testing import NatsServer, eventually
+from parti.wire.api import JetStreamApi
+from parti.worker import Message, Retry, WorkerConfig, WorkerConsumer
+
+LONG = {"prepare_timeout": 60.0, "commit_timeout": 60.0, "shutdown_timeout": 60.0}
+
+
+class Keyed:
+    """One partition with several keys; messages of the key `slow` wait in their handler until they are let go."""
+
+    def __init__(self, fleet: Fleet, layout: str) -> None:
+        self.fleet = fleet
+        self.layout = layout
+        self.done: list[tuple[int, str, int]] = []
+        self.inside: list[int] = []
+        self.retry_once = False
+        self._retried: set[int] = set()
+
+    async def worker(self) -> Manager:
+        number = len(self.fleet.managers)
+        connection = await self.fleet.connection()
+        config = WorkerConfig(
+            stream=self.fleet.stream,
+            subject_template=f"{self.fleet.stream}.{{partition}}.*",
+            lanes="key",
+            pull_timeout=1.0,
+            idle_heartbeat=0.25,
+            drain_timeout=60.0,
+            retry_delays=("100ms",),
+        )
+
+        async def handle(message: Message) -> Retry | None:
+            key = message.subject.rpartition(".")[2]
+            if key == "slow":
+                self.inside.append(message.sequence)
+                await self.fleet.gate.wait()
+                if self.retry_once and message.sequence not in self._retried:
+                    self._retried.add(message.sequence)
+                    return Retry()
+            self.done.append((number, key, message.sequence))
+            return None
+
+        consumer = WorkerConsumer(JetStreamApi(connection), config, handle)
+        return await self.fleet.worker(consumer=consumer, layout=self.layout, **LONG)
+
+    async def publish(self, *keys: str) -> None:
+        for key in keys:
+            await self.fleet.js.publish(f"{self.fleet.stream}.p0.{key}", b"")
+
+    def of(self, key: str) -> list[int]:
+        return [sequence for _, each, sequence in self.done if each == key]
+
+
+@pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+@pytest.mark.parametrize("outcome", ["done", "retried"])
+async def test_what_one_key_had_done_ahead_of_another_is_not_repeated_by_a_planned_move(
+    server: NatsServer, name: str, retention: str, layout: str, outcome: str
+) -> None:
+    """`slow` holds 1, 2 and 6 in its lane while `quick` is through with 3, 4 and 5: the cursor alone cannot say so."""
+    async with fleet_on(server, name, count=1, retention=retention) as fleet:
+        keyed = Keyed(fleet, layout)
+        keyed.retry_once = outcome == "retried"
+        one = await keyed.worker()
+        await one.wait_for("converged", 60)
+        fleet.gate.clear()
+        await keyed.publish("slow", "slow", "quick", "quick", "quick", "slow")
+        await eventually(lambda: keyed.of("quick") == [3, 4, 5], 60, "the quick key is ahead")
+        await eventually(lambda: keyed.inside == [1], 60, "the slow key is not")
+        two = await keyed.worker()
+        leaving = asyncio.create_task(one.stop())
+        overlap = layout == "per-worker" and retention != "workqueue"
+        await eventually(lambda: stopping(one, overlap=overlap) == 1, 60, "the partition is on its way")
+        fleet.gate.set()
+        await leaving
+        await eventually(lambda: two.owned() == {"p0"}, 60, "it has arrived")
+        await keyed.publish("quick", "slow")
+        await eventually(lambda: len(keyed.done) >= 8, 60, "all are handled")
+        assert sorted(sequence for *_, sequence in keyed.done) == [1, 2, 3, 4, 5, 6, 7, 8], "nothing lost, none twice"
+        assert keyed.of("slow") == [1, 2, 6, 8]
+        assert keyed.of("quick") == [3, 4, 5, 7]
+        assert {(number, s) for number, _, s in keyed.done} >= {(0, 1), (0, 2), (1, 6), (1, 7), (1, 8)}
+
+
+@pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
+async def test_keys_that_are_left_alone_are_not_finished_before_a_move(
+    server: NatsServer, name: str, layout: str
+) -> None:
+    """Only what lies below something started has to be done first: the backlog itself moves."""
+    async with fleet_on(server, name, count=1) as fleet:
+        keyed = Keyed(fleet, layout)
+        one = await keyed.worker()
+        await one.wait_for("converged", 60)
+        fleet.gate.clear()
+        await keyed.publish(*["slow"] * 20)
+        await eventually(lambda: keyed.inside == [1], 60, "the first one runs")
+        two = await keyed.worker()
+        leaving = asyncio.create_task(one.stop())
+        await eventually(lambda: stopping(one, overlap=layout == "per-worker") == 1, 60, "on its way")
+        fleet.gate.set()
+        await leaving
+        await eventually(lambda: len(keyed.done) >= 20, 60, "all are handled")
+        assert keyed.of("slow") == list(range(1, 21))
+        assert [number for number, *_ in keyed.done] == [0, *[1] * 19]
+        assert two.owned() == {"p0"}
