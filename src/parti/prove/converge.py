@@ -82,11 +82,11 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
 
 
 async def _join(fleet: Fleet, count: int, clock: Clock) -> float:
-    """Seconds from the moment that so many workers more are live until they have their share."""
+    """Seconds from the start of so many workers more until all have their share."""
     if not count:
         return 0.0
-    await fleet.start(count)
     began = clock.now()
+    await fleet.start(count)
     await fleet.moved_evenly(120.0)
     return clock.now() - began
 
