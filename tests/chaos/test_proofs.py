@@ -9,6 +9,7 @@ import pytest
 from parti.bench.report import Proof, RunContext, execute
 from parti.prove.broker import PROOF as BROKER
 from parti.prove.clock import PROOF as CLOCK
+from parti.prove.converge import PROOF as CONVERGE
 from parti.prove.crash import PROOF as CRASH
 from parti.prove.fencing import PROOF as FENCING
 from parti.prove.handoff import PROOF as HANDOFF
@@ -17,7 +18,7 @@ from parti.prove.stop import PROOF as STOP
 from parti.prove.storm import PROOF as STORM
 
 # Figures that a busy test machine decides; the proofs run by hand hold them to their goals.
-TIMING = {"beyond_ttl_p99_s", "longest_in_ttl", "recovery_max_s", "exit_max_s", "successor_p95_ms"}
+TIMING = {"beyond_ttl_p99_s", "converged_s", "longest_in_ttl", "recovery_max_s", "exit_max_s", "successor_p95_ms"}
 
 
 def prove(proof: Proof, **options: Any) -> dict[str, Any]:
@@ -86,3 +87,11 @@ def test_a_broken_broker_loses_nothing() -> None:
 @pytest.mark.slow
 def test_wall_clocks_decide_nothing() -> None:
     prove(CLOCK)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_new_partitions_and_new_workers_are_spread_evenly_and_nothing_is_repeated() -> None:
+    figures = prove(CONVERGE, workers=3, partitions=60, joining=2)
+    assert figures["partitions"] == 60
+    assert figures["joined_s"] > 0

@@ -61,13 +61,12 @@ class LeaderWrites(Generic[Wish]):
                 self._spawn(self._do(key, wish), f"parti-{key.partition(' ')[0]}")
 
     async def _do(self, key: str, wish: Wish) -> None:
-        tell: Tell | None = None
         try:
             tell = await self._perform(wish)
         finally:
             del self._under_way[key]
             if key in self._waiting:
                 self._turn.append(key)
-            if tell is not None:
-                tell()
-            self._send()
+        if tell is not None:
+            tell()
+        self._send()
