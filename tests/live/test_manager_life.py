@@ -8,7 +8,7 @@ import pytest
 from manager_fleet import fleet_on
 
 from parti.errors import ConfigError, UsageError
-from parti.manager import ControlConfig, Manager, ManagerState, StaticSource
+from parti.manager import ControlConfig, Manager, ManagerState
 from parti.testing import NatsServer, eventually
 from parti.worker import WorkerConfig, WorkerConsumer
 
@@ -85,23 +85,6 @@ async def test_a_pool_that_stays_full_is_a_timeout_that_says_what_to_do(server: 
         two = await fleet.worker(worker_id_max=0, start=False)
         with pytest.raises(TimeoutError, match="worker_id_max"):
             await two.start(0.5)
-
-
-async def test_partitions_that_come_and_go_are_assigned_and_retired(server: NatsServer, name: str) -> None:
-    async with fleet_on(server, name, count=3) as fleet:
-        source = StaticSource(fleet.partitions)
-        one = await fleet.worker(source=source)
-        await one.wait_for("converged", 30)
-        source.update(["p0", "p1", "p2", "p3", "p4"])
-        await eventually(lambda: len(one.owned()) == 5, 30, "the new ones are owned")
-        await fleet.publish(5, ["p3", "p4"])
-        await fleet.handled(5)
-        source.update(["p0", "p3"])
-        await eventually(lambda: one.owned() == {"p0", "p3"}, 30, "the others are retired")
-        await fleet.publish(4, ["p1", "p2"])
-        source.update(["p0", "p1", "p2", "p3"])
-        await fleet.handled(9)
-        assert len(set(fleet.sequences())) == 9
 
 
 async def test_a_follower_can_ask_for_a_refresh(server: NatsServer, name: str) -> None:

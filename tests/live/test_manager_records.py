@@ -7,12 +7,9 @@ from types import MappingProxyType
 from manager_fleet import HASTY, fleet_on
 
 from parti.control import records
-from parti.manager.kv_store import Store, key_of
-from parti.manager.sources import KvSource, SubjectSource
-from parti.model import Assignment, Claim, ClaimState, Partition, PartitionId, WorkerId
-from parti.testing import NatsServer, eventually
-from parti.wire.api import JetStreamApi
-from parti.wire.kv import KeyValue
+from parti.manager.kv_store import Store, bucket_of, key_of
+from parti.model import Assignment, Checkpoint, Claim, ClaimState, Member, PartitionId, WorkerId
+from parti.testing import NatsServer
 
 
 async def test_foreign_corrupt_and_future_records_are_reported_and_stop_nobody(server: NatsServer, name: str) -> None:
@@ -70,6 +67,29 @@ async def test_an_assignment_larger_than_a_message_is_split_and_read_back(server
         assert (await store.assignment())[0] is None
 
 
+async def test_records_of_fifty_thousand_partitions_stay_below_what_the_server_takes(
+    server: NatsServer, name: str
+) -> None:
+    """The two records that grow: who owns what, and how far the one worker got that owns it all."""
+    async with fleet_on(server, name) as fleet:
+        store = await Store.open(fleet.js, name)
+        partitions = [PartitionId(f"tenant-{n}.{n * 7919 % 100_003}") for n in range(50_000)]
+        owners = {p: WorkerId(f"worker-{n % 100}") for n, p in enumerate(partitions)}
+        written = Assignment(3, 7, "refresh", MappingProxyType(owners))
+        assert await store.write_assignment(written, 0) is not None
+        read, _ = await store.assignment()
+        assert read is not None
+        assert dict(read.owners) == owners
+        positions = {p: (n % 7 + 1, n * 104_729 % 9_999_999_999) for n, p in enumerate(partitions)}
+        everything = Checkpoint(Member(WorkerId("worker-0"), "f" * 16), MappingProxyType(positions))
+        assert await store.write_checkpoint(everything, 0) is not None
+        found, _ = await store.checkpoint(WorkerId("worker-0"))
+        assert found is not None
+        assert dict(found.positions) == positions
+        state = await fleet.js.stream_info(f"KV_{bucket_of(name)}")
+        assert state["state"]["bytes"] < 1_048_576, "both together are below the default max_payload"
+
+
 async def test_claims_of_any_partition_key_are_kept_apart(server: NatsServer, name: str) -> None:
     names = ["a", "a=2E", "ä", "a:b", "a$b", "a.b", "a_b", "é/x"]
     partitions = [PartitionId(text) for text in names]
@@ -81,21 +101,3 @@ async def test_claims_of_any_partition_key_are_kept_apart(server: NatsServer, na
         assert set(await store.claims()) == set(partitions)
         claim = Claim(partitions[0], ClaimState.UNASSIGNED, 1)
         assert await store.write_claim(claim, 0) is None
-
-
-async def test_sources_follow_a_bucket_and_the_subjects_of_a_stream(server: NatsServer, name: str) -> None:
-    async with fleet_on(server, name) as fleet:
-        kv = await KeyValue.ensure(fleet.js, f"{name}-source")
-        await kv.put("p0", b"")
-        await kv.put("p1", b"5")
-        await kv.put("bad", b"heavy")
-        source = KvSource(JetStreamApi(await fleet.connection()), f"{name}-source")
-        assert await source.partitions() == (Partition(("p0",)), Partition(("p1",), 5))
-        one = await fleet.worker(source=source)
-        await eventually(lambda: one.owned() == {"p0", "p1"}, 30, "both are owned")
-        await kv.put("p2", b"")
-        await kv.delete("p0")
-        await eventually(lambda: one.owned() == {"p1", "p2"}, 30, "changes are followed")
-        await fleet.publish(6, ["p0", "p1", "p2"])
-        subjects = SubjectSource(fleet.js, name, filter=f"{name}.>", token=2)
-        assert [p.id for p in await subjects.partitions()] == ["p0", "p1", "p2"]
