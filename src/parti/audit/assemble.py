@@ -74,9 +74,11 @@ def lag(published: Tempo, done: Tempo) -> Lag | None:
     return Lag(float(np.percentile(behind, 50)), float(np.percentile(behind, 95)), float(behind.max()))
 
 
-def lag_series(published: Tempo, done: Tempo, moments: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def lag_series(
+    published: Tempo, done: Tempo, moments: int, span: tuple[int, int] | None = None
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Messages published and not done at the end of each of so many parts of the whole time."""
-    start, end = whole(published, done)
+    start, end = span or whole(published, done)
     waiting = np.cumsum(published.between(start, end, moments)) - np.cumsum(done.between(start, end, moments))
     return np.maximum(waiting, 0.0)
 

@@ -73,14 +73,17 @@ def flow_chart(details: Details) -> str:
     if published.span is None or done.span is None:
         return _EMPTY
     start, end = whole(published, done)
-    # Not finer than what was counted, or empty buckets would look like pauses.
-    moments = max(1, min(_MOMENTS, (end - start) // max(published.width, done.width)))
+    # Each moment is a whole number of the buckets that were counted, or some would look busier than others.
+    step = max(published.width, done.width)
+    step *= -(-(end - start) // (step * _MOMENTS))
+    moments = -(-(end - start) // step)
+    end = start + moments * step
     width = (end - start) / 1e6 / moments
     rates = {
         "published": published.between(start, end, moments) / width,
         "done": done.between(start, end, moments) / width,
     }
-    behind = lag_series(published, done, moments)
+    behind = lag_series(published, done, moments, (start, end))
     upper = Panel(40, 150, max(1.0, *(float(rate.max()) for rate in rates.values())))
     lower = Panel(upper.bottom + 48, 110, max(1.0, float(behind.max())))
     places = [LEFT + INNER * (index + 0.5) / moments for index in range(moments)]

@@ -33,7 +33,8 @@ ul { margin: .25rem 0; padding-left: 1.1rem } details summary { cursor: pointer;
 .badge { font-weight: 700; padding: .1rem .6rem; border: 2px solid; border-radius: .4rem }
 .scroll { overflow-x: auto } svg { width: 100%; min-width: 640px; height: auto; display: block }
 svg text { font: 12px system-ui, sans-serif; fill: var(--ink) } svg text.soft { fill: var(--soft) }
-svg text.small { font-size: 10px } svg text.strong { font-weight: 600 } svg text.inside { fill: var(--inside) }
+svg text.small { font-size: 10px } svg text.strong { font-weight: 600;
+  paint-order: stroke; stroke: var(--paper); stroke-width: 4px } svg text.inside { fill: var(--inside) }
 .grid { stroke: var(--rule) } .axis { stroke: var(--soft) } .mark { stroke: var(--bad); stroke-dasharray: 4 3 }
 .bar { fill: var(--bar) } .flow { fill: none; stroke-width: 2 } .flow.published { stroke: var(--bar) }
 .flow.done { stroke: var(--done) } .key.published { fill: var(--bar) } .key.done { fill: var(--done) }

@@ -54,11 +54,16 @@ def audit(
     *,
     compare: Effects | None = None,
     rules: Rules | None = None,
+    compare_rules: Rules | None = None,
     updates: tuple[float, float] | None = None,
 ) -> Report:
-    """Judge effects against what was published. The range is fixed at the start: later messages do not count."""
+    """Judge effects against what was published. The range is fixed at the start: later messages do not count.
+
+    `compare` are the effects of another consumer or run, judged by `compare_rules` (else by the same), and for parity.
+    """
     began = time.perf_counter()
-    rules = rules or Rules()
+    first_rules = rules or Rules()
+    promised = [first_rules, compare_rules or first_rules]
     published = published.bounded(spark)
     given = [effects] if compare is None else [effects, compare]
     tables = [one.table(spark, published) for one in given]
@@ -68,8 +73,8 @@ def audit(
             one.label or f"effects {number + 1}",
             Heard(sums.weights[number], sums.facts[number], sums.judged[number], sums.names, sums.tempo, updates),
             Words(spark, published, tables[number]),
-            rules.order,
-            rules.duplicates,
+            promised[number].order,
+            promised[number].duplicates,
         )
         for number, one in enumerate(given)
     ]

@@ -13,20 +13,22 @@ from parti.audit.svg import seconds
 _SHOWN = 2  # examples of a fault; all are in the JSON and in the HTML report
 
 
-def tables(report: Report) -> Iterator[Table]:
-    """Promises of all sides beside each other, then times and objectives, then parity."""
+def tables(report: Report) -> Iterator[Table | str]:
+    """The verdict, promises of all sides beside each other, then times and objectives, then parity."""
+    verdict = "[green]every promise held[/green]" if report.ok else "[red]a promise is broken[/red]"
+    span = f"sequences {report.first:,} to {report.last:,}"
+    yield f"audit of {escape(report.stream)}: {report.published:,} messages, {span}: {verdict}\n"
     yield _promises(report)
+    yield ""
     yield _measures(report)
     if report.parity is not None:
+        words = "[green]the same messages[/green]" if report.parity.ok else "[red]not the same messages[/red]"
+        yield f"\nparity: {words}"
         yield _parity(report)
 
 
 def _promises(report: Report) -> Table:
-    verdict = "[green]every promise held[/green]" if report.ok else "[red]a promise is broken[/red]"
-    table = _table(
-        f"audit of {escape(report.stream)}: {report.published:,} messages, sequences {report.first:,} to "
-        f"{report.last:,}: {verdict}"
-    )
+    table = _table()
     for name in ("promise", *(side.label for side in report.sides), "examples"):
         table.add_column(escape(name), overflow="fold")
     for row in zip(*(side.findings for side in report.sides), strict=True):
@@ -42,7 +44,7 @@ def _promises(report: Report) -> Table:
 
 
 def _measures(report: Report) -> Table:
-    table = _table("")
+    table = _table()
     for name in ("figure", *(side.label for side in report.sides)):
         table.add_column(escape(name), overflow="fold")
     figures = [_figures(side) for side in report.sides]
@@ -77,7 +79,7 @@ def _percentiles(found: Percentiles | None) -> str:
 def _parity(report: Report) -> Table:
     assert report.parity is not None
     parity = report.parity
-    table = _table("parity: " + ("[green]the same messages[/green]" if parity.ok else "[red]not the same[/red]"))
+    table = _table()
     table.add_column("figure")
     table.add_column("value", overflow="fold")
     first, second = report.sides
@@ -90,5 +92,5 @@ def _parity(report: Report) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, header_style="bold")

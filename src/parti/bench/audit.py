@@ -28,7 +28,7 @@ _KEYS: Final = 20_000
 _PARTITIONS: Final = 2_000
 _BEGAN: Final = 1_760_000_000_000_000  # microseconds: any day will do
 _EVERY: Final = 10  # microseconds between two publishes
-_PLANTED: Final = {"lost": 49, "duplicated": 99, "out_of_order_key": 71, "two_owners": 13, "stale_owner": 17}
+PLANTED: Final = {"lost": 49, "duplicated": 99, "out_of_order_key": 71, "two_owners": 13, "stale_owner": 17}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Plan:
     def of(cls, count: int, seed: int) -> Plan:
         rng = np.random.default_rng(seed)
         # In the second half, where every epoch is 2, and far enough from the end that later messages of a key follow.
-        places = rng.choice(np.arange(count // 2 + 1, count - 3 * _KEYS), sum(_PLANTED.values()), replace=False)
-        return cls(*np.split(places, np.cumsum(list(_PLANTED.values()))[:-1]))
+        places = rng.choice(np.arange(count // 2 + 1, count - 3 * _KEYS), sum(PLANTED.values()), replace=False)
+        return cls(*np.split(places, np.cumsum(list(PLANTED.values()))[:-1]))
 
 
 def write(folder: Path, count: int, seed: int, advance: Advance) -> None:
@@ -113,8 +113,8 @@ def _time(micros: Any) -> pa.Array:
 def wrong_counts(report: Report) -> str:
     """The planted faults that were not counted exactly, in words; empty when all were."""
     (side,) = report.sides
-    found = {name: side.count(name) for name in _PLANTED}
-    wrong = [f"{name} {found[name]} of {planted}" for name, planted in _PLANTED.items() if found[name] != planted]
+    found = {name: side.count(name) for name in PLANTED}
+    wrong = [f"{name} {found[name]} of {planted}" for name, planted in PLANTED.items() if found[name] != planted]
     if side.count("unknown"):
         wrong.append(f"unknown {side.count('unknown')} of 0")
     return ", ".join(wrong)
@@ -149,7 +149,7 @@ def run(ctx: RunContext) -> dict[str, Figure]:
         "session_start_s": round(started - began, 2),
         "messages_per_s": round(count / (ended - started)),
         "peak_mb": round(memory.peak / 1e6),
-        "faults_planted": sum(_PLANTED.values()),
+        "faults_planted": sum(PLANTED.values()),
         "kinds_miscounted": len(wrong.split(", ")) if wrong else 0,
         "miscounted": wrong,
     }

@@ -15,9 +15,15 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
 
+from parti.audit.html import render_html
+from parti.audit.table import tables
+from parti.config import LogLevel, ObserveSection
+from parti.demo.quiet import quietly
 from parti.demo.story import Told, tell
+from parti.observe.logs import configure_logging
+
+_PIPE_WIDTH = 160
 
 
 @click.command()
@@ -26,31 +32,37 @@ from parti.demo.story import Told, tell
 @click.option("--rate", default=2_000, show_default=True, help="Messages published a second.")
 @click.option("--seconds", default=45, show_default=True, help="How long load flows; start and audit come on top.")
 @click.option("--seed", default=1, show_default=True, help="Who is killed, frozen, and when.")
-@click.option("--out", type=click.Path(file_okay=False), help="Keep outcomes and report in this folder.")
+@click.option("--out", type=click.Path(file_okay=False), help="Keep effects, report and log in this folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON on stdout.")
 def main(partitions: int, workers: int, rate: int, seconds: int, seed: int, out: str | None, as_json: bool) -> None:
     """Run workers and a pipeline under load and faults, and audit what they did."""
-    console = Console(stderr=True)
     folder = Path(out) if out else Path(tempfile.mkdtemp(prefix="parti-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
-    told = asyncio.run(
-        tell(folder, console, random.Random(seed), partitions=partitions, workers=workers, rate=rate, seconds=seconds)
-    )
+    size = {"partitions": partitions, "workers": workers, "rate": rate, "seconds": seconds}
+    log = folder / "demo.log"
+    try:
+        with quietly(log) as terminal:
+            configure_logging(ObserveSection(log_level=LogLevel.WARNING))
+            told = asyncio.run(tell(folder, Console(file=terminal), random.Random(seed), **size))
+    except BaseException:
+        click.echo(f"The demonstration did not get to its end; what Spark and others said is in {log}", err=True)
+        raise
+    report = folder / "report.html"
+    report.write_text(render_html(told.report), encoding="utf-8")
     if as_json:
         click.echo(json.dumps({"ok": told.ok, "folder": str(folder), **told.figures()}))
     else:
-        Console().print(_table(told))
-    console.print(f"outcomes of the pipeline: {folder / 'outcomes'}")
-    if told.report is not None:
-        console.print(f"report: {told.report}")
+        _print(told)
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(f"report: {report}")
     if not told.ok:
-        console.print("[red]FAILED[/red]: a promise did not hold, see the table")
+        console.print(f"[red]FAILED[/red]: a promise did not hold, see the table; the log is {log}")
         sys.exit(1)
     console.print("[green]Every promise held.[/green]")
 
 
-def _table(told: Told) -> Table:
-    table = Table("promise", "workers", "pipeline on Spark", title="What was published, and what took effect")
-    for name, (worker, pipeline) in told.rows().items():
-        table.add_row(name, f"{worker:,}", f"{pipeline:,}")
-    return table
+def _print(told: Told) -> None:
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    for part in tables(told.report):
+        console.print(part)
+    console.print(f"\nstale effects that the workers' sink refused: {told.refused:,}")

@@ -1,12 +1,12 @@
-"""The demonstration's pipeline on Spark, and the check of what it did."""
+"""The demonstration's pipeline on Spark, and the audit of what it and the workers did."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from parti.audit import Effects, Published, Report, Rules, audit
 from parti.prove.fleet import STREAM
 from parti.spark.pipeline import Outcomes, Pipeline
 from parti.spark.pipeline.running_query import RunningPipeline
@@ -23,35 +23,21 @@ def check(message: Message) -> None:
     assert key, (producer, counter)
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What the outcome rows say, beside what the stream holds."""
-
-    published: int
-    outcomes: int
-    lost: int
-    repeated: int
-    inversions: int
-    latency_p50: float
-
-    @property
-    def ok(self) -> bool:
-        return not (self.lost or self.repeated or self.inversions)
-
-
 class DemoPipeline:
     """The pipeline of the demonstration, running."""
 
-    def __init__(self, spark: Any, running: RunningPipeline, folder: Path) -> None:
+    def __init__(self, spark: Any, running: RunningPipeline, folder: Path, connect: ConnectOptions) -> None:
         self._spark = spark
         self._running = running
         self._folder = folder
+        self._connect = connect
 
     @classmethod
     def open(cls, url: str, folder: Path) -> DemoPipeline:
         """Start Spark and the pipeline; returns when it runs."""
         spark = session("parti demo", master="local[2]", fast_checkpoints=True, **_SETTINGS)
         spark.sparkContext.setLogLevel("ERROR")
+        connect = ConnectOptions(servers=(url,))
         pipeline = Pipeline(
             name="demo",
             stream=STREAM,
@@ -60,9 +46,9 @@ class DemoPipeline:
             checkpoint=str(folder / "checkpoint"),
             trigger="500ms",
             outcomes=Outcomes(parquet=str(folder / "outcomes")),
-            nats=ConnectOptions(servers=(url,)),
+            nats=connect,
         )
-        return cls(spark, pipeline.start(spark), folder)
+        return cls(spark, pipeline.start(spark), folder, connect)
 
     @property
     def plan(self) -> str:
@@ -73,30 +59,20 @@ class DemoPipeline:
         self._running.wait(0)  # raises when the query has failed
         return self._running.totals.messages
 
-    def judge(self, last: int) -> Judged:
-        """Each sequence of the stream once, and in order for each key by the time it was finished."""
-        from pyspark.sql import Window
-        from pyspark.sql import functions as f
+    def audit(self, workers: Path, *, repeats: int) -> Report:
+        """Stop the pipeline and judge both: what the workers' sink accepted, and the pipeline's outcome rows.
 
+        Workers keep whole partitions in order and may repeat what was in hand at a crash or a freeze; the pipeline
+        keeps keys in order, and nobody touches it: it may repeat nothing.
+        """
         self._running.stop()
-        rows = self._spark.read.parquet(str(self._folder / "outcomes"))
-        before = f.max("finished").over(
-            Window.partitionBy("key").orderBy("sequence").rowsBetween(Window.unboundedPreceding, -1)
-        )
-        found = rows.withColumn("before", before).agg(
-            f.count("*").alias("outcomes"),
-            f.countDistinct("sequence").alias("distinct"),
-            f.count(f.when(f.col("finished") < f.col("before"), 1)).alias("inversions"),
-            f.percentile_approx("latency", 0.5).alias("latency"),
-        )
-        row = found.first()
-        return Judged(
-            published=last,
-            outcomes=row["outcomes"],
-            lost=last - row["distinct"],
-            repeated=row["outcomes"] - row["distinct"],
-            inversions=row["inversions"],
-            latency_p50=round(float(row["latency"] or 0.0), 3),
+        return audit(
+            self._spark,
+            Published(stream=STREAM, connect=self._connect),
+            Effects(path=str(workers), label="workers"),
+            compare=Effects(path=str(self._folder / "outcomes"), label="pipeline on Spark"),
+            rules=Rules(order="partition", duplicates=repeats),
+            compare_rules=Rules(order="key"),
         )
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from parti.manager.kv_store import Store
 from parti.model import ClaimState
 from parti.prove.cluster_faults import Servers
 from parti.prove.fleet import STREAM
-from parti.prove.sink import Sink
+from parti.prove.sink import Record, Sink
 from parti.prove.traffic import Traffic, make_stream
 from parti.prove.worker_process import WorkerProcess
 from parti.testing import eventually
@@ -149,7 +149,9 @@ def judged(verdict: Verdict, sink: Sink) -> dict[str, Figure]:
 
 
 @asynccontextmanager
-async def herd(shape: Shape, rng: random.Random, *, fenced_sink: bool = False) -> AsyncIterator[Herd]:
+async def herd(
+    shape: Shape, rng: random.Random, *, fenced_sink: bool = False, record: Record | None = None
+) -> AsyncIterator[Herd]:
     """Servers, stream and sink; no worker yet. Everything is gone in the end."""
     async with AsyncExitStack() as stack:
         servers = await Servers.open(stack, shape.replicas)
@@ -157,7 +159,7 @@ async def herd(shape: Shape, rng: random.Random, *, fenced_sink: bool = False) -
         stack.push_async_callback(connection.close)
         js = JetStreamApi(connection)
         await make_stream(js, STREAM, shape.retention, shape.replicas)
-        sink = await stack.enter_async_context(Sink(fenced=fenced_sink))
+        sink = await stack.enter_async_context(Sink(fenced=fenced_sink, record=record))
         group = Herd(shape, servers, js, sink, rng)
         try:
             yield group

@@ -10,19 +10,23 @@ import asyncio
 import contextlib
 import json
 from collections import deque
+from collections.abc import Callable
 from typing import Self
 
 from parti.clock import SystemClock
 from parti.testing.history import Effect, History, Verdict
 
+Record = Callable[[Effect, int, float, int], None]
+"""Called with each accepted effect, the sequence of its message, when that was stored, and which attempt it was."""
 _GAPS = 200_000  # gaps kept: enough for percentiles of any run
 
 
 class Sink:
     """Accepts effects; `verdict()` says what was lost, repeated, out of order, doubly owned or stale."""
 
-    def __init__(self, *, fenced: bool = False) -> None:
+    def __init__(self, *, fenced: bool = False, record: Record | None = None) -> None:
         self.history = History()
+        self._record = record
         self.refused = 0
         self.last: dict[str, tuple[float, str]] = {}
         """Partition -> when its last effect came, and from whom."""
@@ -47,8 +51,17 @@ class Sink:
         assert self._server is not None
         self._server.close()
 
-    def effect(self, partition: str, key: str, producer: str, counter: int, owner: str, epoch: int) -> bool:
-        """Take one effect; False when it is refused as stale."""
+    def effect(
+        self,
+        partition: str,
+        key: str,
+        producer: str,
+        counter: int,
+        owner: str,
+        epoch: int,
+        origin: tuple[int, float, int] | None = None,
+    ) -> bool:
+        """Take one effect; False when it is refused as stale. `origin`: sequence, when it was stored, which attempt."""
         if self._fenced and epoch < self._newest.get(partition, 0):
             self.refused += 1
             return False
@@ -60,7 +73,10 @@ class Sink:
             if before[1] != owner:
                 self.first_since[partition] = now
         self.last[partition] = (now, owner)
-        self.history.effect(Effect(partition, key, producer, counter, owner, epoch))
+        accepted = Effect(partition, key, producer, counter, owner, epoch)
+        self.history.effect(accepted)
+        if self._record is not None and origin is not None:
+            self._record(accepted, *origin)
         self._changed.set()
         return True
 
@@ -99,10 +115,19 @@ class SinkClient:
     async def open(cls, port: int) -> SinkClient:
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
-    async def effect(self, partition: str, key: str, producer: str, counter: int, owner: str, epoch: int) -> bool:
+    async def effect(
+        self,
+        partition: str,
+        key: str,
+        producer: str,
+        counter: int,
+        owner: str,
+        epoch: int,
+        origin: tuple[int, float, int] | None = None,
+    ) -> bool:
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
-        self._writer.write(json.dumps([partition, key, producer, counter, owner, epoch]).encode() + b"\n")
+        self._writer.write(json.dumps([partition, key, producer, counter, owner, epoch, origin]).encode() + b"\n")
         return await answer
 
     async def _read(self) -> None:

@@ -45,7 +45,8 @@ async def work(settings: dict[str, Any]) -> None:
         key, producer, counter = value_of(message)
         if takes:
             await asyncio.sleep(takes)
-        if not await sink.effect(message.partition.id, key, producer, counter, owner, message.lease.epoch):
+        origin = (message.sequence, message.timestamp, message.attempt)
+        if not await sink.effect(message.partition.id, key, producer, counter, owner, message.lease.epoch, origin):
             raise StaleEffect("the sink knows a newer epoch")
 
     def granted(lease: Lease) -> None:
