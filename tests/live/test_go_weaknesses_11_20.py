@@ -197,16 +197,19 @@ async def test_w17_updates_run_one_at_a_time_the_newest_last_and_a_failed_one_is
         assert any("not at the first time" in str(error) for error in errors)
 
 
+@pytest.mark.slow
 async def test_w18_a_pool_of_one_id_is_valid_and_a_second_worker_waits_for_it(server: NatsServer, name: str) -> None:
     async with fleet_on(server, name) as fleet:
-        one = await fleet.worker(worker_id_min=0, worker_id_max=0)
+        only = HASTY | {"worker_id_min": 0, "worker_id_max": 0}
+        one = await fleet.worker(**only)
         assert one.worker_id == "worker-0"
-        two = await fleet.worker(worker_id_min=0, worker_id_max=0, start=False)
+        two = await fleet.worker(start=False, **only)
         waiting = asyncio.create_task(two.start(60.0))
         await one.stop()
         await waiting
         assert two.worker_id == "worker-0"
         await two.wait_for("converged", 60)
+        assert sorted(two.owned()) == fleet.partitions, "under its own nonce, not its predecessor's"
 
 
 @pytest.mark.parametrize("layout", ["per-worker", "per-partition"])

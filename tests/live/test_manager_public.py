@@ -6,16 +6,17 @@ import ast
 import importlib
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from manager_fleet import Fleet, fleet_on
+from manager_fleet import PATIENT, Fleet, fleet_on
 
 import parti
 from parti.control.slots import slot_of
 from parti.errors import ConfigError
 from parti.manager import ControlConfig, Manager, SlotSource
-from parti.model import Partition, PartitionId
+from parti.model import Partition, PartitionId, WorkerId
 from parti.testing import NatsServer, eventually
 from parti.worker import WorkerConfig, WorkerConsumer
 
@@ -90,6 +91,53 @@ async def test_a_subject_that_joins_a_slot_is_filtered_from_then_on(server: Nats
         await fleet.publish(4, ["a", "b"])
         await fleet.handled(4)
         assert fleet.sequences() == [1, 2, 3, 4]
+
+
+async def test_a_template_may_name_several_subjects_of_a_partition(server: NatsServer, name: str) -> None:
+    async with fleet_on(server, name, count=2) as fleet:
+        template = f"{name}.orders.{{partition}},{name}.returns.{{partition}}"
+        one = await fleet.worker(layout="per-partition", worker={"subject_template": template})
+        await one.wait_for("converged", 60)
+        await fleet.publish(12, ["orders.p0", "returns.p0", "orders.p1", "returns.p1", "orders.p9"])
+        await fleet.handled(10)
+        assert sorted({m.subject.removeprefix(f"{name}.") for _, m in fleet.seen}) == [
+            "orders.p0",
+            "orders.p1",
+            "returns.p0",
+            "returns.p1",
+        ]
+        for each in fleet.partitions:
+            of_one = [m.sequence for _, m in fleet.seen if m.partition.id == each]
+            assert of_one == sorted(of_one)
+
+
+class Backwards:
+    """Everything to the last worker."""
+
+    name = "backwards"
+
+    def assign(
+        self, workers: Sequence[WorkerId], partitions: Sequence[Partition], previous: Mapping[PartitionId, WorkerId]
+    ) -> dict[WorkerId, tuple[Partition, ...]]:
+        return dict.fromkeys(workers[:-1], ()) | {workers[-1]: tuple(partitions)}
+
+
+async def test_a_strategy_and_the_bucket_are_the_users_choice(server: NatsServer, name: str) -> None:
+    async with fleet_on(server, name) as fleet:
+        for _ in range(2):
+            consumer = WorkerConsumer(
+                fleet.js, WorkerConfig(stream=name, subject_template=f"{name}.{{partition}}"), lambda m: None
+            )
+            config = ControlConfig(**PATIENT | {"namespace": name, "bucket_storage": "memory"})  # type: ignore[arg-type]
+            manager = Manager(config, await fleet.connection(), ["a", "b"], Backwards(), consumer=consumer)
+            fleet.managers.append(manager)
+            await manager.start(60)
+        one, two = fleet.managers
+        await eventually(lambda: two.owned() == {"a", "b"}, 60, "all of it is with the last one")
+        info = await fleet.js.stream_info(f"KV_parti-{name}")
+        assert info["config"]["storage"] == "memory"
+        await two.stop()
+        await eventually(lambda: one.owned() == {"a", "b"}, 60, "and with the first one when it left")
 
 
 async def _manager(fleet: Fleet, template: str, layout: str, source: object = ("p0",)) -> Manager:

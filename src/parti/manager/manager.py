@@ -157,15 +157,17 @@ class Manager:
     def converged(self) -> bool:
         """As far as this member sees: every partition is with its worker, caught up, and nothing moves."""
         agent = self._agent
-        if agent is None or not agent.assignment.owners:
+        if agent is None or not agent.assignment.owners or agent.members is None:
             return False
-        if agent.leading and agent.leadership is not None and agent.leadership.leader is not None:
-            return agent.leadership.leader.converged
+        leader = agent.leadership.leader if agent.leading and agent.leadership is not None else None
+        if leader is not None and not leader.converged:
+            return False
         for partition, worker in agent.assignment.owners.items():
             claim, _ = agent.claims.get(partition, (None, 0))
-            if claim is None or claim.state is not ClaimState.STABLE:
+            if claim is None or claim.state is not ClaimState.STABLE or claim.owner is None:
                 return False
-            if claim.owner is None or claim.owner.worker != worker:
+            # The process that runs now under this id, not one before it that left its claims behind.
+            if claim.owner.worker != worker or not agent.members.healthy(claim.owner):
                 return False
         return True
 
