@@ -99,13 +99,13 @@ def _drive(pipeline: Pipeline, as_json: bool, *, again: bool) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     counts = {"delivered": 0, "dead_lettered": 0, "parked": 0}
+    if as_json:
+        print_json({"event": "starting", "stream": pipeline.stream})
     spark = session(pipeline.name, pipeline.master)
     try:
         while True:
             with pipeline.start(spark) as running:
                 note(f"{pipeline.name}: {running.plan}")
-                if as_json:
-                    print_json({"event": "ready", "stream": pipeline.stream})
                 while not ended.wait(0.2) and not running.wait(0):
                     pass
                 totals, due = running.totals, running.parked_due

@@ -95,8 +95,7 @@ class Gate:
     async def admit(self, host: str, trigger: str, rules: Rules) -> Postponed | None:
         """None when the call may start now, after a short wait perhaps; else where to go in the meantime."""
         state = self._host(host)
-        wait = state.breaker.ask(self._clock.now())
-        if wait:
+        if state.breaker.is_open and (wait := state.breaker.ask(self._clock.now())):
             return Postponed(wait * self._rng.uniform(1.0, 1.2), "breaker")
         if self._hogs(state):
             state.breaker.forget_probe()
@@ -118,7 +117,7 @@ class Gate:
                 self._free(state)  # the place was given to us in the same moment; a cancelled turn is passed over
             self._leave_trigger(trigger, rules)
             raise
-        if wait := state.breaker.ask(self._clock.now()):  # the host went down while we stood in line
+        if state.breaker.is_open and (wait := state.breaker.ask(self._clock.now())):  # it went down meanwhile
             self._leave_trigger(trigger, rules)
             self._free(state)
             return Postponed(wait * self._rng.uniform(1.0, 1.2), "breaker")

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from parti.config.deliver import DeliverSection
@@ -152,8 +153,12 @@ def subject_disagrees(held: Held) -> bool:
     task = held.task
     if task is None or task.subject_hashed:
         return False
-    last = held.subject.rpartition(".")[2].rstrip("=")
-    return base64.urlsafe_b64encode(task.document_id.encode(errors="surrogatepass")).decode().rstrip("=") != last
+    return _document_token(task.document_id) != held.subject.rpartition(".")[2].rstrip("=")
+
+
+@lru_cache(maxsize=8_192)
+def _document_token(document: str) -> str:
+    return base64.urlsafe_b64encode(document.encode(errors="surrogatepass")).decode().rstrip("=")
 
 
 def _fit_id(given: str | None) -> str:

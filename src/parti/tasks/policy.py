@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
+
+import msgspec
 
 from parti.clock import Randomness
 from parti.config.deliver import DeliverSection
@@ -55,18 +57,20 @@ UNSPENT = frozenset({Outcome.STORE, Outcome.REFUSED, Outcome.BLOCKED})
 """Nothing was sent: no attempt of the task's is spent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True):
     """How one attempt ended."""
 
     outcome: Outcome
     status: int = 0
     error: str = ""
-    response: bytes = field(default=b"", repr=False)
+    response: bytes = b""
     """The first bytes of what the endpoint answered."""
     retry_after: float | None = None
     reason: Reason | None = None
     """For a refusal: why."""
+
+    def __repr__(self) -> str:
+        return f"<Attempt {self.outcome.value} status={self.status} {self.error}>"
 
 
 def classify(status: int, retry_statuses: Sequence[int] = (408, 425, 429)) -> Outcome:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -104,10 +105,12 @@ def lane_key(task: DeliveryTask, *, per_trigger: bool = False) -> str:
 
     Each part is preceded by its length, so that ("ab", "c") and ("a", "bc") are two documents.
     """
-    parts = [task.database, task.collection, task.document_id]
-    if per_trigger:
-        parts.append(task.trigger_id)
-    encoded = [part.encode(errors="surrogatepass") for part in parts]
+    return _digest(task.database, task.collection, task.document_id, task.trigger_id if per_trigger else None)
+
+
+@lru_cache(maxsize=8_192)  # documents with several tasks in short order are the rule
+def _digest(*parts: str | None) -> str:
+    encoded = [part.encode(errors="surrogatepass") for part in parts if part is not None]
     return hashlib.blake2b(b"".join(b"%d:%s" % (len(raw), raw) for raw in encoded), digest_size=16).hexdigest()
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import aiohttp
+import msgspec
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
@@ -26,25 +26,29 @@ _KEEP_ALIVE = 30.0
 _DNS_CACHE = 10  # seconds; short, as endpoints move, and each use is checked at the socket anyway
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One POST, exactly as it is to be sent."""
+class Request(msgspec.Struct, frozen=True):
+    """One POST, exactly as it is to be sent. (A struct, as are the others here: one is made for every attempt.)"""
 
-    url: URL = field(repr=False)
-    headers: Mapping[str, str] = field(repr=False)
-    body: bytes = field(repr=False)
+    url: URL
+    headers: Mapping[str, str]
+    body: bytes
     timeout: float
-    may_send: Callable[[], object] | None = field(default=None, repr=False)
+    may_send: Callable[[], object] | None = None
     """Asked at the last moment before the bytes leave; what it raises ends the request."""
 
+    def __repr__(self) -> str:
+        return f"<Request {len(self.body)} bytes timeout={self.timeout:g}>"  # url and headers may hold a credential
 
-@dataclass(frozen=True, slots=True)
-class Response:
+
+class Response(msgspec.Struct, frozen=True):
     """What the endpoint answered, cut to what is of use."""
 
     status: int
     retry_after: str | None
-    head: bytes = field(repr=False)
+    head: bytes
+
+    def __repr__(self) -> str:
+        return f"<Response {self.status}>"
 
 
 class SendFailed(Exception):
