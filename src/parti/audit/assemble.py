@@ -37,6 +37,8 @@ class Heard:
     names: Names
     published: Tempo
     updates: tuple[float, float] | None
+    whole: bool = True
+    """Whether all subjects of the stream were read; else effects of others are unknown, and rightly so."""
 
 
 def side(label: str, heard: Heard, words: Words, order: str, duplicates: int) -> Side:
@@ -46,6 +48,8 @@ def side(label: str, heard: Heard, words: Words, order: str, duplicates: int) ->
     allowed: dict[str, int | None] = {"duplicated": duplicates}
     if order != "partition":
         allowed["out_of_order_partition"] = None
+    if not heard.whole:
+        allowed["unknown"] = None
     done = weight.done
     ratio = round((facts.deliveries - done) / facts.deliveries, 6) if facts.deliveries else 0.0
     return Side(

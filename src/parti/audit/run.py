@@ -71,7 +71,15 @@ def audit(
     sides = [
         side(
             one.label or f"effects {number + 1}",
-            Heard(sums.weights[number], sums.facts[number], sums.judged[number], sums.names, sums.tempo, updates),
+            Heard(
+                sums.weights[number],
+                sums.facts[number],
+                sums.judged[number],
+                sums.names,
+                sums.tempo,
+                updates,
+                whole=not published.subjects,
+            ),
             Words(spark, published, tables[number]),
             promised[number].order,
             promised[number].duplicates,
