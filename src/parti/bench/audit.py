@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 
 from parti.audit import Effects, Published, Report, audit
 from parti.audit.session import audit_session
+from parti.bench.footprint import Footprint
 from parti.bench.goals import Figure
-from parti.bench.memory import PeakMemory
 from parti.bench.report import Advance, Benchmark, Option, RunContext
 
 _CHUNK: Final = 500_000
@@ -127,7 +127,7 @@ def run(ctx: RunContext) -> dict[str, Figure]:
     try:
         with ctx.progress("audit", total=count + 1) as advance:
             write(folder, count, ctx.seed, advance)
-            with PeakMemory() as memory:
+            with Footprint() as footprint:
                 began = time.perf_counter()
                 with audit_session("local[2]") as spark:
                     started = time.perf_counter()
@@ -148,7 +148,8 @@ def run(ctx: RunContext) -> dict[str, Figure]:
         "audit_s": round(ended - began, 2),
         "session_start_s": round(started - began, 2),
         "messages_per_s": round(count / (ended - started)),
-        "peak_mb": round(memory.peak / 1e6),
+        "peak_mb": round(footprint.peak / 1e6),
+        "cpu_s": round(footprint.cpu_s, 1),
         "faults_planted": sum(PLANTED.values()),
         "kinds_miscounted": len(wrong.split(", ")) if wrong else 0,
         "miscounted": wrong,

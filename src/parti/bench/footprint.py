@@ -1,4 +1,4 @@
-"""The memory of this process and all it started, sampled while a block runs (Linux; 0 elsewhere)."""
+"""What this process and all it started use while a block runs: peak of memory, processor time (0 but on Linux)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ from typing import Self
 _EVERY = 0.2  # seconds: a few percent of a core for a JVM's page tables, and no peak of a second is missed
 
 
-class PeakMemory:
-    """`peak` is the largest sum of proportional set sizes seen: pages that forked workers share count once."""
+class Footprint:
+    """`peak` is the largest sum of proportional set sizes seen: pages that forked workers share count once.
+
+    `cpu_s` is the processor time of all of them; unlike the clock's it hardly grows when others use the machine too.
+    """
 
     def __init__(self) -> None:
         self.peak = 0
+        self._cpu: dict[int, float] = {}
+        self._before: dict[int, float] = {}
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="parti-peak-memory", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="parti-footprint", daemon=True)
 
     def __enter__(self) -> Self:
+        self._before = {pid: _cpu(pid) for pid in _family(os.getpid())}
         self._thread.start()
         return self
 
@@ -26,9 +32,16 @@ class PeakMemory:
         self._ended.set()
         self._thread.join()
 
+    @property
+    def cpu_s(self) -> float:
+        return sum(self._cpu.values()) - sum(self._before.values())
+
     def _watch(self) -> None:
         while not self._ended.wait(_EVERY):
-            self.peak = max(self.peak, sum(_proportional(pid) for pid in _family(os.getpid())))
+            family = _family(os.getpid())
+            self.peak = max(self.peak, sum(_proportional(pid) for pid in family))
+            for pid in family:
+                self._cpu[pid] = max(_cpu(pid), self._cpu.get(pid, 0.0))
 
 
 def _family(root: int) -> list[int]:
@@ -45,6 +58,15 @@ def _family(root: int) -> list[int]:
         found += parents.get(found[at], [])
         at += 1
     return found
+
+
+def _cpu(pid: int) -> float:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # it ended while we looked
+        return 0.0
+    user, system = text[text.rindex(")") + 2 :].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _proportional(pid: int) -> int:
