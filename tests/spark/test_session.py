@@ -13,7 +13,7 @@ import pytest
 
 from parti.errors import ConfigError
 from parti.spark import session
-from parti.spark.session import build_zip, retrying
+from parti.spark.session import build_zip, retrying, submitted
 
 pytestmark = pytest.mark.spark
 
@@ -31,6 +31,13 @@ pytestmark = pytest.mark.spark
 )
 def test_a_task_on_one_machine_gets_as_many_tries_as_on_a_cluster(master, expected):
     assert retrying(master) == expected
+
+
+def test_a_program_knows_whether_spark_submit_started_it(monkeypatch):
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    assert not submitted()
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "34567")  # its --master counts then
+    assert submitted()
 
 
 def test_a_setting_that_is_none_of_sparks_is_refused():

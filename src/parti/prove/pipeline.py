@@ -23,6 +23,7 @@ import pyarrow as pa
 from parti.bench.goals import Figure
 from parti.bench.load import create_stream, delete_stream
 from parti.bench.report import Advance, Option, Proof, RunContext
+from parti.errors import TransientError
 from parti.prove.pipeline_cluster import StandaloneCluster, standalone
 from parti.prove.pipeline_driver import PAUSE
 from parti.prove.pipeline_process import PipelineDriver
@@ -109,7 +110,11 @@ class _Scene:
 
     def handled(self) -> int:
         """Take in the results that came since; how many there are in all."""
-        last = self._reader.state(SINK).last_seq
+        try:
+            self._reader.check()
+            last = self._reader.state(SINK).last_seq
+        except TransientError:  # the server is on its way back
+            return self.counts["results"]
         for batch in self._reader.read(SINK, self.read, last, columns=("subject", "data")):
             subjects, values = batch.column("subject").to_pylist(), batch.column("data").to_pylist()
             for subject, value in zip(subjects, values, strict=True):

@@ -60,7 +60,8 @@ def session(
 
     `conf` takes Spark's names: `session("job", **{"spark.sql.shuffle.partitions": 2})`. On `local[N]` a failed task is
     tried four times as on a cluster; Spark's own default there is once, so that one killed worker ends a query.
-    `fast_checkpoints` trades the checkpoint's checksums for speed: for development on a local disk only.
+    `fast_checkpoints` trades the checkpoint's checksums for speed: for development on a local disk only. Under
+    `spark-submit` its `--master` counts and not `master`, and `--py-files` ships what executors need.
     """
     for name in conf:
         if not name.startswith("spark."):
@@ -78,18 +79,25 @@ def session(
             log.warning("spark.session_reused", app=active.sparkContext.appName, settings_that_do_not_count=unmet)
         return active
     settings = dict(SETTINGS)
-    if master.startswith("local"):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        settings |= LOOPBACK
-    if not re.fullmatch(r"local(\[[^,]*(,\s*\d+)?\])?", master):
-        settings |= _shipped()
+    builder = SparkSession.builder.appName(app_name)
+    if not submitted():
+        builder = builder.master(retrying(master))
+        if master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            settings |= LOOPBACK
+        if not re.fullmatch(r"local(\[[^,]*(,\s*\d+)?\])?", master):
+            settings |= _shipped()
     if fast_checkpoints:
         settings |= FAST_CHECKPOINTS
-    builder = SparkSession.builder.appName(app_name).master(retrying(master))
     for name, value in (settings | conf).items():
         builder = builder.config(name, value)
     spark: SparkSession = builder.getOrCreate()
     return spark
+
+
+def submitted() -> bool:
+    """Whether `spark-submit` started this program: it has a JVM then, which knows where the job runs."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def retrying(master: str) -> str:
