@@ -28,7 +28,10 @@ IN_PROGRESS = b"PUB %s 4\r\n+WPI\r\n"
 
 
 class Desk:
-    """Everything in hand: never more than `config.capacity` messages, as memory is bounded and the server waits."""
+    """Everything in hand: `config.capacity` messages, as memory is bounded and the server waits.
+
+    Range reads may have a quarter more when what is held for them fills the desk.
+    """
 
     def __init__(self, config: WorkerConfig, recorder: Recorder, serve: Serve) -> None:
         self.config = config
@@ -278,7 +281,7 @@ class Desk:
     def _kick(self) -> None:
         """Room was made while it was short: ask for more, once a turn of the loop."""
         self._kick_due = False
-        if self.ledger.in_hand < self.config.capacity:
+        if self._has_room():
             self._room.set()
         if self.pull is not None:
             self._adapt(self._loop.time())
@@ -289,14 +292,22 @@ class Desk:
             self.pull.tune(self.batches.size, self.batches.size * self.config.prefetch_depth)
 
     async def room(self) -> None:
-        """Return when another message may be taken."""
-        while self.ledger.in_hand >= self.config.capacity:
+        """Return when a range read may bring another message."""
+        while not self._has_room():
             self._room.clear()
             self._starved += 1
             try:
                 await self._room.wait()
             finally:
                 self._starved -= 1
+
+    def _has_room(self) -> bool:
+        """What is held waits for the range read itself: if only that fills the desk, the read must go on."""
+        in_hand, capacity = self.ledger.in_hand, self.config.capacity
+        if in_hand < capacity:
+            return True
+        held = sum(len(state.held) for state in self.ledger.states.values())
+        return in_hand - held < max(1, capacity // 4)
 
     def drop(self, state: PartitionState) -> None:
         """Forget what is in hand of a partition that is no longer ours; on limits its acks are bookkeeping only."""
