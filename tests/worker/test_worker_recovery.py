@@ -10,15 +10,20 @@ import pytest
 from worker_bench import Bench, Effects, bench_on, parts
 
 from parti.backoff import Backoff
+from parti.clock import SystemClock
 from parti.config import LogFormat, ObserveSection
 from parti.errors import PartiError
+from parti.model import PartitionId, Retention
 from parti.observe.logs import configure_logging
+from parti.observe.metrics import NO_METRICS
 from parti.testing import Direction, FaultProxy, NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
-from parti.worker import Message, Retry
+from parti.worker import Message, Retry, WorkerConfig
+from parti.worker.durable import Durable, Memory
 from parti.worker.health import HealthTracker, Part
+from parti.worker.recorder import Recorder
 
 QUICK = Backoff(base=0.02, cap=0.2)
 
@@ -144,6 +149,26 @@ async def test_missed_heartbeats_are_noticed_and_counted_and_a_stall_escalates_o
             await worker.close()
         finally:
             await connection.close()
+
+
+async def test_the_first_update_after_a_restart_is_kept_although_the_server_answers_it_with_what_was_before(
+    own_server: NatsServer, name: str
+) -> None:
+    async with bench_on(own_server, name) as bench:
+        await bench.create(storage="file")
+        recorder = Recorder(NO_METRICS, HealthTracker())
+        config = WorkerConfig(stream=bench.stream, subject_template=f"{bench.stream}.{{partition}}")
+        durable = Durable(bench.js, config, "d", backoff=QUICK, clock=SystemClock(), recorder=recorder)
+        await durable.create([f"{bench.stream}.a"], Memory(), after=None, retention=Retention.LIMITS)
+        await asyncio.to_thread(own_server.restart)
+        await eventually(lambda: bench.js.connection.is_connected, 60, "the connection is back")
+        both, memory = (f"{bench.stream}.a", f"{bench.stream}.b"), Memory({PartitionId("b"): 7})
+        await durable.update(both, memory)
+        assert durable.filters == both
+        assert durable.memory() == memory
+        await durable.update(durable.filters, Memory())
+        found = await bench.js.consumer_info(bench.stream, "d")
+        assert sorted(found["config"]["filter_subjects"]) == list(both)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from parti.backoff import Backoff, retry
 from parti.clock import Clock
 from parti.config.worker import WorkerConfig
-from parti.errors import Category, PartiError, RequestTimeout
+from parti.errors import Category, PartiError, RequestTimeout, TransientError
 from parti.model import PartitionId, Retention
 from parti.wire.api import JetStreamApi
 from parti.wire.errors import ConsumerDoesNotExist, ConsumerNotFound
@@ -71,6 +71,10 @@ class Memory:
         if self.left:
             entries[_LEFT] = json.dumps([self.high, self.left], separators=(",", ":"))
         return entries
+
+
+class UpdateNotKept(TransientError):
+    """The consumer is not as the update made it: somebody else changed it at the same time. It is tried again."""
 
 
 class Durable:
@@ -150,9 +154,23 @@ class Durable:
     async def update(self, filters: Sequence[str], memory: Memory) -> Json:
         """Replace filters and metadata; raises `ConsumerDoesNotExist` when the consumer is gone."""
         kept = {key: value for key, value in self._stored.items() if key not in ("filter_subject", "metadata")}
-        config = kept | self._tunables(filters, memory)
-        info = await self._call("update", lambda: self.js.consumer_create(self._config.stream, config, action="update"))
+        info = await self._call("update", lambda: self._update_once(kept | self._tunables(filters, memory)))
         self._remember(info)
+        return info
+
+    async def _update_once(self, config: Json) -> Json:
+        """The consumer as it is after the update.
+
+        A server that was restarted answers its first update with the configuration from before it (measured on 2.15.1).
+        Whoever believed that would write the old filters back with the next update, and never get a message again.
+        """
+        info = await self.js.consumer_create(self._config.stream, config, action="update")
+        if not _says(info, config):
+            info = await self.js.consumer_info(self._config.stream, self.name)
+        if not _says(info, config):
+            raise UpdateNotKept(
+                f"consumer {self.name!r} filters {_filters(info['config'])} after it was told otherwise"
+            )
         return info
 
     async def reset(self, after: int | None) -> bool:
@@ -211,8 +229,7 @@ class Durable:
 
     def _remember(self, info: Json) -> None:
         self._stored = info["config"]
-        single = self._stored.get("filter_subject")
-        self.filters = tuple(sorted([single] if single else self._stored.get("filter_subjects") or ()))
+        self.filters = _filters(self._stored)
         self.known = True
         self.pending = int(info.get("num_pending") or 0)
 
@@ -236,6 +253,16 @@ class Durable:
             classify=_worth_another_try,
             on_retry=lambda tries, wait, error: self._recorder.retried(op, tries, wait, error),
         )
+
+
+def _filters(config: Mapping[str, Any]) -> tuple[str, ...]:
+    single = config.get("filter_subject")
+    return tuple(sorted([single] if single else config.get("filter_subjects") or ()))
+
+
+def _says(info: Json, wanted: Json) -> bool:
+    found = info["config"]
+    return _filters(found) == _filters(wanted) and Memory.read(found) == Memory.read(wanted)
 
 
 def _worth_another_try(error: PartiError) -> bool:
