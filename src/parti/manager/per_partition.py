@@ -281,13 +281,7 @@ class PerPartitionPlane:
 
     async def _confirm(self, partition: PartitionId, connection: LiveConnection) -> None:
         try:
-            await confirm(
-                connection,
-                self._flows[partition],
-                self._durables[partition],
-                self._retention,
-                timeout=self._parts.js.timeout,
-            )
+            await confirm(connection, self._flows[partition], self._durables[partition], self._retention)
         except AcksUnconfirmed as error:
             self._parts.recorder.event("slot.settle", op="ack", result="unknown", error=str(error), warn=True)
 

@@ -9,6 +9,7 @@ consumer's ack floor does not cover is acknowledged again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from parti.errors import PartiError, UnknownOutcome
 from parti.manager.slot_durable import SlotDurable
@@ -16,38 +17,39 @@ from parti.manager.slot_flow import SlotFlow
 from parti.model import Retention
 from parti.wire.live import LiveConnection
 
-_TRIES = 5  # a leadership change of the consumer takes one or two
+_EACH = 0.5  # seconds for one answer: a consumer that changes its leader gives none (CLUSTER.md 3, rule 5)
+_BUDGET = 2.0  # seconds altogether, a part of the prepare timeout: a release must not fail because of this
 
 
 class AcksUnconfirmed(UnknownOutcome):
     """The consumer did not confirm the acks. The position is in the claim, so only storage may be left behind."""
 
 
-async def confirm(
-    connection: LiveConnection, flow: SlotFlow, durable: SlotDurable, retention: Retention, *, timeout: float
-) -> None:
-    """When this returns every ack of the slot since its last reset is applied; AcksUnconfirmed after some tries."""
+async def confirm(connection: LiveConnection, flow: SlotFlow, durable: SlotDurable, retention: Retention) -> None:
+    """When this returns every ack of the slot since its last reset is applied; AcksUnconfirmed within two seconds."""
+    try:
+        async with asyncio.timeout(_BUDGET):
+            await _confirmed(connection, flow, durable, retention)
+    except (TimeoutError, PartiError) as error:
+        reason = str(error) or f"no answer within {_BUDGET:g} s"
+        raise AcksUnconfirmed(f"acks of {durable.name} are not confirmed: {reason}") from error
+
+
+async def _confirmed(connection: LiveConnection, flow: SlotFlow, durable: SlotDurable, retention: Retention) -> None:
     last = flow.last_acked
     waiting = flow.acks_above(0)[-1:]
-    for _ in range(_TRIES):
-        if not waiting:
-            return
-        try:
-            await _ack_answered(connection, waiting, timeout)
-            if retention is Retention.LIMITS:
-                return
-            floor = await durable.floor()
-        except (TimeoutError, PartiError) as error:
-            if connection.lost.done():
-                raise AcksUnconfirmed(f"acks of {durable.name} are not confirmed: {error}") from error
+    while waiting:
+        if connection.lost.done():
+            raise connection.lost.result()
+        if not await _ack_answered(connection, waiting):
             continue
-        if floor >= last:
+        if retention is Retention.LIMITS:
             return
-        waiting = flow.acks_above(floor)
-    raise AcksUnconfirmed(f"acks of {durable.name} are not confirmed after {_TRIES} tries")
+        floor = await durable.floor()
+        waiting = flow.acks_above(floor) if floor < last else []
 
 
-async def _ack_answered(connection: LiveConnection, replies: list[bytes], timeout: float) -> None:
+async def _ack_answered(connection: LiveConnection, replies: list[bytes]) -> bool:
     """Acknowledge these, the last one with an answer, which the consumer gives after it has applied it."""
     answered = asyncio.Event()
     inbox = connection.new_inbox()
@@ -56,7 +58,9 @@ async def _ack_answered(connection: LiveConnection, replies: list[bytes], timeou
         for reply in replies[:-1]:
             connection.publish(reply.decode(), b"+ACK")
         connection.publish(replies[-1].decode(), b"+ACK", inbox)
-        async with asyncio.timeout(timeout):
-            await answered.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EACH):
+                await answered.wait()
+        return answered.is_set()
     finally:
         connection.unsubscribe(sid)
