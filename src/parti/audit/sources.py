@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
 from parti.audit.streams import bounds, read_stream, told
 from parti.audit.tables import FrameTable, Table, parquet
 from parti.errors import ConfigError, UsageError
@@ -143,7 +145,7 @@ def _files(spark: SparkSession, path: str) -> Table:
 
     try:
         found = parquet(spark, path)
-    except (AnalysisException, OSError, ValueError) as error:
+    except (AnalysisException, pa.ArrowException, OSError) as error:
         raise ConfigError(f"cannot read {path}: {str(error).splitlines()[0]}") from error
     return FrameTable(_timed(found.frame)) if isinstance(found, FrameTable) else found
 

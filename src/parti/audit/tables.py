@@ -105,11 +105,11 @@ def _local(spark: SparkSession, path: str) -> FileTable | None:
     files = [file for found in paths for file in ds.dataset(found, format="parquet", partitioning=None).files if file]
     if not files:
         return None
-    schemas = [pq.read_schema(file) for file in files]
-    merged = pa.unify_schemas(schemas, promote_options="permissive")
+    read = {file: pq.read_metadata(file) for file in files}
+    merged = pa.unify_schemas([one.schema.to_arrow_schema() for one in read.values()], promote_options="permissive")
     if any(pa.types.is_string(merged.field(name).type) for name in ("finished", "timestamp") if name in merged.names):
         return None  # Spark reads times as texts
-    groups = [(file, number) for file in files for number in range(pq.ParquetFile(file).num_row_groups)]
+    groups = [(file, number) for file, one in read.items() for number in range(one.num_row_groups)]
     return FileTable(tuple(groups), merged)
 
 
