@@ -21,6 +21,7 @@ from parti.audit.table import tables
 from parti.config import LogLevel, ObserveSection
 from parti.demo.quiet import quietly
 from parti.demo.story import Told, tell
+from parti.errors import PartiError
 from parti.observe.logs import configure_logging
 
 _PIPE_WIDTH = 160
@@ -44,9 +45,10 @@ def main(partitions: int, workers: int, rate: int, seconds: int, seed: int, out:
         with quietly(log) as terminal:
             configure_logging(ObserveSection(log_level=LogLevel.WARNING))
             told = asyncio.run(tell(folder, Console(file=terminal), random.Random(seed), **size))
-    except BaseException:
-        click.echo(f"The demonstration did not get to its end; what Spark and others said is in {log}", err=True)
-        raise
+    except PartiError as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        click.echo(f"FAILED before the audit: {reason}\nThe log, Spark's words included, is {log}", err=True)
+        sys.exit(1)
     report = folder / "report.html"
     report.write_text(render_html(told.report), encoding="utf-8")
     if as_json:
