@@ -21,11 +21,12 @@ from parti.spark.pipeline import Emit, Retries
 from parti.spark.pipeline.batch_calls import rebatched
 from parti.spark.pipeline.message import RowMessage
 from parti.spark.pipeline.outcomes import Shape
-from parti.spark.pipeline.policy import Policy
+from parti.spark.pipeline.policy import Policy, Postpone, Rested
+from parti.spark.pipeline.source import PayloadKey
 from parti.spark.pipeline.stage import Stage
 from parti.wire.outgoing import HEADERS
 from parti.worker.message import Message
-from parti.worker.outcomes import Ack, Reject, Retry
+from parti.worker.outcomes import Ack, Again, Reject, Retry
 
 QUICK = Retries(attempts=3, delays=(0.01,), then="stop")
 PARK = Retries(attempts=1, delays=(0.01,), then="park", park_delays=(60.0,))
@@ -350,8 +351,28 @@ def test_rows_that_nobody_keeps_hold_what_is_counted_and_name_what_failed():
     retries = Policy(Retries(attempts=1, delays=(0.0,), then="stop"))
     stage = Stage(work, "test", "IN", policy=retries, shape=Shape(counted=True))
     rows = [row for part in stage.run(iter([batch(["a", "b", "c"])])) for row in part.to_pylist()]
-    assert list(rows[0]) == ["sequence", "subject", "outcome", "took", "error"]
-    assert [(row["outcome"], row["subject"], row["error"]) for row in rows[:2]] == [
-        ("done", None, None),
-        ("failed", "in.b", "ValueError: two"),
-    ]
+    assert len(rows) == 1
+    assert (rows[0]["messages"], rows[0]["dead"], rows[0]["parked"], rows[0]["failed"]) == (3, 0, 0, 1)
+    assert rows[0]["first_failed"] == "2 in.b ValueError: two"
+
+
+def test_a_parked_message_waits_as_long_as_its_handler_asks_and_a_postponed_one_loses_no_attempt():
+    policy = Policy(Retries(attempts=1, then="park", park_delays=(10.0,)))
+    asked = policy.decide(Retry(after=7.0), attempt=1, waited=0.0, parked=0)
+    assert (asked.outcome.value, asked.park_for, asked.counted) == ("parked", 7.0, True)  # type: ignore[union-attr]
+    later = policy.decide(Postpone(3.0, "down"), attempt=1, waited=0.0, parked=2)
+    assert (later.outcome.value, later.park_for, later.counted) == ("parked", 3.0, False)  # type: ignore[union-attr]
+    elsewhere = Policy(Retries(attempts=2)).decide(Postpone(3.0), attempt=1, waited=0.0, parked=0)
+    assert elsewhere == Again(3.0, "")  # where nothing is parked it is a retry like any other
+
+
+def test_a_message_that_the_handler_put_to_rest_counts_as_dead_lettered_without_a_letter():
+    rows = outcomes(lambda message: Rested("gone") if message.sequence == 2 else None, batches(3, 3))
+    assert [row["outcome"] for row in rows] == ["done", "dead-lettered", "done"]
+    assert rows[1]["error"] == "gone"
+
+
+def test_a_key_of_several_fields_is_not_that_of_others_with_the_same_text():
+    values = [b'{"a":"ab","b":"c"}', b'{"a":"a","b":"bc"}', b'{"a":"ab","b":"c","x":1}', b'{"a":"ab"}']
+    keyed = PayloadKey("a,b", 8).rekeyed(batch(["s"] * 4, value=pa.array(values, pa.binary())))
+    assert keyed.column("key").to_pylist() == ["2:ab1:c", "1:a2:bc", "2:ab1:c", None]
