@@ -8,7 +8,8 @@ import pytest
 from manager_fleet import fleet_on
 
 from parti.errors import ConfigError, UsageError
-from parti.manager import ControlConfig, Manager, ManagerState
+from parti.manager import ControlConfig, Hooks, Manager, ManagerState
+from parti.model import Partition
 from parti.testing import NatsServer, eventually
 from parti.worker import WorkerConfig, WorkerConsumer
 
@@ -132,6 +133,36 @@ async def test_any_updater_can_be_plugged_in_and_hears_revoke_before_grant(serve
         await fleet.spread(one, two)
         await eventually(lambda: len(owned["one"]) == len(owned["two"]) == 3, 30, "both were told")
         assert overlaps == []
+
+
+async def test_an_updater_that_fails_at_the_end_does_not_keep_its_worker_from_leaving(
+    server: NatsServer, name: str
+) -> None:
+    class Stubborn:
+        def __init__(self) -> None:
+            self.owned: list[str] | None = None
+            self.refuses = 0
+
+        def update_worker_consumer(self, worker_id: str, partitions: list[Partition]) -> None:
+            if self.refuses and not partitions:
+                self.refuses -= 1
+                raise RuntimeError("not yet")
+            self.owned = [p.id for p in partitions]
+
+    errors: list[Exception] = []
+    async with fleet_on(server, name, count=2) as fleet:
+        brief, hopeless = Stubborn(), Stubborn()
+        one = await fleet.worker(consumer=brief, hooks=Hooks(on_error=errors.append))
+        await eventually(lambda: brief.owned == ["p0", "p1"], 60, "told what it owns")
+        brief.refuses = 2
+        await one.stop()
+        assert brief.owned == []
+        assert any("not yet" in str(error) for error in errors)
+        two = await fleet.worker(consumer=hopeless, namespace=f"{name}b", shutdown_timeout=0.5)
+        await eventually(lambda: hopeless.owned == ["p0", "p1"], 60, "told what it owns")
+        hopeless.refuses = 1_000_000
+        await two.stop()
+        assert two.owned() == frozenset()
 
 
 async def test_a_manager_says_what_is_wrong_with_its_settings(server: NatsServer, name: str) -> None:

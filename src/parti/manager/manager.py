@@ -124,6 +124,8 @@ class Manager:
 
     def owned(self) -> frozenset[PartitionId]:
         """What this worker may act on now."""
+        if self._main is not None and self._main.done():
+            return frozenset()
         plane = self._agent.plane if self._agent is not None else None
         return plane.owned() if plane is not None else frozenset()
 

@@ -206,6 +206,7 @@ class PerPartitionPlane:
                 partition,
                 self._parts,
                 self._pool,
+                self._retention,
                 worker_id=self._member.worker,
                 judge=self._deliver,
                 gap=lambda p: self._feed(p, Gap()),

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from parti.errors import PartiError
-from parti.model import Lease, Partition, PartitionId
+from parti.model import Lease, Partition, PartitionId, Retention
 from parti.wire.columns import Deliveries
 from parti.wire.errors import MaxAckPendingReached, TooManyPulls
 from parti.wire.live import LiveConnection
@@ -30,6 +30,7 @@ class SlotFlow:
         partition: PartitionId,
         parts: WorkerParts,
         pool: LanePool,
+        retention: Retention,
         *,
         worker_id: str,
         judge: Judge,
@@ -48,8 +49,10 @@ class SlotFlow:
         self._pull: LivePull | None = None
         self._connection: LiveConnection | None = None
         self._keyed = parts.config.lanes == "key"
-        # Acks are sent without waiting for an answer. No more than this can be unanswered: the server delivers no more.
-        self._acks: deque[tuple[int, bytes]] = deque(maxlen=parts.config.max_ack_pending)
+        # Acks are sent without waiting for an answer. On limits only the last one is asked about; elsewhere no more
+        # than max_ack_pending can be unanswered, because the server delivers no more.
+        remembered = 1 if retention is Retention.LIMITS else parts.config.max_ack_pending
+        self._acks: deque[tuple[int, bytes]] = deque(maxlen=remembered)
 
     def __repr__(self) -> str:
         return f"<SlotFlow {self.partition} open={len(self.state.open)} {'pulling' if self._pull else 'idle'}>"

@@ -27,9 +27,14 @@ from parti.control.signals import (
     WriteClaim,
 )
 from parti.control.slot import Phase, Slot
+from parti.errors import TransientError
 from parti.manager.claim_writer import ClaimWriter
 from parti.manager.host import Host
 from parti.model import Claim, Lease, Member, Partition, PartitionId
+
+
+class UpdaterSilent(TransientError):
+    """The updater failed or hung until the end: look at its own logs, and see that it stopped."""
 
 
 class UpdaterPlane:
@@ -45,6 +50,7 @@ class UpdaterPlane:
         self._wanted: set[PartitionId] = set()
         self._applied: frozenset[PartitionId] | None = None
         self._wake = asyncio.Event()
+        self._telling = asyncio.Lock()
         self._writer = ClaimWriter(host, self._feed)
         self._closed = False
 
@@ -77,7 +83,7 @@ class UpdaterPlane:
 
     async def stop(self) -> dict[PartitionId, tuple[int, int]]:
         self._closed = True
-        await self._tell(frozenset())
+        await self._tell_the_end()
         return {}
 
     async def abandon(self) -> None:
@@ -87,7 +93,22 @@ class UpdaterPlane:
             for effect in effects:
                 if isinstance(effect, Revoked):
                     self._host.revoked(effect.lease)
-        await self._tell(frozenset())
+        await self._tell_the_end()
+
+    async def _tell_the_end(self) -> None:
+        """It owns nothing any more. Somebody else's code must not keep a worker from leaving, so this has an end."""
+        waits = Backoff(max_tries=None).delays()
+        try:
+            async with asyncio.timeout(self._host.config.shutdown_timeout):
+                while True:
+                    try:
+                        await self._tell(frozenset())
+                        return
+                    except Exception as error:
+                        self._host.failed(error)
+                    await self._host.clock.sleep(next(waits))
+        except TimeoutError:
+            self._host.failed(UpdaterSilent(f"{type(self._updater).__name__} was not told that it owns nothing more"))
 
     def _feed(self, partition: PartitionId, event: slot.Event) -> None:
         if self._closed:
@@ -147,6 +168,7 @@ class UpdaterPlane:
 
     async def _tell(self, owned: frozenset[PartitionId]) -> None:
         partitions = [Partition(tuple(p.split("."))) for p in sorted(owned)]
-        result = self._updater.update_worker_consumer(self._member.worker, partitions)
-        if inspect.isawaitable(result):
-            await result
+        async with self._telling:
+            result = self._updater.update_worker_consumer(self._member.worker, partitions)
+            if inspect.isawaitable(result):
+                await result
