@@ -17,6 +17,7 @@ from parti.prove.sink import percentile
 from parti.testing import FaultProxy, NeverHappened, eventually
 
 _GIVE_UP = 90.0
+Fault = Callable[[], Awaitable[None]]
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
@@ -38,25 +39,30 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
             await group.add(shape.workers)
             await group.settled()
             await group.flow()
-            faults: list[Callable[[], Awaitable[None]]] = [lambda: _killed(group)] * kills
-            faults += [_cut(proxy, seconds) for seconds in cuts]
-            faults += [_slow(proxy, 1.0 if ctx.quick else 5.0), _lossy(proxy, 1.0 if ctx.quick else 5.0)]
+            faults: list[tuple[str, Fault]] = [("kill", lambda: _killed(group))] * kills
+            faults += [(f"cut of {seconds:g} s", _cut(proxy, seconds)) for seconds in cuts]
+            faults += [
+                ("slow", _slow(proxy, 1.0 if ctx.quick else 5.0)),
+                ("loss", _lossy(proxy, 1.0 if ctx.quick else 5.0)),
+            ]
             took: list[float] = []
             with ctx.progress("faults", total=len(faults)) as advance:
-                for fault in faults:
+                for _, fault in faults:
                     took.append(await _recovered(group, fault))
                     advance(1)
+            slowest = took.index(max(took))
             verdict = await group.finish(_GIVE_UP)
             return {
                 **judged(verdict, group.sink),
                 "faults": len(faults),
                 "recovery_p50_s": round(percentile(took, 0.5), 2),
                 "recovery_max_s": round(max(took), 2),
+                "slowest_after": faults[slowest][0],
                 "longest_publish_pause_s": round(group.traffic.longest_pause, 2),
             }
 
 
-async def _recovered(group: Herd, fault: Callable[[], Awaitable[None]]) -> float:
+async def _recovered(group: Herd, fault: Fault) -> float:
     """Seconds from the end of the fault until every partition had an effect again."""
     await fault()
     over = group.clock.now()
@@ -79,7 +85,7 @@ async def _killed(group: Herd) -> None:
     await asyncio.to_thread(server.restart)
 
 
-def _cut(proxy: FaultProxy, seconds: float) -> Callable[[], Awaitable[None]]:
+def _cut(proxy: FaultProxy, seconds: float) -> Fault:
     async def cut() -> None:
         await asyncio.to_thread(proxy.cut, refuse=True)
         await asyncio.sleep(seconds)
@@ -88,7 +94,7 @@ def _cut(proxy: FaultProxy, seconds: float) -> Callable[[], Awaitable[None]]:
     return cut
 
 
-def _slow(proxy: FaultProxy, seconds: float) -> Callable[[], Awaitable[None]]:
+def _slow(proxy: FaultProxy, seconds: float) -> Fault:
     async def slow() -> None:
         await asyncio.to_thread(proxy.delay, 0.1)
         await asyncio.sleep(seconds)
@@ -97,7 +103,7 @@ def _slow(proxy: FaultProxy, seconds: float) -> Callable[[], Awaitable[None]]:
     return slow
 
 
-def _lossy(proxy: FaultProxy, seconds: float) -> Callable[[], Awaitable[None]]:
+def _lossy(proxy: FaultProxy, seconds: float) -> Fault:
     """Bytes vanish from the streams; both ends notice and drop the connection, again and again."""
 
     async def lossy() -> None:
