@@ -45,7 +45,7 @@ class Query:
     """Batch after batch in a thread, until it is stopped."""
 
     def __init__(self, url: str, stream: str) -> None:
-        options = {"servers": url, "stream": stream, "group": "g", "member": "spark", "groupAckWait": "2s"}
+        options = {"servers": url, "stream": stream, "group": "g", "member": "spark", "groupAckWait": "15s"}
         self.reader = JetStreamStreamReader(SEQUENCE, SourceOptions.parse(options, streaming=True))
         self.seen: list[int] = []
         self._stopped = threading.Event()

@@ -37,7 +37,7 @@ class Spark:
     """Spark's side of one query: offsets, batches, and a checkpoint that a later one may begin with."""
 
     def __init__(self, group: Group, member: str, checkpoint: list[Any] | None = None, **more: Any) -> None:
-        given = group.stream.options(group="g", member=member, groupAckWait=f"{ACK_WAIT:g}s", retryBudget="20s", **more)
+        given = group.stream.options(group="g", member=member, groupAckWait=f"{ACK_WAIT:g}s", **more)
         self.group = group
         self.reader = JetStreamStreamReader(SCHEMA, SourceOptions.parse(given, streaming=True))
         self.checkpoint = checkpoint if checkpoint is not None else [self.reader.initialOffset()]

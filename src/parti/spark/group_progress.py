@@ -47,6 +47,7 @@ class GroupProgress:
         self._member = MemberThread(options.connect, options.stream, setting)
         self._found: FoundGroup = self._member.start()
         if self._elastic and options.starting.at != "earliest":
+            self._member.close()
             raise ConfigError("a member of an elastic group begins where its queue does: leave out startingOffsets")
         self._target: int | None = None
         self._committed: GroupOffset | None = None
