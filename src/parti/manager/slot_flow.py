@@ -150,6 +150,8 @@ class SlotFlow:
         self.end_pull()
         self.state.stopped, self.state.finish, self.state.furthest = True, 0, 0
         self.state.open.clear()
+        if self.state.idle is not None:
+            self.state.idle.set()
         for lane in self.state.lanes.values():
             lane.queue.clear()
 

@@ -310,6 +310,7 @@ class Assigner:
                 if runner.lane is not None and runner.lane.state is state and runner.task is not None:
                     runner.task.cancel()
             await state.finished()
+        state.finish = 0
 
     async def _stop_all(self, states: Iterable[PartitionState]) -> None:
         async with asyncio.TaskGroup() as group:

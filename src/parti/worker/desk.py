@@ -316,8 +316,9 @@ class Desk:
         state.open.clear()
         state.held.clear()
         state.ranged = 0
-        if state.whole is not None:
-            state.whole.set()
+        for waited in (state.whole, state.idle):
+            if waited is not None:
+                waited.set()
         for lane in state.lanes.values():
             lane.queue.clear()
         if answers and self.retention is Retention.LIMITS and self.connection is not None:

@@ -107,8 +107,8 @@ class PartitionState:
         return self.stopped and any(sequence <= self.finish for sequence in self.open)
 
     async def finished(self) -> None:
-        """Return when nothing of the stopped partition runs, and nothing is unfinished."""
-        while self.running or self.unfinished:
+        """Return when nothing of the stopped partition runs and nothing is unfinished, or when it goes on."""
+        while self.stopped and (self.running or self.unfinished):
             idle = self.idle = self.idle or asyncio.Event()
             await idle.wait()
             if self.idle is idle:
