@@ -131,7 +131,13 @@ class _Scene:
         self.history.effect(Effect(partition, key, "p", int(number), owner, int(epoch)))
 
     def wait_handled(self, count: int, what: str) -> None:
-        eventually_blocking(lambda: self._handled_or_restaffed() >= count, WITHIN, what)
+        """Wait for so many results; it may take any time, as long as it goes on."""
+        while self._handled_or_restaffed() < count:
+            self._wait_for_more(what)
+
+    def _wait_for_more(self, what: str) -> None:
+        before = self.counts["results"]
+        eventually_blocking(lambda: self._handled_or_restaffed() > before, WITHIN, what)
 
     def _handled_or_restaffed(self) -> int:
         if not any(driver.alive for driver in self.drivers):
