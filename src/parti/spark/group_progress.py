@@ -100,10 +100,14 @@ class GroupProgress:
         after = begin.begin_of(finish)
         if finish.sequence <= after:
             return None
-        partitions, after = self._right_to(finish, after)
+        partitions, after, goes_on = self._right_to(finish, after)
         if not partitions or finish.sequence <= after:
             return None
-        floors = self._link.ask(lambda reader: self._floors(reader, partitions)) if self._elastic else {}
+        floors: dict[int, int] = {}
+        if self._elastic and not (goes_on and begin.lease == finish.lease):
+            # A replica that lags behind may still hold what was done under another lease.
+            floors = dict.fromkeys(partitions, finish.sequence)
+            floors |= self._link.ask(lambda reader: self._floors(reader, partitions))
         subjects = read_filters(self._member.record, self._setting.member, partitions)
         return GroupRange(
             self._stream, finish.created, after, finish.sequence, subjects, self._found.depth, self._elastic, floors
@@ -156,8 +160,8 @@ class GroupProgress:
         floors = self._floors(reader, standing.partitions)
         return min(floors.values(), default=state.last_seq)
 
-    def _right_to(self, finish: GroupOffset, after: int) -> tuple[tuple[int, ...], int]:
-        """Which partitions of a planned batch to read, and behind which sequence, with the right to it.
+    def _right_to(self, finish: GroupOffset, after: int) -> tuple[tuple[int, ...], int, bool]:
+        """Which partitions of a planned batch to read, behind which sequence, and whether its own lease still holds.
 
         In a batch that is replayed, partitions may have moved on: then their owner finishes them, and the batch waits.
         Nothing of them is skipped while it is there, because the commit of the batch counts for all of them.
@@ -166,15 +170,15 @@ class GroupProgress:
         while True:
             standing = self._member.lend(finish.lease)
             if standing is not None and standing.lease == finish.lease:
-                return finish.owned, after
+                return finish.owned, after, True
             left = self._link.ask(lambda reader: self._left(reader, finish))
             if not left:
                 if standing is not None:
                     self._member.take_back(standing.lease, 0)
-                return (), after
+                return (), after, False
             if standing is not None and set(left) <= set(standing.partitions):
                 floor = 0 if self._elastic else self._link.ask(self._durable_floor)
-                return left, max(after, floor)
+                return left, max(after, floor), False
             if standing is not None:
                 self._member.take_back(standing.lease, 0)
             if self._clock.now() > deadline:
@@ -246,8 +250,11 @@ class GroupProgress:
         if not offset.lease or offset == self._committed or self._state(reader).created != offset.created:
             return True
         if self._elastic:
-            for subject in read_filters(self._member.record, self._setting.member, offset.owned):
-                reader.connection.api(f"STREAM.PURGE.{self._stream}", {"filter": subject, "seq": offset.sequence + 1})
+            record, done = self._member.record, {"seq": offset.sequence + 1}
+            everything = len(offset.owned) == record.max_members
+            for subject in read_filters(record, self._setting.member, (0,) if everything else offset.owned):
+                body = done if everything else done | {"filter": subject}
+                reader.connection.api(f"STREAM.PURGE.{self._stream}", body)
             self._committed = offset
         elif self._durable_floor(reader) >= offset.sequence:
             self._committed = offset
