@@ -118,7 +118,7 @@ async def test_w15_leadership_that_comes_and_goes_leaves_no_task_behind(server: 
         await one.wait_for("converged", 60)
         store = await Store.open(fleet.js, name)
         await eventually(lambda: tasks().count("parti-term") == 1, 60, "one task serves the term")
-        before = set(tasks())
+        before = len(tasks())
         for _ in range(4):
             term = one._agent.leadership.election.term  # type: ignore[union-attr]
             await eventually(lambda t=term: _vacate(store, t + 1), 60, "the leader is deposed")  # type: ignore[misc]
@@ -127,7 +127,8 @@ async def test_w15_leadership_that_comes_and_goes_leaves_no_task_behind(server: 
                 60,
                 "and elected again",
             )
-        await eventually(lambda: len(tasks()) == len(before) and set(tasks()) == before, 60, "the same tasks as before")
+        await eventually(lambda: tasks().count("parti-term") == 1, 60, "one task serves the term")
+        await eventually(lambda: len(tasks()) <= before, 60, "no more tasks than before")
 
 
 async def _vacate(store: Store, term: int) -> bool:
