@@ -11,6 +11,7 @@ from parti.testing import NatsServer, eventually
 from parti.wire.live import LiveConnection
 from parti.worker import durable
 
+pytestmark = pytest.mark.slow  # each is quick, but there are many
 LONG = {"layout": "per-partition", "prepare_timeout": 60.0, "commit_timeout": 60.0}
 
 
