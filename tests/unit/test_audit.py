@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parti.audit import Rules
@@ -157,6 +157,7 @@ def test_effects_of_another_stream_or_range_do_not_count() -> None:
     assert counts(audited(range(1, 101), effects + others)) == CLEAN
 
 
+@settings(max_examples=30)
 @given(st.randoms(use_true_random=False))
 def test_inversions_are_first_effects_below_the_highest_of_their_key_whatever_the_packets(rng: random.Random) -> None:
     effects = effects_of(rng.randint(20, 120), keys=rng.randint(1, 6), partitions=rng.randint(1, 3))
