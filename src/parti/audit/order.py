@@ -38,7 +38,6 @@ class Course(msgspec.Struct):
 
     partition: int
     effects: int = 0
-    repeated: int = 0
     key_inversions: int = 0
     inversions: int = 0
     two_owners: int = 0
@@ -130,8 +129,8 @@ class Judge:
         of_partition &= partition != NOWHERE
         self.found.latency.feed(columns["latency"][first])
         self.found.tempo.feed(columns["finished"][first])
-        faults = {"duplicated": ~first, "key_inversions": of_key, "inversions": of_partition}
-        for kind, mask in faults.items():
+        faults = {"key_inversions": of_key, "inversions": of_partition}
+        for kind, mask in {"duplicated": ~first, **faults}.items():
             self._note(kind, columns, np.flatnonzero(mask))
         self._follow(columns, faults)
 
@@ -164,20 +163,18 @@ class Judge:
             np.maximum.reduceat(finished, starts).tolist(),
             np.add.reduceat(latency, starts).tolist(),
             np.maximum.reduceat(latency, starts).tolist(),
-            sums["duplicated"].tolist(),
             sums["key_inversions"].tolist(),
             sums["inversions"].tolist(),
             starts.tolist(),
             strict=True,
         )
-        for name, of, by, count, begin, end, total, most, repeated, in_key, inverted, start in facts:
+        for name, of, by, count, begin, end, total, most, in_key, inverted, start in facts:
             course = self._courses.get(name)
             if course is None:
                 course = self._courses[name] = Course(partition=name)
             course.effects += count
             course.latency_sum += total
             course.latency_max = max(course.latency_max, most)
-            course.repeated += repeated
             course.key_inversions += in_key
             course.inversions += inverted
             for kind in _owned(course, Run(of, by, begin, end, count)):
