@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -28,7 +29,7 @@ from parti.groups import (
 from parti.testing import FaultProxy, NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection, connect
-from parti.wire.errors import ConsumerNotFound
+from parti.wire.errors import ApiError, ConsumerNotFound
 from parti.wire.kv import KeyValue
 from parti.wire.options import ConnectOptions
 from parti.worker.outcomes import Ack, Reject, Retry, RetryPolicy
@@ -500,6 +501,30 @@ async def test_it_goes_on_after_a_restart_of_the_server(own_server: NatsServer) 
         await eventually(lambda: len(set(log.sequences)) == 6, timeout=20, what="the messages after the restart")
         assert member.state is MemberState.ACTIVE
         await member.stop()
+
+
+async def test_a_consumer_whose_folder_the_server_lost_is_joined_as_it_is(own_server: NatsServer) -> None:
+    """Two instances that make a consumer while it is deleted can leave one like this; every create then fails (500)."""
+    async with await connect(ConnectOptions(servers=(own_server.url,))) as connection:
+        bench = Bench(connection, "orders")
+        await bench.api.stream_create({"name": "orders", "subjects": ["orders.*"]})
+        await bench.groups.create("orders", GROUP, max_members=2)
+        await bench.groups.add_members("orders", GROUP, ["m1"])
+        first, second = Log(), Log()
+        one = await bench.join("m1", first)
+        await bench.publish(3)
+        await got(3, first)
+        (folder,) = own_server.store_dir.glob(f"jetstream/*/streams/{bench.queue}/obs/m1")
+        shutil.rmtree(folder)
+        config = (await bench.api.consumer_info(bench.queue, "m1"))["config"]
+        with pytest.raises(ApiError, match="no such file"):
+            await bench.api.consumer_create(bench.queue, config, action="create")
+        two = await bench.join("m1", second)
+        assert two.state is MemberState.STANDBY
+        await one.stop()
+        await bench.publish(3)
+        await got(3, second)
+        await two.stop()
 
 
 async def test_nothing_of_a_member_is_left_behind_when_it_has_ended(own_server: NatsServer) -> None:

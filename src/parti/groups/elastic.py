@@ -14,7 +14,7 @@ from parti.groups.common import is_group_consumer, pinned_id
 from parti.groups.distribution import partition_filters, partitions_of
 from parti.groups.errors import ForeignConsumer, WorkQueueMissing
 from parti.groups.events import EventKind, MemberState
-from parti.groups.member import GroupConsumer
+from parti.groups.member import SERVER_FAILED, GroupConsumer
 from parti.groups.message import GroupHandler
 from parti.groups.names import GroupKind, check_group, check_member, check_stream, work_queue
 from parti.groups.options import MemberOptions
@@ -22,7 +22,13 @@ from parti.groups.records import ElasticRecord
 from parti.groups.store import elastic_store
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
-from parti.wire.errors import ConsumerAlreadyExists, ConsumerNotFound, StreamNotFound, WorkQueueFilterNotUnique
+from parti.wire.errors import (
+    ApiError,
+    ConsumerAlreadyExists,
+    ConsumerNotFound,
+    StreamNotFound,
+    WorkQueueFilterNotUnique,
+)
 
 _OTHERS_FIRST = (0.4, 0.5)  # seconds that an instance which is not pinned leaves to the pinned one (the reference's)
 _BLOCKED_POLL = 0.25  # the server tells when a consumer goes; this is for when that message got lost
@@ -115,8 +121,23 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
             return None
         except ConsumerAlreadyExists:
             return await self._existing(filters)
+        except ApiError as error:
+            # Two instances that make a consumer while it is deleted can leave one that works, and whose folder is gone:
+            # the server then answers every further create, also one that changes nothing, with 500 (2.15.1).
+            if error.code < SERVER_FAILED or (found := await self._as_wanted(filters)) is None:
+                raise
+            info = found
         self._stale_since = None
         return info
+
+    async def _as_wanted(self, filters: tuple[str, ...]) -> dict[str, Any] | None:
+        """The member's consumer, if there is one with these filters."""
+        try:
+            info = await self._api.consumer_info(self._queue_stream, self._consumer)
+        except ConsumerNotFound:
+            return None
+        config = info["config"]
+        return info if is_group_consumer(config) and tuple(config.get("filter_subjects") or ()) == filters else None
 
     def _wait_for(self, what: str) -> None:
         self._be(MemberState.JOINING)

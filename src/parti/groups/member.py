@@ -40,7 +40,7 @@ _STOP_WITHIN = 10.0  # a supervisor gives a process about that long between SIGT
 _PATIENCE = 2.0  # for each call to the server while leaving
 _SETTLE_EVERY = 0.03
 _RESET_SINCE = (2, 14, 0)
-_SERVER_FAILED = 500  # such as a consumer that is made while its predecessor's files are being removed
+SERVER_FAILED = 500  # such as a consumer that is made while its predecessor's files are being removed
 
 
 class GroupConsumer(Standing, Signals, ABC, Generic[R]):
@@ -254,7 +254,7 @@ class GroupConsumer(Standing, Signals, ABC, Generic[R]):
         """Whether trying again can help. A member that was joined once gives up only when its group has changed."""
         if isinstance(error, GroupError):
             return False
-        server_failed = isinstance(error, ApiError) and error.code >= _SERVER_FAILED
+        server_failed = isinstance(error, ApiError) and error.code >= SERVER_FAILED
         return error.retriable or error.category is Category.TRANSIENT or server_failed or bool(self._held)
 
     async def _begin(self, wanted: tuple[str, ...]) -> None:
