@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from parti.errors import NoResponders
 from parti.testing import eventually_blocking
 from parti.wire.blocking import BlockingConnection
 
@@ -46,9 +47,19 @@ def publish(connection: BlockingConnection, stream: str, messages: Iterable[Mess
 
 
 def publish_acked(connection: BlockingConnection, message: Message) -> int:
-    """Store one message; returns its sequence as the stream's leader acknowledged it."""
-    answer = json.loads(connection.request(message.subject, message.data).data)
-    return int(answer["seq"])
+    """Store one message; returns its sequence as the stream's leader acknowledged it.
+
+    While a cluster elects, or a node has not heard of the stream yet, nobody takes the message: then it is sent again.
+    """
+
+    def acked() -> int:
+        try:
+            answer = json.loads(connection.request(message.subject, message.data).data)
+        except NoResponders:
+            return 0
+        return int(answer["seq"])
+
+    return eventually_blocking(acked, 60.0, "somebody takes the message")
 
 
 def last_sequence(connection: BlockingConnection, stream: str) -> int:
