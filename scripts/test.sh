@@ -3,7 +3,7 @@
 # together take two thirds of the time. Usage: scripts/test.sh PYTEST
 set -uo pipefail
 pytest=$1
-spark_half=(tests/spark tests/docs tests/unit tests/sim tests/model)
+spark_half=(tests/spark tests/docs tests/sim)
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
