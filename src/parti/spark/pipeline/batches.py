@@ -16,6 +16,7 @@ from parti.observe.logs import get_logger
 from parti.spark.pipeline.definition import Pipeline
 from parti.spark.pipeline.failures import BatchFailed, told
 from parti.spark.pipeline.files import Files
+from parti.spark.pipeline.headers import with_packed_headers
 from parti.spark.pipeline.lease import DriverLease
 from parti.spark.pipeline.outcomes import RESULTS, Counts, Outcome
 from parti.spark.pipeline.parking import Parking
@@ -127,7 +128,7 @@ class BatchRunner:
         if self._parking is not None:
             frame = self._parking.joined(frame, number)
         # By sequence alone, not by partition and sequence: lanes then find many keys at once (PIPELINE.md 0).
-        ordered = frame.repartition(self._plan.tasks, "partition").sortWithinPartitions("sequence")
+        ordered = with_packed_headers(frame).repartition(self._plan.tasks, "partition").sortWithinPartitions("sequence")
         return ordered.mapInArrow(self._stage.run, self._stage.shape.ddl)
 
     def _observed(self, outcomes: Any) -> tuple[Any, Any]:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from parti.spark.pipeline.headers import with_headers
 from parti.spark.pipeline.message import Rows
 from parti.spark.pipeline.outcomes import Shape, Tally
 from parti.spark.pipeline.policy import Policy
@@ -76,7 +77,7 @@ class Stage:
                 run = run_lanes
             else:
                 run = run_inline
-            for tally in run(self, (part for part in batches if part.num_rows), sinks):
+            for tally in run(self, (with_headers(part) for part in batches if part.num_rows), sinks):
                 sinks.check()
                 yield tally.to_arrow(self.shape)
             sinks.flush()
