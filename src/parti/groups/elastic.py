@@ -120,24 +120,27 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
             self._wait_for(f"the work queue {self._queue_stream!r} does not exist")
             return None
         except ConsumerAlreadyExists:
-            return await self._existing(filters)
+            if (found := await self._found()) is None:
+                self._later(0)
+                return None
+            if (followed := await self._existing(found, filters)) is not None:
+                differs = "another instance made the consumer otherwise: following it"
+                self._tell(EventKind.TEMPLATE_DIFFERS, detail=differs)
+            return followed
         except ApiError as error:
             # Two instances that make a consumer while it is deleted can leave one that works, and whose folder is gone:
             # the server then answers every further create, also one that changes nothing, with 500 (2.15.1).
-            if error.code < SERVER_FAILED or (found := await self._as_wanted(filters)) is None:
+            if error.code < SERVER_FAILED or (found := await self._found()) is None:
                 raise
-            info = found
+            return await self._existing(found, filters)
         self._stale_since = None
         return info
 
-    async def _as_wanted(self, filters: tuple[str, ...]) -> dict[str, Any] | None:
-        """The member's consumer, if there is one with these filters."""
+    async def _found(self) -> dict[str, Any] | None:
         try:
-            info = await self._api.consumer_info(self._queue_stream, self._consumer)
+            return await self._api.consumer_info(self._queue_stream, self._consumer)
         except ConsumerNotFound:
             return None
-        config = info["config"]
-        return info if is_group_consumer(config) and tuple(config.get("filter_subjects") or ()) == filters else None
 
     def _wait_for(self, what: str) -> None:
         self._be(MemberState.JOINING)
@@ -145,16 +148,11 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
         if not self.events.recent or self.events.recent[-1].detail != what:
             self._tell(EventKind.BLOCKED, partitions=partitions_of(self.record, self.member), detail=what)
 
-    async def _existing(self, filters: tuple[str, ...]) -> dict[str, Any] | None:
-        """The member's consumer exists with another configuration: follow it, or have it made anew.
+    async def _existing(self, info: dict[str, Any], filters: tuple[str, ...]) -> dict[str, Any] | None:
+        """The member's consumer exists, maybe with another configuration: follow it, or have it made anew.
 
         The reference deletes it at once, which makes two instances with different templates fight for ever.
         """
-        try:
-            info = await self._api.consumer_info(self._queue_stream, self._consumer)
-        except ConsumerNotFound:
-            self._later(0)
-            return None
         config = info["config"]
         if not is_group_consumer(config) or config["ack_policy"] != "explicit":
             raise ForeignConsumer(
@@ -162,7 +160,6 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
                 "rename the member, or remove that consumer"
             )
         if tuple(config.get("filter_subjects") or ()) == filters:
-            self._tell(EventKind.TEMPLATE_DIFFERS, detail="another instance made the consumer otherwise: following it")
             self._stale_since = None
             return info
         # Made from an older record. Its pinned instance finishes and replaces it; one that is gone never will.

@@ -163,13 +163,17 @@ class GroupConsumer(Standing, Signals, ABC, Generic[R]):
             drained.set()
 
         self._signal(draining)
-        waits = [asyncio.create_task(event.wait()) for event in (drained, self._ended)]
+        await self._set_or_ended(drained)
+        return finished
+
+    async def _set_or_ended(self, event: asyncio.Event) -> None:
+        """Return when the event is set, or the member has ended and nobody will set it."""
+        waits = [asyncio.create_task(each.wait()) for each in (event, self._ended)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-        return finished
 
     async def stop(self, timeout: float = _STOP_WITHIN) -> None:
         """Leave: finish what is in hand (for at most `timeout` seconds), acknowledge it, give the pin back.

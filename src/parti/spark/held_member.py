@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -84,9 +85,9 @@ class Holding(GroupConsumer[Any]):
         else:
             await self._apply(before)
 
+    @abstractmethod
     async def _apply(self, before: Any) -> None:
         """Follow the record as the kind of the group asks for it."""
-        raise NotImplementedError
 
     async def _drain(self, timeout: float, *, unpin: bool = True) -> bool:
         await self._let_go(True)
@@ -125,12 +126,7 @@ class Holding(GroupConsumer[Any]):
         if self._before is not None:
             followed = asyncio.Event()
             self._signal(lambda: self._follow(followed))
-            waits = [asyncio.ensure_future(event.wait()) for event in (followed, self._ended)]
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
+            await self._set_or_ended(followed)
 
     async def _follow(self, followed: asyncio.Event) -> None:
         before, self._before = self._before, None
@@ -147,11 +143,11 @@ class HeldElastic(Holding, ElasticMember):
     async def _apply(self, before: Any) -> None:
         await ElasticMember._changed(self, before)
 
-    async def _existing(self, filters: tuple[str, ...]) -> dict[str, Any] | None:
-        info = await super()._existing(filters)
-        if info is not None:
-            _refuse_several(info["config"], self.member)
-        return info
+    async def _existing(self, info: dict[str, Any], filters: tuple[str, ...]) -> dict[str, Any] | None:
+        found = await super()._existing(info, filters)
+        if found is not None:
+            _refuse_several(found["config"], self.member)
+        return found
 
 
 class HeldStatic(Holding, StaticMember):
