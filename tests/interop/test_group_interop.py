@@ -143,7 +143,7 @@ class Bench:
             source = (info.get("sources") or [{}])[0]
             return bool(info["state"]["messages"] == 0 and info["state"]["last_seq"] >= self.published and source)
 
-        await eventually(empty, timeout=30, what="an empty work queue")
+        await eventually(empty, timeout=60, what="an empty work queue")
 
     async def joined(self, member: str) -> str:
         """When the member's consumer was made."""
@@ -154,7 +154,7 @@ class Bench:
                 return None
             return (await self.api.consumer_info(self.queue, member))["created"]
 
-        return str(await eventually(there, timeout=20, what=f"the consumer of {member}"))
+        return str(await eventually(there, timeout=60, what=f"the consumer of {member}"))
 
 
 async def test_go_and_python_members_own_the_partitions_that_both_compute(
@@ -195,12 +195,12 @@ async def test_instances_of_one_member_in_both_languages_share_its_consumer_and_
     async def both_wait() -> bool:
         return bool((await bench.api.consumer_info(bench.queue, "m"))["num_waiting"] >= 2)
 
-    await eventually(both_wait, timeout=20, what="the pull of the standby")
+    await eventually(both_wait, timeout=60, what="the pull of the standby")
     before = len(bench.seen)
     await bench.groups.step_down(name, "g", "m")
     await bench.publish(10)
     assert len(bench.seen) - before <= 1
-    await eventually(lambda: python.state is MemberState.STANDBY, timeout=20, what="the lost pin")
+    await eventually(lambda: python.state is MemberState.STANDBY, timeout=60, what="the lost pin")
     await bench.groups.step_down(name, "g", "m")
     await bench.publish(10)
     await eventually(lambda: python.state is MemberState.ACTIVE, what="the pin again")
@@ -220,17 +220,17 @@ async def test_a_membership_change_moves_partitions_between_the_languages(
     async with await bench.join("py") as python:
         assert python.state is MemberState.WAITING
         await bench.groups.add_members(name, "g", ["py"])
-        await eventually(lambda: python.partitions == (3, 4, 5), timeout=20, what="the share of Python")
+        await eventually(lambda: python.partitions == (3, 4, 5), timeout=60, what="the share of Python")
         await bench.publish(40)
         assert bench.seen
         before = len(bench.seen)
         await bench.groups.drop_members(name, "g", ["go"])
-        await eventually(lambda: len(python.partitions) == 6, timeout=20, what="all partitions")
+        await eventually(lambda: len(python.partitions) == 6, timeout=60, what="all partitions")
         await bench.publish(10)
         assert len(bench.seen) >= before + 10
         await bench.groups.add_members(name, "g", ["go"])
         await bench.groups.drop_members(name, "g", ["py"])
-        await eventually(lambda: python.state is MemberState.WAITING, timeout=20, what="the drop")
+        await eventually(lambda: python.state is MemberState.WAITING, timeout=60, what="the drop")
         seen = len(bench.seen)
         await bench.publish(10)
         assert len(bench.seen) == seen
@@ -282,14 +282,14 @@ async def test_a_static_members_durable_is_shared_by_both_languages(connection: 
     async def durable() -> bool:
         return "g-a" in await api.consumer_names(name)
 
-    await eventually(durable, timeout=20, what="the durable of Go")
+    await eventually(durable, timeout=60, what="the durable of Go")
     for n in range(12):
         await api.publish(f"{n % 4}.{name}.{n}", b"x")
 
     async def done(count: int) -> bool:
         return await floor() >= count
 
-    await eventually(lambda: done(6), timeout=20, what="the messages of Go")
+    await eventually(lambda: done(6), timeout=60, what="the messages of Go")
     os.kill(process.pid, signal.SIGKILL)
     seen: list[GroupMessage] = []
 
@@ -300,5 +300,5 @@ async def test_a_static_members_durable_is_shared_by_both_languages(connection: 
         assert EventKind.TEMPLATE_DIFFERS not in [event.kind for event in member.events.recent]
         for n in range(8):
             await api.publish(f"{n % 4}.{name}.{n}", b"x")
-        await eventually(lambda: len(seen) == 4, timeout=20, what="the messages after the takeover")
+        await eventually(lambda: len(seen) == 4, timeout=60, what="the messages after the takeover")
         assert {message.number for message in seen} == {0, 1}

@@ -115,10 +115,10 @@ class Fleet:
     def sequences(self) -> list[int]:
         return [message.sequence for _, message in self.seen]
 
-    async def handled(self, count: int, timeout: float = 30.0) -> None:
+    async def handled(self, count: int, timeout: float = 60.0) -> None:
         await eventually(lambda: len(self.seen) >= count, timeout, f"{count} messages handled")
 
-    async def spread(self, *managers: Manager, timeout: float = 40.0) -> None:
+    async def spread(self, *managers: Manager, timeout: float = 60.0) -> None:
         """These managers share the partitions evenly, and everything is at rest."""
         chosen = managers or tuple(self.managers)
         least = len(self.partitions) // len(chosen)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from parti.errors import NoResponders
-from parti.testing import eventually_blocking
+from parti.testing import eventually_blocking, insist_blocking
 from parti.wire.blocking import BlockingConnection
 
 Headers = tuple[tuple[str, str], ...]
@@ -33,7 +33,7 @@ class Message:
 def create(connection: BlockingConnection, stream: str, **config: Any) -> None:
     """A stream on `<stream>.>`; on replicas Direct Get is on, as the range reader's small path needs it."""
     body = {"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True, **config}
-    connection.api(f"STREAM.CREATE.{stream}", body)
+    insist_blocking(lambda: connection.api(f"STREAM.CREATE.{stream}", body), what="the stream is created")
 
 
 def publish(connection: BlockingConnection, stream: str, messages: Iterable[Message]) -> list[Message]:
@@ -42,7 +42,7 @@ def publish(connection: BlockingConnection, stream: str, messages: Iterable[Mess
     before = last_sequence(connection, stream)
     for start in range(0, len(published), 500):
         connection.send(b"".join(message.frame() for message in published[start : start + 500]))
-    eventually_blocking(lambda: last_sequence(connection, stream) == before + len(published), 20.0, "all stored")
+    eventually_blocking(lambda: last_sequence(connection, stream) == before + len(published), 60.0, "all stored")
     return published
 
 
@@ -63,7 +63,7 @@ def publish_acked(connection: BlockingConnection, message: Message) -> int:
 
 
 def last_sequence(connection: BlockingConnection, stream: str) -> int:
-    return int(connection.api(f"STREAM.INFO.{stream}")["state"]["last_seq"])
+    return int(insist_blocking(lambda: connection.api(f"STREAM.INFO.{stream}"))["state"]["last_seq"])
 
 
 def delete(connection: BlockingConnection, stream: str, sequences: Iterable[int]) -> None:

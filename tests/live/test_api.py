@@ -38,7 +38,7 @@ async def next_message(connection: Connection, api: JetStreamApi, target: str, *
     body = json.dumps({"batch": 1, "expires": 2_000_000_000, **pull}).encode()
     await connection.publish(f"{api.prefix}.CONSUMER.MSG.NEXT.{target}", body, reply=inbox)
     try:
-        return await subscription.next_msg(timeout=5)
+        return await subscription.next_msg(timeout=60)
     finally:
         await subscription.unsubscribe()
 

@@ -134,7 +134,7 @@ async def pull_status(api: JetStreamApi, target: str, **pull: Any) -> errors.Sta
     subscription = await api.connection.subscribe(inbox)
     await api.connection.publish(f"{api.prefix}.CONSUMER.MSG.NEXT.{target}", json.dumps(pull).encode(), reply=inbox)
     while True:
-        message = await subscription.next_msg(timeout=5)
+        message = await subscription.next_msg(timeout=60)
         if message.headers and "Status" in message.headers:
             await subscription.unsubscribe()
             return errors.status_error(

@@ -83,7 +83,7 @@ async def test_a_slow_consumer_holds_the_read_back(server: NatsServer, large: st
                 moved.append(proxy.bytes_to_client)
                 return len(moved) > 20 and len(set(moved[-20:])) == 1
 
-            await eventually(at_rest, 15.0, "no more bytes come")
+            await eventually(at_rest, 60.0, "no more bytes come")
             assert moved[-1] < 30 << 20
             assert reader._handover is not None
             assert reader._handover._ready.qsize() <= 2

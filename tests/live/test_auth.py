@@ -154,7 +154,7 @@ class Certificates:
         return [*curve, "-keyout", self.path(f"{name}.key"), *out]
 
     def _run(self, *arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=30)
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +280,7 @@ def test_an_encrypted_client_key_is_refused_instead_of_asking_for_its_phrase(
         "-out",
         str(locked),
     ]
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
     options = ConnectOptions(tls_cert=certificates.path("client.crt"), tls_key=str(locked))
     with pytest.raises((PartiError, ssl.SSLError), match="pass phrase"):
         options.ssl_context()

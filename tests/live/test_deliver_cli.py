@@ -60,7 +60,7 @@ async def test_a_process_delivers_until_it_is_asked_to_stop_and_letters_are_hand
         assert process.stdout is not None
         ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 30))
         assert (ready["event"], ready["stream"]) == ("ready", stage.stream)
-        await stage.endpoint.wait_for(8, timeout=30)
+        await stage.endpoint.wait_for(8, timeout=60)
         await eventually(stage.settled)
 
         code, listed = await parti(stage, "dlq", "ls", "--json")

@@ -147,7 +147,7 @@ async def test_a_document_that_waits_long_is_parked_and_comes_back_in_order(stag
         await eventually(stage.settled)  # nothing is pending: the document waits in the park
         for _ in range(3):
             await stage.publish(stage.task("a", "/hook"))
-        await stage.endpoint.wait_for(11, timeout=15)
+        await stage.endpoint.wait_for(11, timeout=60)
         await eventually(stage.settled)
         await eventually(lambda: _empty(stage))
     seen = [body["payload"]["n"] for r in stage.endpoint.received if (body := r.json())["documentId"] == "a"]
@@ -288,7 +288,7 @@ async def test_a_wake_up_that_is_quicker_than_the_parking_is_not_missed(stage: S
     await stage.publish_many(60, documents=20)
     async with stage.delivering(config):
         await eventually(stage.settled)
-        await eventually(lambda: _empty(stage), 20)
+        await eventually(lambda: _empty(stage), 60)
     assert {document: sorted(set(numbers)) for document, numbers in stage.order().items()} == {
         f"d{number}": [1, 2, 3] for number in range(20)
     }

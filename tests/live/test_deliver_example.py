@@ -53,7 +53,7 @@ async def test_the_receiver_takes_our_requests_and_refuses_forged_ones(stage: Sc
         env=os.environ | {"WEBHOOK_SECRET": f"{whsec(NEW)}"},
     )  # fmt: skip
     try:
-        await eventually(lambda: not is_free("127.0.0.1", port), 30)
+        await eventually(lambda: not is_free("127.0.0.1", port), 60)
         url = f"http://127.0.0.1:{port}/hook"
         body = json.dumps({"event": "update", "documentId": "x"}).encode()
         now = int(time.time())

@@ -114,7 +114,7 @@ async def test_a_host_that_is_down_parks_its_documents_and_spends_no_attempts(st
     async with stage.delivering(config):
         await eventually(stage.settled)
         assert len(stage.endpoint.received) <= 7
-        await stage.endpoint.wait_for(6 + 20, timeout=20)
+        await stage.endpoint.wait_for(6 + 20, timeout=60)
     attempts: dict[str, list[str]] = {}
     for request in stage.endpoint.received:
         attempts.setdefault(request.headers["webhook-id"], []).append(request.headers["x-parti-attempt"])
@@ -137,7 +137,7 @@ async def test_a_server_that_goes_away_and_comes_back_costs_nothing(
                 await asyncio.to_thread(own_server.start)
             else:
                 await asyncio.to_thread(own_server.restart)
-            await eventually(stage.settled_after_outage, 30)
+            await eventually(stage.settled_after_outage, 60)
         for numbers in stage.order().values():
             assert list(dict.fromkeys(numbers)) == list(range(1, 21))
             assert numbers == sorted(numbers)

@@ -166,7 +166,7 @@ def test_metrics_and_health_of_a_consuming_member_are_served(cli: Cli) -> None:
         until(process, "pinned")
 
         def page(path: str) -> str:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
                 return str(answer.read().decode())
 
         eventually_blocking(lambda: 'parti_group_messages_total{outcome="ack"} 2.0' in page("/metrics"), what="metrics")
@@ -174,7 +174,7 @@ def test_metrics_and_health_of_a_consuming_member_are_served(cli: Cli) -> None:
         assert json.loads(page("/readyz"))["checks"] == {"group-g-m1": "ok"}
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
 
 
 def start(cli: Cli, line: str) -> subprocess.Popen[str]:
@@ -199,7 +199,7 @@ def test_sigterm_ends_consuming_after_the_message_in_hand_with_exit_code_zero(cl
     cli.publish(2, subject="0.STREAM")
     until(process, "message")
     process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
     assert '"kind":"stopped"' in output
     with BlockingConnection.open(ConnectOptions(servers=(cli.url,))) as connection:
@@ -223,7 +223,7 @@ def test_a_frozen_member_joins_again_and_handles_nothing_from_before_the_freeze(
 
         eventually_blocking(lambda: queue("messages") == 0, what="the acknowledgement")
         os.kill(process.pid, signal.SIGSTOP)
-        eventually_blocking(lambda: queue("consumer_count") == 0, timeout=15, what="the consumer's end")
+        eventually_blocking(lambda: queue("consumer_count") == 0, timeout=60, what="the consumer's end")
         os.kill(process.pid, signal.SIGCONT)
         cli.publish(1)
         assert until(process, "joined")
@@ -231,7 +231,7 @@ def test_a_frozen_member_joins_again_and_handles_nothing_from_before_the_freeze(
     finally:
         os.kill(process.pid, signal.SIGCONT)
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
     assert process.returncode == 0
 
 
@@ -249,7 +249,7 @@ def test_a_group_error_while_consuming_is_exit_code_one(cli: Cli) -> None:
             await bucket.put(f"{cli.stream}.g", b'{"max_members":3,"members":["m1"]}')
 
     asyncio.run(tamper())
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "changed while it was in use" in errors
 

@@ -498,7 +498,7 @@ async def test_it_goes_on_after_a_restart_of_the_server(own_server: NatsServer) 
         await asyncio.to_thread(own_server.restart)
         await eventually(lambda: connection.is_connected, what="the connection")
         await bench.publish(3)
-        await eventually(lambda: len(set(log.sequences)) == 6, timeout=20, what="the messages after the restart")
+        await eventually(lambda: len(set(log.sequences)) == 6, timeout=60, what="the messages after the restart")
         assert member.state is MemberState.ACTIVE
         await member.stop()
 
@@ -550,7 +550,7 @@ async def test_stopping_does_not_hang_on_a_server_that_is_gone(own_server: NatsS
         await bench.publish(1)
         await got(1, log)
         await asyncio.to_thread(own_server.kill)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await member.stop(timeout=1)
         assert member.state is MemberState.STOPPED
 

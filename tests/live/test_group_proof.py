@@ -9,14 +9,12 @@ import pytest
 
 from parti.bench.group import BENCH
 from parti.bench.report import RunContext, execute
-from parti.errors import TransientError
 from parti.groups import ConsumerTemplate, ElasticGroups, GroupMessage, MemberOptions, elastic_consume
 from parti.prove.group import PROOF
-from parti.testing import NatsCluster, eventually
+from parti.testing import NatsCluster, eventually, insist
 from parti.wire.api import JetStreamApi
 from parti.wire.api_publish import expectations
 from parti.wire.connect import connect
-from parti.wire.errors import ApiUnavailable
 from parti.wire.options import ConnectOptions
 
 
@@ -46,11 +44,11 @@ def test_the_benchmark_measures_every_client_and_layout() -> None:
 async def test_a_group_goes_on_when_a_node_of_its_cluster_dies(cluster: NatsCluster, name: str) -> None:
     async with await connect(ConnectOptions(servers=tuple(cluster.urls))) as connection:
         api = JetStreamApi(connection, timeout=3)
-        await api.stream_create({"name": name, "subjects": [f"{name}.*"], "num_replicas": 3})
+        await insist(lambda: api.stream_create({"name": name, "subjects": [f"{name}.*"], "num_replicas": 3}))
         groups = ElasticGroups(connection)
-        await groups.create(name, "g", max_members=4)
-        await groups.add_members(name, "g", ["a", "b"])
-        bucket = (await api.stream_info("KV_elastic-consumer-groups"))["config"]
+        await insist(lambda: groups.create(name, "g", max_members=4))
+        await insist(lambda: groups.add_members(name, "g", ["a", "b"]))
+        bucket = (await insist(lambda: api.stream_info("KV_elastic-consumer-groups")))["config"]
         assert bucket["num_replicas"] == 3
         seen: list[int] = []
 
@@ -58,22 +56,16 @@ async def test_a_group_goes_on_when_a_node_of_its_cluster_dies(cluster: NatsClus
             seen.append(message.sequence)
 
         options = MemberOptions(template=ConsumerTemplate(ack_wait=3))
-        members = [await elastic_consume(connection, name, "g", each, handler, options) for each in "ab"]
-
-        async def store(n: int) -> bool:
-            """Whether the message is stored; without a leader or an answer it is tried again under the same id."""
-            try:
-                await api.publish(f"{name}.{n}", b"", headers=expectations(msg_id=f"{name}-{n}"))
-            except (TransientError, ApiUnavailable):
-                return False
-            return True
+        join = partial(elastic_consume, connection, name, "g", handler=handler, options=options)
+        members = [await insist(partial(join, each)) for each in "ab"]
 
         async def publish(first: int, last: int) -> None:
-            for n in range(first, last):
-                await eventually(partial(store, n), timeout=30, what=f"the publish of {n}")
+            for n in range(first, last):  # a second try is safe under the same id
+                headers = expectations(msg_id=f"{name}-{n}")
+                await insist(partial(api.publish, f"{name}.{n}", b"", headers=headers), what=f"the publish of {n}")
 
         await publish(0, 40)
-        await eventually(lambda: len(set(seen)) == 40, timeout=30, what="the messages before")
+        await eventually(lambda: len(set(seen)) == 40, timeout=60, what="the messages before")
         leader = await asyncio.to_thread(cluster.wait_for_leader, f"{name}-g")
         await asyncio.to_thread(cluster.kill, leader)
         await publish(40, 80)

@@ -54,7 +54,7 @@ async def test_a_worker_that_leaves_hands_over_and_the_next_leader_adopts(server
         await fleet.handled(60)
         await one.stop()
         assert one.owned() == frozenset()
-        await eventually(lambda: two.is_leader, 30, "the other one leads")
+        await eventually(lambda: two.is_leader, 60, "the other one leads")
         assert sorted(two.owned()) == fleet.partitions
         await fleet.publish(60)
         await fleet.handled(120)
@@ -73,7 +73,7 @@ async def test_a_restarted_worker_gets_its_id_and_partitions_back_with_no_moveme
         await two.stop(returning=True)
         again = await fleet.worker()
         assert again.worker_id == two.worker_id
-        await eventually(lambda: again.owned() == kept, 30, "its partitions are back")
+        await eventually(lambda: again.owned() == kept, 60, "its partitions are back")
         assert one.owned() == other
         await fleet.publish(60)
         await fleet.handled(60)
@@ -97,8 +97,8 @@ async def test_a_follower_can_ask_for_a_refresh(server: NatsServer, name: str) -
         version = leader._agent.assignment.version  # type: ignore[union-attr]
         leader._source._partitions = leader._source._partitions[:5]  # type: ignore[attr-defined]
         await follower.refresh_partitions()
-        await eventually(lambda: leader._agent.assignment.version > version, 30, "a new assignment")  # type: ignore[union-attr]
-        await eventually(lambda: len(one.owned()) + len(two.owned()) == 5, 30, "one partition was retired")
+        await eventually(lambda: leader._agent.assignment.version > version, 60, "a new assignment")  # type: ignore[union-attr]
+        await eventually(lambda: len(one.owned()) + len(two.owned()) == 5, 60, "one partition was retired")
 
 
 async def test_namespaces_do_not_see_each_other(server: NatsServer, name: str) -> None:
@@ -131,7 +131,7 @@ async def test_any_updater_can_be_plugged_in_and_hears_revoke_before_grant(serve
         await one.wait_for("converged", 30)
         two = await fleet.worker(consumer=Updater("two"))
         await fleet.spread(one, two)
-        await eventually(lambda: len(owned["one"]) == len(owned["two"]) == 3, 30, "both were told")
+        await eventually(lambda: len(owned["one"]) == len(owned["two"]) == 3, 60, "both were told")
         assert overlaps == []
 
 

@@ -53,7 +53,7 @@ async def legacy(fleet: Fleet, partition: str, take: int, ack: int) -> None:
         settings=settings,
     )
     pull.start()
-    await eventually(lambda: got[0] >= take, 10, "taken")
+    await eventually(lambda: got[0] >= take, 60, "taken")
     pull.stop()
     await connection.close()
 
@@ -72,7 +72,7 @@ async def quiet(fleet: Fleet) -> None:
         infos = await fleet.js.consumer_list(fleet.stream)
         return all(info["num_waiting"] == 0 for info in infos)
 
-    await eventually(idle, 10, "no pull waits")
+    await eventually(idle, 60, "no pull waits")
 
 
 async def test_the_switch_begins_at_the_legacy_floors(server: NatsServer, name: str) -> None:
@@ -121,7 +121,7 @@ async def test_messages_acked_ahead_of_others_are_refused_unless_allowed(server:
         async def acked() -> bool:
             return (await fleet.js.consumer_info(name, "old-p0"))["num_ack_pending"] == 4
 
-        assert await eventually(acked, 10, "the ack arrived")
+        assert await eventually(acked, 60, "the ack arrived")
         await quiet(fleet)
         store = await Store.open(fleet.js, name)
         with pytest.raises(NotReady, match="done again"):

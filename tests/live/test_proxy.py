@@ -71,7 +71,7 @@ def client(proxy: FaultProxy) -> Iterator[socket.socket]:
 
 
 def dial(proxy: FaultProxy) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", proxy.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", proxy.port), timeout=60)
 
 
 def receive(connection: socket.socket, count: int) -> bytes:
@@ -296,7 +296,7 @@ async def test_a_nats_client_behind_a_black_hole_gets_its_answer_after_healing(s
     async with FaultProxy(server.url) as proxy:
         connection = await nats.connect(proxy.url)
         proxy.half_open()
-        flushed = asyncio.create_task(connection.flush(timeout=30))
+        flushed = asyncio.create_task(connection.flush(timeout=60))
         done, _ = await asyncio.wait([flushed], timeout=0.1)
         assert not done
         proxy.heal()

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from parti.errors import AuthFailed
-from parti.testing import Direction, FaultProxy, NatsServer, eventually_blocking
+from parti.testing import Direction, FaultProxy, NatsServer, eventually_blocking, insist_blocking
 from parti.wire.blocking import BlockingConnection
 from parti.wire.errors import MessageTooLarge, StreamMismatch, StreamNotFound, StreamStoreFailed
 from parti.wire.options import ConnectOptions
@@ -149,7 +149,7 @@ def test_a_full_stream_is_an_error_after_patience_and_no_error_when_room_comes(o
         ending = threading.Thread(target=publisher.flush)
         ending.start()
         connection.api(f"STREAM.PURGE.{name}")
-        ending.join(20)
+        ending.join(60)
         assert not ending.is_alive()
     assert publisher.published.messages == 7
     assert {101, 102} <= set(values(options, name))  # of single rows the first found room before the purge
@@ -226,7 +226,7 @@ def test_silence_is_an_error_after_patience_and_says_what_is_not_acknowledged(ow
 def test_a_leader_killed_while_we_publish_costs_no_row_and_no_duplicate(cluster, name):
     options = ConnectOptions(servers=tuple(cluster.urls), request_timeout=2.0)
     with BlockingConnection.open(options) as connection:
-        create(connection, name, storage="file", num_replicas=3)
+        insist_blocking(lambda: create(connection, name, storage="file", num_replicas=3))
     victim = cluster.wait_for_leader(name)
     try:
         with Publisher(options) as publisher:
@@ -240,7 +240,8 @@ def test_a_leader_killed_while_we_publish_costs_no_row_and_no_duplicate(cluster,
 
     def readable() -> bool:
         with BlockingConnection.open(options) as connection:
-            return int(connection.api(f"STREAM.INFO.{name}")["state"]["messages"]) == 10_000
+            info = insist_blocking(lambda: connection.api(f"STREAM.INFO.{name}"))
+            return int(info["state"]["messages"]) == 10_000
 
-    eventually_blocking(readable, 20, "10,000 messages in the stream")
+    eventually_blocking(readable, 60, "10,000 messages in the stream")
     assert sorted(values(options, name)) == list(range(10_000))

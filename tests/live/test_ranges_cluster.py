@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 from stored_input import Message, create, publish, publish_acked
 
-from parti.errors import TransientError
-from parti.testing import NatsCluster, eventually_blocking
+from parti.testing import NatsCluster, insist_blocking
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import BehindLeader, Path, RangeReader
@@ -35,14 +34,16 @@ def connections(cluster: NatsCluster) -> Iterator[list[BlockingConnection]]:
 
 
 def replicated(connection: BlockingConnection, name: str, **config: Any) -> None:
-    def created() -> bool:
-        try:
-            create(connection, name, num_replicas=3, **config)
-        except TransientError:
-            return False
-        return True
+    create(connection, name, num_replicas=3, **config)
 
-    eventually_blocking(created, 30.0, "the stream is created")
+
+def filled(connection: BlockingConnection, name: str) -> list[bytes]:
+    """A replicated stream with `COUNT` messages; the first one is acknowledged, so that the stream hears the others."""
+    replicated(connection, name)
+    messages = [Message(f"{name}.k", b"%d " % index + bytes(SIZE)) for index in range(COUNT)]
+    publish_acked(connection, messages[0])
+    publish(connection, name, messages[1:])
+    return [message.data for message in messages]
 
 
 @pytest.mark.parametrize("path", BOTH)
@@ -115,8 +116,7 @@ def test_a_range_end_that_the_leader_does_not_know_is_given_time_and_then_refuse
 def test_a_node_killed_mid_read_loses_nothing(
     cluster: NatsCluster, connections: list[BlockingConnection], name: str, path: Path, victim: str
 ) -> None:
-    replicated(connections[0], name)
-    publish(connections[0], name, (Message(f"{name}.k", b"%d " % index + bytes(SIZE)) for index in range(COUNT)))
+    stored = filled(connections[0], name)
     reader = RangeReader(ConnectOptions(servers=tuple(cluster.urls), request_timeout=2.0), patience=60)
     batches = reader.read(name, 0, COUNT, path=path)
     read = [next(batches)]
@@ -131,7 +131,7 @@ def test_a_node_killed_mid_read_loses_nothing(
         cluster.restart(index)
     table = pa.Table.from_batches(read)
     assert table.column("sequence").to_pylist() == list(range(1, COUNT + 1))
-    assert table.column("data").to_pylist() == [b"%d " % index + bytes(SIZE) for index in range(COUNT)]
+    assert table.column("data").to_pylist() == stored
     reader.close()
 
 
@@ -139,14 +139,13 @@ def test_a_node_killed_mid_read_loses_nothing(
 def test_leader_changes_during_reads_lose_nothing(
     cluster: NatsCluster, connections: list[BlockingConnection], name: str, path: Path
 ) -> None:
-    replicated(connections[0], name)
-    publish(connections[0], name, (Message(f"{name}.k", b"%d " % index + bytes(SIZE)) for index in range(COUNT)))
-    reader = RangeReader(ConnectOptions(servers=tuple(cluster.urls)), patience=30)
+    filled(connections[0], name)
+    reader = RangeReader(ConnectOptions(servers=tuple(cluster.urls)), patience=60)
     for _ in range(3):
         sequences: list[int] = []
         for number, batch in enumerate(reader.read(name, 0, COUNT, path=path)):
             sequences += batch.column("sequence").to_pylist()
             if number == 0:
-                connections[1].api(f"STREAM.LEADER.STEPDOWN.{name}", {}, timeout=10.0)
+                insist_blocking(lambda: connections[1].api(f"STREAM.LEADER.STEPDOWN.{name}", {}), what="a step-down")
         assert sequences == list(range(1, COUNT + 1))
     reader.close()

@@ -107,7 +107,7 @@ def test_a_connection_that_falls_silent_is_replaced(
 
 
 def _heal_when_given_up(proxy: FaultProxy, before: int) -> None:
-    proxy.wait_for_connection(before + 1, timeout=30)
+    proxy.wait_for_connection(before + 1, timeout=60)
     proxy.heal()
 
 
@@ -242,5 +242,5 @@ def test_a_crashed_reader_leaves_no_consumer_for_long(
     next(batches)
     reader.connection.close()  # as if the process had been killed
     with BlockingConnection.open(options) as connection:
-        eventually_blocking(lambda: consumers(connection, name) == [], 15.0, "the consumer expires")
+        eventually_blocking(lambda: consumers(connection, name) == [], 60.0, "the consumer expires")
     reader.close()

@@ -6,7 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from parti.errors import ConnectionFailed, PartiError, UsageError
-from parti.testing import NatsCluster, NatsServer, eventually
+from parti.testing import NatsCluster, NatsServer, eventually, insist
 from parti.wire import errors
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection, connect
@@ -53,10 +53,10 @@ class Watcher:
     async def until(self, *expected: str) -> None:
         """Wait until the listener's state has exactly these `key=value` pairs."""
         wanted = dict(pair.split("=") for pair in expected)
-        await eventually(lambda: {key: value.decode() for key, value in self.state.items()} == wanted, 20, f"{wanted}")
+        await eventually(lambda: {key: value.decode() for key, value in self.state.items()} == wanted, 60, f"{wanted}")
 
     async def snapshot(self) -> None:
-        await eventually(lambda: any(isinstance(item, SnapshotDone) for item in self.told), 20, "the snapshot")
+        await eventually(lambda: any(isinstance(item, SnapshotDone) for item in self.told), 60, "the snapshot")
 
     def assert_exact(self) -> None:
         """No revision was told twice, and none after a later one."""
@@ -88,7 +88,7 @@ async def reopen(server: NatsServer, connection: Connection) -> None:
     """Kill the server, bring it back, and wait until the connection is."""
     await asyncio.to_thread(server.kill)
     await asyncio.to_thread(server.restart)
-    await eventually(lambda: connection.is_connected, 20, "the reconnect")
+    await eventually(lambda: connection.is_connected, 60, "the reconnect")
 
 
 async def test_the_present_state_comes_first_then_the_marker_then_the_changes(kv: KeyValue) -> None:
@@ -296,7 +296,7 @@ async def test_under_random_trouble_the_listener_ends_with_the_state_of_the_buck
                 else:
                     await writer.put(key, b"%d" % step)
             expected = {entry.key: entry.value for entry in await writer.entries()}
-            await eventually(lambda: watcher.state == expected, 20, "the listener's state")
+            await eventually(lambda: watcher.state == expected, 60, "the listener's state")
         watcher.assert_exact()
 
 
@@ -305,7 +305,7 @@ async def test_under_random_trouble_the_listener_ends_with_the_state_of_the_buck
 async def test_a_watch_of_a_replicated_bucket_survives_the_death_of_nodes(cluster: NatsCluster, name: str) -> None:
     options = ConnectOptions(servers=tuple(cluster.urls), reconnect_wait=0.05)
     async with await connect(options) as connection:
-        kv = await KeyValue.ensure(JetStreamApi(connection), name, replicas=3)
+        kv = await insist(lambda: KeyValue.ensure(JetStreamApi(connection), name, replicas=3))
 
         async def put(key: str, value: bytes) -> None:
             # Repeating a put of the same value is safe here; an unknown outcome may show as one more revision.
@@ -316,7 +316,7 @@ async def test_a_watch_of_a_replicated_bucket_survives_the_death_of_nodes(cluste
                     return False
                 return True
 
-            await eventually(attempt, 30, "the put")
+            await eventually(attempt, 60, "the put")
 
         async with watching(kv) as watcher:
             await put("a", b"0")

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from parti.spark import session
-from parti.testing import NatsCluster, NatsServer
+from parti.testing import NatsCluster, NatsServer, insist_blocking
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
 
@@ -43,7 +43,7 @@ class Stream:
     def create(self, **config: Any) -> None:
         """Make the stream; it listens on `<name>.>`."""
         defaults = {"name": self.name, "subjects": [f"{self.name}.>"], "allow_direct": True, "storage": "file"}
-        self.connection.api(f"STREAM.CREATE.{self.name}", defaults | config)
+        insist_blocking(lambda: self.connection.api(f"STREAM.CREATE.{self.name}", defaults | config))
 
     def publish(
         self, count: int, subject: str = "k{0}", payload: str = "m{0}", headers: dict[str, str] | None = None
@@ -67,6 +67,10 @@ class Stream:
             pass
         return last
 
+    def heard(self) -> None:
+        """Store one message with an acknowledgement: afterwards the cluster's stream hears who publishes here."""
+        insist_blocking(lambda: self.connection.request(f"{self.name}.heard", b""), what="a leader takes messages")
+
     def reconnect(self) -> None:
         """Use another server of the cluster, after one was killed."""
         self.connection.close()
@@ -74,7 +78,7 @@ class Stream:
 
     def state(self) -> dict[str, Any]:
         """The stream's state as the server says it."""
-        return dict(self.connection.api(f"STREAM.INFO.{self.name}")["state"])
+        return dict(insist_blocking(lambda: self.connection.api(f"STREAM.INFO.{self.name}"))["state"])
 
     def options(self, **more: Any) -> dict[str, str]:
         """Options of format jetstream that read this stream."""

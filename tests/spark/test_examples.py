@@ -79,7 +79,7 @@ def test_the_scripts_keep_a_table_enrich_a_stream_and_count_in_windows(make_stre
     stream = make_stream()
     stream.publish(30, subject="shop{0}", payload='{{"item": "nut", "count": {0}}}', headers={"trace": "t"})
     first = stream.state()["last_ts"]
-    eventually_blocking(lambda: published_later(stream, first), 10, "a message of a later window")
+    eventually_blocking(lambda: published_later(stream, first), 60, "a message of a later window")
     last = stream.state()["last_seq"]
     windows = ["--window", "1 second", "--late", "0 seconds"]
     arguments = [

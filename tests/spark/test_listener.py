@@ -50,8 +50,8 @@ def test_a_query_that_is_behind_shows_its_lag_and_one_that_has_caught_up_shows_n
     finally:
         first.stop()
     assert start(spark, stream, watched.query, tmp_path / "c").trigger(availableNow=True).start().awaitTermination(60)
-    eventually_blocking(lambda: watched.value("rows_total") == 1000, 30, "all rows")
-    eventually_blocking(lambda: watched.value("queries") == 0, 30, "no query running")
+    eventually_blocking(lambda: watched.value("rows_total") == 1000, 60, "all rows")
+    eventually_blocking(lambda: watched.value("queries") == 0, 60, "no query running")
     assert watched.value("lag_messages") == 0
     assert watched.value("lag_seconds") == 0
     assert watched.value("batches_total") >= 2
@@ -69,7 +69,7 @@ def test_a_query_that_fails_is_counted_and_one_without_a_declared_name_is_other(
     query = frame.writeStream.foreachBatch(fail).option("checkpointLocation", str(tmp_path)).start()
     with pytest.raises(Exception, match="no"):
         query.awaitTermination(60)
-    eventually_blocking(lambda: watched.value("failures_total", "other") == 1, 30, "a failure")
+    eventually_blocking(lambda: watched.value("failures_total", "other") == 1, 60, "a failure")
 
 
 def test_the_age_of_unread_messages_counts_from_when_they_were_first_seen():

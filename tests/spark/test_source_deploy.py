@@ -95,6 +95,7 @@ def standalone(folder: Path) -> Iterator[str]:
 @pytest.mark.cluster
 def test_a_replicated_stream_is_read_on_while_its_leader_is_killed(query, cluster: NatsCluster, stream_on_cluster):
     stream = stream_on_cluster(cluster)
+    stream.heard()
     stream.publish(500)
     options = stream.options(startingOffsets="earliest", maxOffsetsPerTrigger=100)
     running = query.start(options, processingTime="100 milliseconds")
@@ -104,9 +105,10 @@ def test_a_replicated_stream_is_read_on_while_its_leader_is_killed(query, cluste
         cluster.kill(leader)
         cluster.wait_for_leader(stream.name)
         stream.reconnect()
-        stream.publish(500)
-        eventually_blocking(lambda: len(query.sequences()) >= 1000, 90, "all is read")
-        assert query.sequences() == list(range(1, 1001))
+        stream.heard()
+        last = stream.publish(500)
+        eventually_blocking(lambda: len(query.sequences()) >= last, 90, "all is read")
+        assert query.sequences() == list(range(1, last + 1))
         assert running.isActive
         cluster.restart(leader)
     finally:

@@ -43,3 +43,11 @@ def test_a_leader_that_resigned_does_not_campaign_against_its_own_resignation() 
     (resigned,) = [effect for effect in effects if isinstance(effect, election.WriteLeader)]
     state, _ = election.step(state, election.LeaderSeen(101.1, resigned.record, 8))
     assert not campaigns(state, 101.2)
+
+
+def test_a_member_whose_former_self_led_campaigns_at_once_and_any_other_waits_for_the_lease() -> None:
+    seen = election.LeaderSeen(100.0, LeaderRecord(3, OTHER, 1), 5)
+    back, _ = election.step(election.candidate(ME, terms=TERMS, former=(OTHER.nonce,)), seen)
+    other, _ = election.step(election.candidate(ME, terms=TERMS), seen)
+    assert campaigns(back, 100.05)
+    assert not campaigns(other, 100.05)

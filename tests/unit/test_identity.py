@@ -111,7 +111,38 @@ def test_a_refused_claim_never_writes_blindly() -> None:
     assert effects == (ReadPool(),)
     _, effects = step(state, PoolRead(0.3, 0.3, {W0: (record(W0, "faster"), 7)}))
     assert isinstance(effects[0], WriteLease)
-    assert effects[0].worker == W1
+    assert effects[0].worker != W0
+    assert effects[0].expected == 0
+
+
+def test_a_crowd_that_wants_the_same_id_spreads_over_the_pool_after_the_first_refusal() -> None:
+    taken = {W0: (record(W0, "faster"), 7)}
+    tried: list[WorkerId] = []
+    for n in range(50):
+        state, _ = step(seeking(f"nonce-{n}", terms=TERMS), PoolRead(0.0, 0.0, {}))
+        state, _ = step(state, NotWritten(0.1))
+        state, _ = step(state, OwnRead(0.2, *taken[W0]))
+        _, effects = step(state, PoolRead(0.3, 0.3, taken))
+        assert isinstance(effects[0], WriteLease)
+        tried.append(effects[0].worker)
+    assert W0 not in tried
+    assert len(set(tried)) > 25, "one after the other would have been one id for all of them"
+
+
+def test_a_process_that_was_fenced_by_an_outage_takes_its_id_back_cleanly_at_once() -> None:
+    leases = {W0: (record(W0, "other"), 3), W1: (record(W1, "before"), 4)}
+    _, effects = step(seeking("me", terms=TERMS, former=("before",)), PoolRead(0.0, 0.0, leases))
+    (write,) = effects
+    assert isinstance(write, WriteLease)
+    assert (write.worker, write.expected, write.record.clean) == (W1, 4, True)
+
+
+def test_an_id_that_the_former_nonce_had_taken_over_uncleanly_stays_unclean() -> None:
+    leases = {W0: (replace(record(W0, "before"), clean=False), 3)}
+    _, effects = step(seeking("me", terms=TERMS, former=("before",)), PoolRead(0.0, 0.0, leases))
+    (write,) = effects
+    assert isinstance(write, WriteLease)
+    assert (write.worker, write.record.clean) == (W0, False)
 
 
 def test_a_claim_whose_answer_was_lost_is_found_by_reading() -> None:

@@ -47,7 +47,7 @@ class Machine:
 
     def run(self, *args: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["/bin/bash", str(ENSURE), *args], env=self.env, capture_output=True, text=True, check=False, timeout=30
+            ["/bin/bash", str(ENSURE), *args], env=self.env, capture_output=True, text=True, check=False, timeout=60
         )
 
 

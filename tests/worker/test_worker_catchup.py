@@ -192,12 +192,12 @@ async def test_a_worker_that_fell_behind_on_a_file_stream_catches_up_exactly_whi
     while len(effects.seen) < 5_000 + live:
         await bench.publish_many(names[:20], 1)
         live += 20
-    await effects.count(5_000 + live, 30)
+    await effects.count(5_000 + live, 60)
     assert bench.metric("parti_consumer_catchup_messages_total") > 3_000
     assert len(effects.sequences) == len(set(effects.sequences)) == 5_000 + live
     for name in names:
         assert effects.of(name) == sorted(effects.of(name))
-    await bench.settled(timeout=20)
+    await bench.settled(timeout=60)
     await worker.close()
     again = Effects()
     await bench.worker(again).update_worker_consumer("w1", parts(*names))

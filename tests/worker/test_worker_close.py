@@ -136,13 +136,13 @@ async def test_a_plain_handler_that_runs_on_does_not_hold_up_the_close(bench: Be
 
     def handle(message: Message) -> None:
         started.set()
-        release.wait(20)
+        release.wait(60)
 
     worker = bench.worker(handle, drain_timeout=0.1)
     await bench.publish("a", 2)
     await worker.update_worker_consumer("w1", parts("a"))
-    await asyncio.to_thread(started.wait, 10)
-    async with asyncio.timeout(5):
+    await asyncio.to_thread(started.wait, 60)
+    async with asyncio.timeout(60):
         await worker.close()
     info = await bench.info()
     assert info["ack_floor"]["stream_seq"] == 0, "it was not acknowledged"
@@ -182,7 +182,7 @@ async def test_sigterm_drains_and_exits_with_zero(bench: Bench, tmp_path: Path) 
         process = await asyncio.create_subprocess_exec(
             sys.executable, str(script), bench.server.url, bench.stream, stdout=out, stderr=asyncio.subprocess.PIPE
         )
-        await eventually(lambda: log.stat().st_size > 500, 20, "the worker works")
+        await eventually(lambda: log.stat().st_size > 500, 60, "the worker works")
         process.send_signal(signal.SIGTERM)
         assert process.stderr is not None
         errors = await asyncio.wait_for(process.stderr.read(), 20)

@@ -9,7 +9,7 @@ from worker_bench import Bench, Effects, parts
 
 from parti.backoff import Backoff
 from parti.errors import PartiError
-from parti.testing import NatsCluster, eventually
+from parti.testing import NatsCluster, eventually, insist
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
@@ -40,15 +40,15 @@ async def test_on_a_cluster_nothing_is_lost_repeated_or_reordered(cluster: NatsC
     async with await connect(options) as connection:
         js = JetStreamApi(connection)
         bench = Bench(cluster.servers[0], js, name)
-        await bench.create(storage="file", num_replicas=3)
+        await insist(lambda: bench.create(storage="file", num_replicas=3))
         effects = Effects()
-        worker = bench.worker(effects, backoff=Backoff(base=0.05, cap=1.0))
+        worker = bench.worker(effects, backoff=Backoff(base=0.05, cap=1.0, max_tries=60))
         try:
             await worker.update_worker_consumer("w1", parts(*NAMES))
             stop = asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 group.create_task(load(bench, stop))
-                await effects.count(50, 30)
+                await effects.count(50, 60)
                 if fault == "step-downs":
                     for _ in range(4):
                         for call in (f"STREAM.LEADER.STEPDOWN.{name}", f"CONSUMER.LEADER.STEPDOWN.{name}.parti-w1"):
@@ -57,12 +57,12 @@ async def test_on_a_cluster_nothing_is_lost_repeated_or_reordered(cluster: NatsC
                             except PartiError:
                                 continue  # there is no leader at the moment
                         wanted = len(effects.seen) + 30
-                        await effects.count(wanted, 30)
+                        await effects.count(wanted, 60)
                 else:
                     leader = await asyncio.to_thread(cluster.wait_for_leader, name)
                     await asyncio.to_thread(cluster.kill, leader)
                     wanted = len(effects.seen) + 100
-                    await effects.count(wanted, 40)
+                    await effects.count(wanted, 60)
                     await asyncio.to_thread(cluster.restart, leader)
                 stop.set()
 
@@ -72,8 +72,8 @@ async def test_on_a_cluster_nothing_is_lost_repeated_or_reordered(cluster: NatsC
                 except PartiError:
                     return 0
 
-            end = await eventually(last, 20, "the stream has a leader")
-            await effects.count(end, 40)
+            end = await eventually(last, 60, "the stream has a leader")
+            await effects.count(end, 60)
             assert sorted(effects.sequences) == list(range(1, end + 1)), "each exactly once"
             for each in NAMES:
                 assert effects.of(each) == sorted(effects.of(each))

@@ -63,13 +63,13 @@ async def test_a_partition_is_given_away_only_after_its_handler_in_a_thread_has_
 
     def handle(message: Message) -> None:
         started.set()
-        release.wait(20)
+        release.wait(60)
         done.append(message.sequence)
 
     worker = bench.worker(handle, drain_timeout=0.05)
     await bench.publish("a", 2)
     await worker.update_worker_consumer("w1", parts("a"))
-    await asyncio.to_thread(started.wait, 10)
+    await asyncio.to_thread(started.wait, 60)
     stopping = asyncio.create_task(worker.stop_partition("a"))
     await asyncio.sleep(0.2)
     assert not stopping.done()

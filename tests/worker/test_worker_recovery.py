@@ -199,11 +199,11 @@ async def test_a_server_restarted_under_load_loses_nothing_and_repeats_nothing(
 
         async with asyncio.TaskGroup() as group:
             group.create_task(load())
-            await eventually(lambda: published > 200, 30)
+            await eventually(lambda: published > 200, 60)
             await asyncio.to_thread(own_server.kill if kill else own_server.terminate)
             await asyncio.to_thread(own_server.start)
         last = (await bench.js.stream_info(bench.stream))["state"]["last_seq"]
-        await effects.count(last, 20)
+        await effects.count(last, 60)
         assert sorted(effects.sequences) == list(range(1, last + 1))
         for each in names:
             assert effects.of(each) == sorted(effects.of(each))

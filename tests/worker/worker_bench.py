@@ -43,7 +43,7 @@ class Effects:
     def of(self, partition: str) -> list[int]:
         return [message.sequence for message in self.seen if message.partition.id == partition]
 
-    async def count(self, wanted: int, timeout: float = 10.0) -> None:
+    async def count(self, wanted: int, timeout: float = 60.0) -> None:
         await eventually(lambda: len(self.seen) >= wanted, timeout, f"{wanted} effects (have {len(self.seen)})")
 
 
@@ -92,7 +92,7 @@ class Bench:
     async def info(self, worker: str = "w1", prefix: str = "parti") -> dict[str, Any]:
         return await self.js.consumer_info(self.stream, f"{prefix}-{worker}")
 
-    async def settled(self, worker: str = "w1", timeout: float = 10.0) -> None:
+    async def settled(self, worker: str = "w1", timeout: float = 60.0) -> None:
         """Everything delivered and acknowledged."""
 
         async def done() -> bool:

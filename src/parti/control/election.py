@@ -29,6 +29,8 @@ class Election:
 
     me: Member
     hold: Hold
+    former: tuple[str, ...] = ()
+    """Nonces under which this very process acted before; none of them leads any more."""
     leading: bool = False
     term: int = 0
     """The highest term seen, or our own when we lead."""
@@ -45,18 +47,23 @@ class Election:
         return self.known.leader if self.known is not None else None
 
     @property
+    def vacant(self) -> bool:
+        """Nobody leads for certain: there is no record, its leader resigned, or it was ourselves in an earlier life."""
+        return self.leader is None or self.leader.nonce in self.former
+
+    @property
     def next_tick(self) -> float:
         """When `Tick` has something to do, at the latest."""
         if self.leading:
             return min(self.hold.renew_at, self.hold.fence.deadline)
-        if self.sighting is None or self.leader is None:
+        if self.sighting is None or self.vacant:
             return self.hold.renew_at
         return max(self.hold.renew_at, self.sighting.since + self.hold.terms.ttl + self.hold.terms.margin)
 
 
-def candidate(me: Member, *, terms: LeaseTerms | None = None) -> Election:
+def candidate(me: Member, *, terms: LeaseTerms | None = None, former: tuple[str, ...] = ()) -> Election:
     """A member that knows nothing about the leader yet."""
-    return Election(me=me, hold=Hold(terms or LeaseTerms()))
+    return Election(me=me, hold=Hold(terms or LeaseTerms()), former=former)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +169,7 @@ def _tick(state: Election, now: float) -> Step:
         return _write(state, state.term, now)
     if state.sighting is None:
         return replace(state, hold=state.hold.failed(now + state.hold.terms.renew_every)), (ReadLeader(),)
-    if state.leader not in (None, state.me) and not state.sighting.overdue(now, state.hold.terms):
+    if not state.vacant and state.leader != state.me and not state.sighting.overdue(now, state.hold.terms):
         return state, ()
     return _write(replace(state, hold=replace(state.hold, revision=state.sighting.revision)), state.term + 1, now)
 
@@ -176,10 +183,10 @@ def _seen(state: Election, now: float, record: LeaderRecord | None, revision: in
     if state.sighting is not None and revision < state.sighting.revision:
         return state, ()
     if state.sighting is None or revision > state.sighting.revision:
-        vacant = record is None or record.leader is None
-        if vacant and state.leader != state.me and not state.hold.waiting:
-            state = replace(state, hold=state.hold.failed(now))  # nobody leads: campaign at the next tick, not later
+        ours = state.leader == state.me
         state = replace(state, sighting=Sighting(revision, now), known=record)
+        if state.vacant and not ours and not state.hold.waiting:
+            state = replace(state, hold=state.hold.failed(now))  # nobody leads: campaign at the next tick, not later
     if record is None:
         return state, ()
     if record.leader == state.me:

@@ -63,6 +63,7 @@ class Agent:
         clock: Clock,
         metrics: Metrics,
         instance: str,
+        former: tuple[str, ...],
         start_cursor: Callable[[], Coroutine[Any, Any, int]],
         nudge: Callable[[Member, PartitionId], None],
     ) -> None:
@@ -82,7 +83,13 @@ class Agent:
         """Nobody is declared dead before this: after an outage everybody gets time to renew."""
         self._terms = terms_of(config)
         pool = Pool(config.worker_id_prefix, config.worker_id_min, config.worker_id_max)
-        self._identity = identity.seeking(secrets.token_hex(8), terms=self._terms, pool=pool, instance=instance)
+        self.nonce = secrets.token_hex(8)
+        self.still = True
+        """When `run` has returned: nothing of this member runs any more, not even a handler in a thread."""
+        self._former = former
+        self._identity = identity.seeking(
+            self.nonce, terms=self._terms, pool=pool, instance=instance, former=former
+        )
         self._source = source
         self._strategy = strategy
         self._retention = retention
@@ -122,7 +129,7 @@ class Agent:
         finally:
             self._group = None
         if ending is Ending.FENCED and self.plane is not None:
-            await self.plane.abandon()
+            self.still = await self.plane.abandon()
         return ending
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -216,6 +223,7 @@ class Agent:
             source=self._source,
             strategy=self._strategy,
             rules=rules_of(self, self._retention),
+            former=self._former,
             start_cursor=self._start_cursor,
             nudge=self._nudge,
             heard_assignment=self.heard_assignment,

@@ -74,8 +74,11 @@ class Plane(Protocol):
         """When this returns nothing runs or will start, acks are sent; the final positions."""
         ...
 
-    async def abandon(self) -> None:
-        """When this returns nothing runs, and nothing more is acked: the member was fenced."""
+    async def abandon(self) -> bool:
+        """When this returns nothing starts, and nothing more is acked: the member was fenced.
+
+        True when nothing runs any more either, for certain.
+        """
         ...
 
 

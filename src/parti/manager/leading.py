@@ -61,13 +61,14 @@ class Leadership:
         source: PartitionSource,
         strategy: Strategy,
         rules: Rules,
+        former: tuple[str, ...],
         start_cursor: Callable[[], Awaitable[int]],
         nudge: Callable[[Member, PartitionId], None],
         heard_assignment: Callable[[Assignment, int], None],
         changed: Callable[[], None],
     ) -> None:
         """`start_cursor`: where a partition begins that nobody ever owned; `changed`: tell that we lead, or no more."""
-        self.election = election.candidate(member, terms=terms)
+        self.election = election.candidate(member, terms=terms, former=former)
         self.leader: Leader | None = None
         self.members: Membership | None = None
         self._host = host

@@ -28,6 +28,7 @@ from parti.wire.connect import Connection
 from parti.wire.filters import SubjectFilter
 from parti.worker import WorkerConsumer
 
+_LIVES = 16  # former nonces that are remembered; a record that names an older one is waited out like anybody's
 _LEASE_CALLS = 6  # a call may take this part of the TTL, so that a lost one leaves time for another
 
 
@@ -83,6 +84,7 @@ class Manager:
         self._main: asyncio.Task[None] | None = None
         self._degraded = Degraded(config, nc, self._hooks, self._observer, metrics, self._clock)
         self._stopping = False
+        self._former: tuple[str, ...] = ()
         self._subscriptions: list[Any] = []
         self._instance = config.instance or f"process-{secrets.token_hex(6)}"
         if isinstance(consumer, WorkerConsumer):
@@ -264,6 +266,8 @@ class Manager:
                     ending = await agent.run()
                     if ending is Ending.STOPPED:
                         break
+                    if agent.still:
+                        self._former = (*self._former, agent.nonce)[-_LIVES:]
             finally:
                 for helper in helpers:
                     helper.cancel()
@@ -282,6 +286,7 @@ class Manager:
             clock=self._clock,
             metrics=self._metrics,
             instance=self._instance,
+            former=self._former,
             start_cursor=self._start_cursor,
             nudge=self._nudge,
         )

@@ -149,7 +149,7 @@ class PerPartitionPlane:
         await self._end()
         return final
 
-    async def abandon(self) -> None:
+    async def abandon(self) -> bool:
         self._closed = True
         if self._connection is not None:
             self._connection.abort()
@@ -159,6 +159,7 @@ class PerPartitionPlane:
                 if isinstance(effect, Revoked):
                     self._host.revoked(effect.lease)
         await self._end()
+        return self._handler.still
 
     async def _end(self) -> None:
         await self._pool.halt()

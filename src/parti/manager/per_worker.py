@@ -119,14 +119,14 @@ class PerWorkerPlane:
         await self._consumer.close()
         return final
 
-    async def abandon(self) -> None:
+    async def abandon(self) -> bool:
         self._closed = True
         for partition in list(self._holdings):
             self._holdings[partition], effects = holding.step(self._holdings[partition], Fenced())
             for effect in effects:
                 if isinstance(effect, Revoked):
                     self._host.revoked(effect.lease)
-        await self._consumer.abandon()
+        return await self._consumer.abandon()
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

@@ -86,29 +86,33 @@ class UpdaterPlane:
         await self._tell_the_end()
         return {}
 
-    async def abandon(self) -> None:
+    async def abandon(self) -> bool:
         self._closed = True
         for partition in list(self._slots):
             self._slots[partition], effects = slot.step(self._slots[partition], Fenced())
             for effect in effects:
                 if isinstance(effect, Revoked):
                     self._host.revoked(effect.lease)
-        await self._tell_the_end()
+        return await self._tell_the_end()
 
-    async def _tell_the_end(self) -> None:
-        """It owns nothing any more. Somebody else's code must not keep a worker from leaving, so this has an end."""
+    async def _tell_the_end(self) -> bool:
+        """It owns nothing any more. Somebody else's code must not keep a worker from leaving, so this has an end.
+
+        True when it was told and said that this is so.
+        """
         waits = Backoff(max_tries=None).delays()
         try:
             async with asyncio.timeout(self._host.config.shutdown_timeout):
                 while True:
                     try:
                         await self._tell(frozenset())
-                        return
+                        return True
                     except Exception as error:
                         self._host.failed(error)
                     await self._host.clock.sleep(next(waits))
         except TimeoutError:
             self._host.failed(UpdaterSilent(f"{type(self._updater).__name__} was not told that it owns nothing more"))
+            return False
 
     def _feed(self, partition: PartitionId, event: slot.Event) -> None:
         if self._closed:

@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 from parti.errors import PartiError
+from parti.testing import insist
 from parti.testing.history import History
 from parti.wire.api import JetStreamApi
 from parti.worker import Message
@@ -89,4 +90,4 @@ async def make_stream(js: JetStreamApi, stream: str, retention: str, replicas: i
         "allow_direct": True,
         "duplicate_window": int(120e9),
     }
-    await js.stream_create(config)
+    await insist(lambda: js.stream_create(config), what=f"stream {config['name']}")

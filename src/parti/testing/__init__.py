@@ -11,7 +11,7 @@ from parti.testing.errors import (
     ServerStartFailed,
     StoreInUse,
 )
-from parti.testing.eventually import eventually, eventually_blocking
+from parti.testing.eventually import eventually, eventually_blocking, insist, insist_blocking
 from parti.testing.link import Direction
 from parti.testing.proxy import FaultProxy
 from parti.testing.server import NatsServer, TlsFiles
@@ -32,4 +32,6 @@ __all__ = [
     "eventually",
     "eventually_blocking",
     "find_binary",
+    "insist",
+    "insist_blocking",
 ]

@@ -9,26 +9,28 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar, overload
 
 from parti.clock import Deadline, SystemClock
+from parti.errors import PartiError
 from parti.testing.errors import NeverHappened
 
 T = TypeVar("T")
 
+PATIENCE = 60.0  # a machine at load 20 is 20 times slower; a condition that never comes true is rare
 _FIRST_PAUSE = 0.002  # most conditions come true within a few milliseconds
 _LONGEST_PAUSE = 0.05  # ... and the others must not burn a core while they wait
 
 
 @overload
 async def eventually(
-    predicate: Callable[[], Awaitable[T]], timeout: float = 10.0, what: str = "the condition"
+    predicate: Callable[[], Awaitable[T]], timeout: float = PATIENCE, what: str = "the condition"
 ) -> T: ...
 
 
 @overload
-async def eventually(predicate: Callable[[], T], timeout: float = 10.0, what: str = "the condition") -> T: ...
+async def eventually(predicate: Callable[[], T], timeout: float = PATIENCE, what: str = "the condition") -> T: ...
 
 
 async def eventually(
-    predicate: Callable[[], T | Awaitable[T]], timeout: float = 10.0, what: str = "the condition"
+    predicate: Callable[[], T | Awaitable[T]], timeout: float = PATIENCE, what: str = "the condition"
 ) -> T:
     """Return the first true result of `predicate` (plain or async); `NeverHappened` after `timeout` seconds."""
     deadline = Deadline.after(SystemClock(), seconds=timeout)
@@ -44,7 +46,7 @@ async def eventually(
         pause = min(pause * 1.5, _LONGEST_PAUSE)
 
 
-def eventually_blocking(predicate: Callable[[], T], timeout: float = 10.0, what: str = "the condition") -> T:
+def eventually_blocking(predicate: Callable[[], T], timeout: float = PATIENCE, what: str = "the condition") -> T:
     """`eventually` for code without an event loop."""
     deadline = Deadline.after(SystemClock(), seconds=timeout)
     pause = _FIRST_PAUSE
@@ -57,6 +59,49 @@ def eventually_blocking(predicate: Callable[[], T], timeout: float = 10.0, what:
             raise NeverHappened(_message(what, timeout, value))
         never.wait(pause)
         pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+
+async def insist(action: Callable[[], Awaitable[T]], timeout: float = PATIENCE, what: str = "the call") -> T:
+    """The answer of `action`, asked again while the error may pass: a cluster that elects answers 503 at once.
+
+    Only for actions that may run twice, since an error can hide that the first one was carried out.
+    """
+    errors: list[PartiError] = []
+
+    async def answered() -> list[T]:
+        try:
+            return [await action()]
+        except PartiError as error:
+            _note(errors, error)
+            return []
+
+    try:
+        return (await eventually(answered, timeout, what))[0]
+    except NeverHappened as never:
+        raise never from errors[-1]
+
+
+def insist_blocking(action: Callable[[], T], timeout: float = PATIENCE, what: str = "the call") -> T:
+    """`insist` for code without an event loop."""
+    errors: list[PartiError] = []
+
+    def answered() -> list[T]:
+        try:
+            return [action()]
+        except PartiError as error:
+            _note(errors, error)
+            return []
+
+    try:
+        return eventually_blocking(answered, timeout, what)[0]
+    except NeverHappened as never:
+        raise never from errors[-1]
+
+
+def _note(errors: list[PartiError], error: PartiError) -> None:
+    if not error.retriable:
+        raise error
+    errors[:] = [error]
 
 
 def _message(what: str, timeout: float, last: object) -> str:

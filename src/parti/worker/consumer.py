@@ -362,17 +362,19 @@ class WorkerConsumer:
                 loop.remove_signal_handler(each)
             await self.close()
 
-    async def abandon(self) -> None:
-        """When this returns no handler runs, nothing is acknowledged any more, and the worker can begin anew.
+    async def abandon(self) -> bool:
+        """When this returns nothing starts or is acknowledged any more, and the worker can begin anew.
 
         For a worker that was fenced: whatever it had in hand belongs to somebody else. The next update may give it
-        another id.
+        another id. True when no handler runs either; a plain function in a thread cannot be made to end.
         """
         engine, main = self._engine, self._main
         self._engine, self._main, self._worker_id = None, None, ""
         if engine is not None and main is not None:
-            await engine.abandon(main)
-            self._recorder.event("worker.abandoned", op="close", result="fenced", warn=True)
+            still = await engine.abandon(main)
+            self._recorder.event("worker.abandoned", op="close", result="fenced", still=still, warn=True)
+            return still
+        return True
 
     async def close(self) -> None:
         """Stop pulling, finish what was received (up to `drain_timeout`), then end everything.

@@ -264,8 +264,8 @@ class Engine:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
 
-    async def abandon(self, main: asyncio.Task[None]) -> None:
-        """End everything at once; acks that were not sent yet never are."""
+    async def abandon(self, main: asyncio.Task[None]) -> bool:
+        """End everything at once; acks that were not sent yet never are. False while a thread is inside a handler."""
         self.coalescer.fail(WorkerClosed("the worker was fenced before the update was in force"))
         if self.desk.connection is not None:
             self.desk.connection.abort()
@@ -273,6 +273,7 @@ class Engine:
         self.attempts.handler.close()
         main.cancel()
         await asyncio.gather(main, return_exceptions=True)
+        return self.attempts.handler.still
 
     async def _drain(self) -> None:
         try:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from parti.errors import UsageError
@@ -28,6 +28,7 @@ class AdaptedHandler:
             raise UsageError(f"a handler is a function that takes a message, not {type(handler).__name__}")
         self.in_thread = not is_async(handler)
         self._threads: ThreadPoolExecutor | None = None
+        self._calls: set[Future[Any]] = set()
         self.call: Callable[[Message], Awaitable[Any]]
         if self.in_thread:
             self._threads = ThreadPoolExecutor(min(concurrency, _THREADS), thread_name_prefix="parti-handler")
@@ -44,8 +45,17 @@ class AdaptedHandler:
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
+    @property
+    def still(self) -> bool:
+        """Whether no call runs in a thread; what is awaited ends with its task, a thread cannot be made to end."""
+        return all(call.done() for call in list(self._calls))
+
     async def _in_thread(self, message: Message) -> Any:
-        result = await asyncio.get_running_loop().run_in_executor(self._threads, self._plain, message)
+        assert self._threads is not None
+        call = self._threads.submit(self._plain, message)
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        result = await asyncio.wrap_future(call)
         return await result if inspect.isawaitable(result) else result
 
 

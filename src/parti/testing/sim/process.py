@@ -25,17 +25,18 @@ TERMS = LeaseTerms(ttl=1.2, renew_every=0.3, margin=0.1)
 class Process:
     """Identity, membership, election, and - when it leads - the reconcile loop; partitions are its plane's."""
 
-    def __init__(self, cluster: Cluster, nonce: str) -> None:
+    def __init__(self, cluster: Cluster, nonce: str, former: tuple[str, ...] = ()) -> None:
         self.cluster = cluster
         self.world = cluster.world
         self.name = nonce
+        self.former = former
         self.dead = False
         self.thaw_at = 0.0
         self.cut_until = 0.0
         rng = self.world.rng
         self._offset = rng.uniform(-1000.0, 1000.0)
         self._rate = rng.uniform(0.98, 1.02)
-        self.identity: Identity = identity.seeking(nonce, terms=TERMS, pool=cluster.pool)
+        self.identity: Identity = identity.seeking(nonce, terms=TERMS, pool=cluster.pool, former=former)
         self.members: Membership | None = None
         self.election: election.Election | None = None
         self.leader: Leader | None = None
@@ -178,7 +179,7 @@ class Process:
         self.member = member
         self.log(f"is {member.worker}")
         self.plane = self.cluster.new_plane(self, member)
-        self.election = election.candidate(member, terms=TERMS)
+        self.election = election.candidate(member, terms=TERMS, former=self.former)
         self.cluster.kv.watch(self, self.heard)
 
         def listed(found: dict[str, Entry]) -> None:
