@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from manager_fleet import Fleet, fleet_on, stopping
 
-from parti.manager import Manager, slot_durable
+from parti.manager import Manager
 from parti.manager.per_partition import PerPartitionPlane
 from parti.testing import NatsServer, eventually
+from parti.wire import api_consumers
 from parti.wire.live import LiveConnection
-from parti.worker import durable
 
 pytestmark = pytest.mark.slow  # each is quick, but there are many
 LONG = {"layout": "per-partition", "prepare_timeout": 60.0, "commit_timeout": 60.0}
@@ -24,8 +24,7 @@ def moved_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def without_reset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (slot_durable, durable):
-        monkeypatch.setattr(module, "RESET_SINCE", (99, 0, 0))
+    monkeypatch.setattr(api_consumers, "RESET_SINCE", (99, 0, 0))
 
 
 class LossyAcks:

@@ -39,7 +39,6 @@ from parti.worker.dead_letters import DeadLetterOffice
 _STOP_WITHIN = 10.0  # a supervisor gives a process about that long between SIGTERM and SIGKILL
 _PATIENCE = 2.0  # for each call to the server while leaving
 _SETTLE_EVERY = 0.03
-_RESET_SINCE = (2, 14, 0)
 SERVER_FAILED = 500  # such as a consumer that is made while its predecessor's files are being removed
 
 
@@ -318,7 +317,7 @@ class GroupConsumer(Standing, Signals, ABC, Generic[R]):
     async def _await_others(self) -> None:
         """Messages of whoever was pinned before us come again, below those that we hold: they must go first."""
         waited = self._clock.now() - self._pin_since
-        if waited <= self._limits.pin_ttl or self._connection.server_version < _RESET_SINCE:
+        if waited <= self._limits.pin_ttl or not self._api.can_reset:
             self._later(_SETTLE_EVERY)
             return
         self._puller.stop()

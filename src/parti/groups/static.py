@@ -20,8 +20,6 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
 from parti.wire.errors import ConsumerAlreadyExists
 
-_RESET_SINCE = (2, 14, 0)
-
 
 async def static_consume(
     connection: Connection,
@@ -80,7 +78,7 @@ class StaticMember(GroupConsumer[StaticRecord]):
 
         By a reset where the server can, so that its configuration stays the one that other instances send.
         """
-        if self._connection.server_version >= _RESET_SINCE:
+        if self._api.can_reset:
             await self._api.consumer_reset(self.stream, self._consumer, self._floor + 1)
             return await self._api.consumer_info(self.stream, self._consumer)
         await self._api.consumer_delete(self.stream, self._consumer)

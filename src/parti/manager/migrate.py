@@ -17,6 +17,7 @@ from parti.errors import FatalError
 from parti.manager.kv_store import Store
 from parti.model import Claim, Partition, PartitionId
 from parti.wire.api import JetStreamApi
+from parti.wire.api_consumers import filters_of
 from parti.wire.async_ranges import AsyncRangeReader
 from parti.wire.errors import ConsumerNotFound
 from parti.worker.routing import SubjectTemplate
@@ -94,7 +95,7 @@ class Migration:
         for info in await self._js.consumer_list(self._worker.stream):
             if info["name"].startswith(f"{self._worker.consumer_prefix}-"):
                 continue  # our own
-            subjects = _filters(info["config"])
+            subjects = filters_of(info["config"])
             partition = self._subjects.get(subjects[0]) if len(subjects) == 1 else None
             if partition is None or info["config"].get("ack_policy") != "explicit":
                 strangers.append(info["name"])
@@ -206,8 +207,3 @@ def _legacy(partition: PartitionId, info: dict[str, Any]) -> Legacy:
         int(info["num_pending"]),
         int(info["num_waiting"]),
     )
-
-
-def _filters(config: dict[str, Any]) -> list[str]:
-    single = config.get("filter_subject")
-    return [single] if single else list(config.get("filter_subjects") or ())

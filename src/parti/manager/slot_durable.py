@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -10,10 +9,10 @@ from parti.control.slots import check_subjects
 from parti.errors import PartiError
 from parti.model import Partition, PartitionId, Retention
 from parti.subjects import validate_subject
+from parti.wire.api_consumers import filters_of
 from parti.wire.errors import ConsumerDoesNotExist, ConsumerNotFound
 from parti.worker.consumer import WorkerParts
 
-RESET_SINCE: Final = (2, 14, 0)
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-")
 
 
@@ -56,8 +55,7 @@ class SlotDurable:
         waits = self._parts.backoff.delays()
         while True:
             try:
-                if await self._attempt(sequence):
-                    return
+                return await self._attempt(sequence)
             except PartiError as error:
                 wait = next(waits, self._parts.backoff.cap)
                 self._parts.recorder.retried("iterate", 1, wait, error)
@@ -89,46 +87,18 @@ class SlotDurable:
             await js.consumer_create(stream, self._config(sequence), action="create")
             self._known = True
             return False
-        before = info["config"]
-        filters = before.get("filter_subjects") or [before.get("filter_subject", "")]
-        if sorted(filters) != sorted(self._subjects):
-            kept = {key: value for key, value in before.items() if key != "filter_subject"}
-            await js.consumer_create(stream, kept | {"filter_subjects": self._subjects}, action="update")
+        if filters_of(info["config"]) != tuple(sorted(self._subjects)):
+            await js.consumer_update(stream, info["config"] | {"filter_subjects": self._subjects})
         self._known = True
         return True
 
-    async def _attempt(self, sequence: int) -> bool:
+    async def _attempt(self, sequence: int) -> None:
         js, stream = self._parts.js, self._parts.config.stream
-        if not await self._look(sequence) and self._retention is not Retention.WORKQUEUE:
-            return True  # made just there
-        version = js.connection.server_version
-        if version == (0, 0, 0) or version >= RESET_SINCE:
+        if not js.can_reset:
+            await js.consumer_remake(stream, self._config(sequence), guarded=self._retention is Retention.INTEREST)
+            self._known = True
+        elif await self._look(sequence) or self._retention is Retention.WORKQUEUE:  # else it was made just there
             await js.consumer_reset(stream, self.name, max(1, sequence))
-            return True
-        await self._make_anew(sequence)
-        return True
-
-    async def _make_anew(self, sequence: int) -> None:
-        """What a reset does, for servers that have none.
-
-        An interest stream deletes what no consumer asks for, so there a guard stands in while the durable is away. It
-        is made again if it is found, and removed last: a crash at any point leaves one consumer too many, never a gap.
-        """
-        js, stream = self._parts.js, self._parts.config.stream
-        guard = self._config(sequence)
-        guard["name"] = guard["durable_name"] = f"{self.name}-guard"
-        guarded = self._retention is Retention.INTEREST
-        if guarded:
-            await self._remove(guard["name"])
-            await js.consumer_create(stream, guard, action="create")
-        await self._remove(self.name)
-        await js.consumer_create(stream, self._config(sequence), action="create")
-        if guarded:
-            await self._remove(guard["name"])
-
-    async def _remove(self, consumer: str) -> None:
-        with contextlib.suppress(ConsumerNotFound, ConsumerDoesNotExist):
-            await self._parts.js.consumer_delete(self._parts.config.stream, consumer)
 
     def _config(self, sequence: int) -> dict[str, Any]:
         config = self._parts.config

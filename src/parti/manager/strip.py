@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from parti.model import Partition, PartitionId
+from parti.wire.api_consumers import filters_of
 from parti.wire.errors import ConsumerDoesNotExist, ConsumerNotFound
 from parti.worker import WorkerConsumer
 from parti.worker.routing import SubjectTemplate
@@ -22,16 +23,14 @@ async def strip_filters(consumer: WorkerConsumer, partitions: Collection[Partiti
     for info in await js.consumer_list(config.stream):
         found = info["config"]
         name = info["name"]
-        single = found.get("filter_subject")
-        filters = set([single] if single else found.get("filter_subjects") or ())
+        filters = set(filters_of(found))
         ours = name.startswith(f"{config.consumer_prefix}-") and name != consumer.consumer_name
         if not ours or not filters & unwanted:
             continue
         left = sorted(filters - unwanted)
         try:
             if left:
-                kept = {key: value for key, value in found.items() if key != "filter_subject"}
-                await js.consumer_create(config.stream, kept | {"filter_subjects": left}, action="update")
+                await js.consumer_update(config.stream, found | {"filter_subjects": left})
             else:
                 await js.consumer_delete(config.stream, name)
         except (ConsumerNotFound, ConsumerDoesNotExist):

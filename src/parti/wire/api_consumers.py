@@ -1,16 +1,33 @@
-"""API calls about consumers, with those that nats-py lacks: action, priority groups, unpin, pause, reset."""
+"""API calls about consumers, with those that nats-py lacks: action, priority groups, unpin, pause, reset.
+
+Whoever must set a consumer to a position asks `can_reset` first; older servers get `consumer_remake`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from parti.errors import UsageError
+from parti.errors import TransientError, UsageError
 from parti.wire.api_call import ApiCaller, Json
+from parti.wire.errors import ConsumerDoesNotExist, ConsumerNotFound
 from parti.wire.names import token
 
 Action = Literal["", "create", "update"]
+RESET_SINCE = (2, 14, 0)
+_OF_SERVER = "_nats."  # keys that the server itself writes into the metadata
+
+
+class UpdateNotKept(TransientError):
+    """The consumer is not as the update made it: somebody else changed it at the same time. Try again."""
+
+
+def filters_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The subjects that a consumer of this configuration filters, in order; none means the whole stream."""
+    single = config.get("filter_subject")
+    return tuple(sorted([single] if single else config.get("filter_subjects") or ()))
 
 
 def _names(stream: str, consumer: str) -> str:
@@ -35,6 +52,52 @@ class ConsumerCalls(ApiCaller):
             self.require((2, 11, 0), "a priority group")
         body = {"stream_name": stream, "config": dict(config), "action": action}
         return await self.request(f"CONSUMER.CREATE.{_names(stream, consumer)}", body)
+
+    async def consumer_update(self, stream: str, config: Mapping[str, Any]) -> Json:
+        """Give an existing consumer this configuration, and return its info; what was its single filter goes.
+
+        A server that was restarted answers its first update with the configuration from before it (measured on 2.15.1).
+        Whoever believed that would write the old filters back with the next update, and never get a message again. So
+        an answer that says otherwise is asked for once more, and then is `UpdateNotKept`.
+        """
+        wanted = {key: value for key, value in config.items() if key != "filter_subject"}
+        info = await self.consumer_create(stream, wanted, action="update")
+        if not _says(info, wanted):
+            info = await self.consumer_info(stream, info["name"])
+        if not _says(info, wanted):
+            raise UpdateNotKept(
+                f"consumer {info['name']!r} filters {filters_of(info['config'])} after it was told otherwise: try again"
+            )
+        return info
+
+    async def consumer_remake(self, stream: str, config: Mapping[str, Any], *, guarded: bool) -> Json:
+        """What a reset does, for servers that have none: the durable is deleted and made as `config` says.
+
+        An interest stream deletes what no consumer asks for (measured on 2.12.8), so there, with `guarded`, another
+        consumer stands in while ours is away. It goes last, and is replaced only while ours is there: a crash or an
+        error at any point leaves one consumer too many, never a gap, and the call may be repeated.
+        """
+        name = config["durable_name"]
+        guard = {**config, "name": f"{name}-guard", "durable_name": f"{name}-guard"}
+        if guarded and await self._is_there(stream, name):
+            await self._away(stream, guard["name"])
+            await self.consumer_create(stream, guard, action="create")
+        await self._away(stream, name)
+        info = await self.consumer_create(stream, config, action="create")
+        if guarded:
+            await self._away(stream, guard["name"])
+        return info
+
+    async def _is_there(self, stream: str, consumer: str) -> bool:
+        try:
+            await self.consumer_info(stream, consumer)
+        except (ConsumerNotFound, ConsumerDoesNotExist):
+            return False
+        return True
+
+    async def _away(self, stream: str, consumer: str) -> None:
+        with contextlib.suppress(ConsumerNotFound, ConsumerDoesNotExist):
+            await self.consumer_delete(stream, consumer)
 
     async def consumer_info(self, stream: str, consumer: str) -> Json:
         return await self.request(f"CONSUMER.INFO.{_names(stream, consumer)}")
@@ -62,12 +125,26 @@ class ConsumerCalls(ApiCaller):
         self.require((2, 11, 0), "unpinning")
         await self.request(f"CONSUMER.UNPIN.{_names(stream, consumer)}", {"group": group})
 
+    @property
+    def can_reset(self) -> bool:
+        """Whether the connected server has `consumer_reset`; one whose version is unknown is asked to."""
+        return self.connection.server_version == (0, 0, 0) or self.connection.server_version >= RESET_SINCE
+
     async def consumer_reset(self, stream: str, consumer: str, seq: int | None = None) -> Json:
         """Forget what is pending and deliver from `seq` on, or from the ack floor + 1.
 
         The consumer's own sequence starts at 1 again. Acks of earlier deliveries are ignored until the redelivery.
         During a leadership change no answer may come: repeat until it does, and pull only then (CLUSTER.md 3.6).
         """
-        self.require((2, 14, 0), "resetting a consumer")
+        self.require(RESET_SINCE, "resetting a consumer")
         body = {"seq": seq} if seq is not None else {}
         return await self.request(f"CONSUMER.RESET.{_names(stream, consumer)}", body)
+
+
+def _says(info: Json, wanted: Mapping[str, Any]) -> bool:
+    found = info["config"]
+    return filters_of(found) == filters_of(wanted) and _metadata(found) == _metadata(wanted)
+
+
+def _metadata(config: Mapping[str, Any]) -> dict[str, str]:
+    return {key: value for key, value in (config.get("metadata") or {}).items() if not key.startswith(_OF_SERVER)}

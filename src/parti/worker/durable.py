@@ -20,16 +20,16 @@ from typing import Any, TypeVar
 from parti.backoff import Backoff, retry
 from parti.clock import Clock
 from parti.config.worker import WorkerConfig
-from parti.errors import Category, PartiError, RequestTimeout, TransientError
+from parti.errors import Category, PartiError, RequestTimeout
 from parti.model import PartitionId, Retention
 from parti.wire.api import JetStreamApi
+from parti.wire.api_consumers import filters_of
 from parti.wire.errors import ConsumerDoesNotExist, ConsumerNotFound
 from parti.worker.recorder import Op, Recorder
 
 T = TypeVar("T")
 Json = dict[str, Any]
 
-RESET_SINCE = (2, 14, 0)
 _CATCHING, _LEFT = "parti.catching", "parti.left"
 
 
@@ -73,10 +73,6 @@ class Memory:
         return entries
 
 
-class UpdateNotKept(TransientError):
-    """The consumer is not as the update made it: somebody else changed it at the same time. It is tried again."""
-
-
 class Durable:
     """API calls about one consumer. Retriable errors are tried again with a backoff, and counted by operation."""
 
@@ -98,10 +94,6 @@ class Durable:
 
     def __repr__(self) -> str:
         return f"<Durable {self.name} filters={len(self.filters)}>"
-
-    @property
-    def can_reset(self) -> bool:
-        return self.js.connection.server_version == (0, 0, 0) or self.js.connection.server_version >= RESET_SINCE
 
     async def facts(self) -> StreamFacts:
         """The stream as its leader sees it."""
@@ -135,42 +127,16 @@ class Durable:
         self, filters: Sequence[str], memory: Memory, *, after: int | None, retention: Retention
     ) -> Json:
         """`create` without a second try."""
-        config = self._tunables(filters, memory) | {
-            "name": self.name,
-            "durable_name": self.name,
-            "ack_policy": "explicit",
-            "replay_policy": "instant",
-            "deliver_policy": "all",
-        }
-        if retention is not Retention.WORKQUEUE:  # a work queue always begins at what is left of it (10101)
-            if after is not None:
-                config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": after + 1}
-            elif self._config.start == "new":
-                config["deliver_policy"] = "new"
+        config = self._whole(filters, memory, after=after, retention=retention)
         info = await self.js.consumer_create(self._config.stream, config, action="create")
         self._remember(info)
         return info
 
     async def update(self, filters: Sequence[str], memory: Memory) -> Json:
         """Replace filters and metadata; raises `ConsumerDoesNotExist` when the consumer is gone."""
-        kept = {key: value for key, value in self._stored.items() if key not in ("filter_subject", "metadata")}
-        info = await self._call("update", lambda: self._update_once(kept | self._tunables(filters, memory)))
+        config = self._stored | self._tunables(filters, memory)
+        info = await self._call("update", lambda: self.js.consumer_update(self._config.stream, config))
         self._remember(info)
-        return info
-
-    async def _update_once(self, config: Json) -> Json:
-        """The consumer as it is after the update.
-
-        A server that was restarted answers its first update with the configuration from before it (measured on 2.15.1).
-        Whoever believed that would write the old filters back with the next update, and never get a message again.
-        """
-        info = await self.js.consumer_create(self._config.stream, config, action="update")
-        if not _says(info, config):
-            info = await self.js.consumer_info(self._config.stream, self.name)
-        if not _says(info, config):
-            raise UpdateNotKept(
-                f"consumer {self.name!r} filters {_filters(info['config'])} after it was told otherwise"
-            )
         return info
 
     async def reset(self, after: int | None) -> bool:
@@ -183,7 +149,7 @@ class Durable:
             info = await self.info()
             if info is None:
                 return False
-            if not self.can_reset:
+            if not self.js.can_reset:
                 await self._make_anew(after if after is not None else int(info["ack_floor"]["stream_seq"]))
                 return True
             try:
@@ -195,31 +161,15 @@ class Durable:
                 self._recorder.retried("iterate", 1, 0.0, error)
 
     async def _make_anew(self, after: int) -> None:
-        """What a reset does, for servers that have none.
-
-        An interest stream deletes what no consumer asks for (measured on 2.12.8), so there a guard stands in while
-        ours is away. It goes last: a crash at any point leaves one consumer too many, never a gap.
-        """
-        retention, filters, memory = (await self.facts()).retention, self.filters, Memory.read(self._stored)
-        name, guard = self.name, f"{self.name}-guard"
-        if retention is Retention.INTEREST:
-            await self._delete(guard)
-            self.name = guard
-            try:
-                await self.create(filters, Memory(), after=after, retention=retention)
-            finally:
-                self.name = name
-        await self._delete(name)
-        await self.create(filters, memory, after=after, retention=retention)
-        if retention is Retention.INTEREST:
-            await self._delete(guard)
+        retention = (await self.facts()).retention
+        config = self._whole(self.filters, Memory.read(self._stored), after=after, retention=retention)
+        guarded = retention is Retention.INTEREST
+        remake = self.js.consumer_remake
+        self._remember(await self._call("create", lambda: remake(self._config.stream, config, guarded=guarded)))
 
     async def delete(self) -> None:
-        await self._delete(self.name)
-
-    async def _delete(self, consumer: str) -> None:
         try:
-            await self._call("update", lambda: self.js.consumer_delete(self._config.stream, consumer))
+            await self._call("update", lambda: self.js.consumer_delete(self._config.stream, self.name))
         except ConsumerNotFound:
             return
 
@@ -229,9 +179,24 @@ class Durable:
 
     def _remember(self, info: Json) -> None:
         self._stored = info["config"]
-        self.filters = _filters(self._stored)
+        self.filters = filters_of(self._stored)
         self.known = True
         self.pending = int(info.get("num_pending") or 0)
+
+    def _whole(self, filters: Sequence[str], memory: Memory, *, after: int | None, retention: Retention) -> Json:
+        config = self._tunables(filters, memory) | {
+            "name": self.name,
+            "durable_name": self.name,
+            "ack_policy": "explicit",
+            "replay_policy": "instant",
+            "deliver_policy": "all",
+        }
+        if retention is not Retention.WORKQUEUE:  # a work queue always begins at what is left of it (10101)
+            if after is not None:
+                config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": after + 1}
+            elif self._config.start == "new":
+                config["deliver_policy"] = "new"
+        return config
 
     def _tunables(self, filters: Sequence[str], memory: Memory) -> Json:
         config = self._config
@@ -253,16 +218,6 @@ class Durable:
             classify=_worth_another_try,
             on_retry=lambda tries, wait, error: self._recorder.retried(op, tries, wait, error),
         )
-
-
-def _filters(config: Mapping[str, Any]) -> tuple[str, ...]:
-    single = config.get("filter_subject")
-    return tuple(sorted([single] if single else config.get("filter_subjects") or ()))
-
-
-def _says(info: Json, wanted: Json) -> bool:
-    found = info["config"]
-    return _filters(found) == _filters(wanted) and Memory.read(found) == Memory.read(wanted)
 
 
 def _worth_another_try(error: PartiError) -> bool:
