@@ -2,14 +2,16 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from parti.errors import ConnectionFailed, ConnectionLost, NoResponders, RequestTimeout, ServerTooOld, UsageError
-from parti.testing import NatsServer
+from parti.testing import NatsServer, insist
 from parti.wire import errors
 from parti.wire.api import JetStreamApi, Outgoing, expectations
 from parti.wire.api_call import check_version
+from parti.wire.api_consumers import filters_of
 from parti.wire.connect import Connection, connect
 from parti.wire.events import ConnectionEvent, EventKind
 from parti.wire.options import ConnectOptions
@@ -294,6 +296,49 @@ async def test_a_reset_consumer_delivers_again_from_its_floor_or_from_a_sequence
     assert message.data == b"m3"  # type: ignore[attr-defined]
 
 
+async def test_an_update_right_after_a_restart_is_answered_as_it_was_made(own_server: NatsServer, name: str) -> None:
+    """The server's own first answer after a restart is the configuration from before the update (2.15.1)."""
+    async with await connect(ConnectOptions(servers=(own_server.url,), reconnect_wait=0.05)) as connection:
+        api = JetStreamApi(connection)
+        await api.stream_create({"name": name, "subjects": [f"{name}.>"], "storage": "file"})
+        config = {"durable_name": "c", "ack_policy": "explicit", "filter_subjects": [f"{name}.a"]}
+        before = (await api.consumer_create(name, config, action="create"))["config"]
+        await asyncio.to_thread(own_server.terminate)
+        await asyncio.to_thread(own_server.restart)
+        wanted = [f"{name}.b", f"{name}.c"]
+        update = before | {"filter_subjects": wanted, "metadata": {"ours": "1"}}
+        info = await insist(lambda: api.consumer_update(name, update))
+        assert (list(filters_of(info["config"])), info["config"]["metadata"]["ours"]) == (wanted, "1")
+        assert list(filters_of((await api.consumer_info(name, "c"))["config"])) == wanted
+
+
+@pytest.mark.parametrize("interrupted_after", ["CONSUMER.CREATE", "CONSUMER.DELETE"])
+async def test_a_remake_on_an_interest_stream_keeps_every_message_also_when_it_is_interrupted(
+    api: JetStreamApi, name: str, interrupted_after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await api.stream_create({"name": name, "subjects": [f"{name}.>"], "storage": "memory", "retention": "interest"})
+    config = {"durable_name": "c", "ack_policy": "explicit", "filter_subjects": [f"{name}.>"]}
+    await api.consumer_create(name, config, action="create")
+    await api.publish(f"{name}.a", b"1")
+    carried_out, request = 0, api.request
+
+    async def broken(call: str, *rest: Any, **more: Any) -> Any:
+        nonlocal carried_out
+        answer = await request(call, *rest, **more)
+        if call.startswith(interrupted_after) and not call.endswith("-guard"):
+            carried_out += 1
+            if carried_out == 1:
+                raise RequestTimeout("its answer got lost")
+        return answer
+
+    monkeypatch.setattr(api, "request", broken)
+    await insist(lambda: api.consumer_remake(name, config, guarded=True))
+    assert await api.consumer_names(name) == ["c"]
+    assert (await api.stream_info(name))["state"]["messages"] == 1
+    assert (await api.consumer_info(name, "c"))["num_pending"] == 1
+    await api.consumer_delete(name, "c")
+
+
 @pytest.mark.parametrize("bad", ["", "a.b", "a b", "a>", "*", "a/b", "x\r\nPUB y 0\r\n"])
 async def test_a_name_that_would_change_the_api_subject_is_refused(api: JetStreamApi, bad: str) -> None:
     with pytest.raises(UsageError):
@@ -350,7 +395,7 @@ async def test_requests_in_flight_fail_when_the_server_dies_and_later_ones_are_n
         with pytest.raises(ConnectionFailed):
             await api.stream_names()
         await asyncio.to_thread(own_server.restart)
-        await asyncio.wait_for(back.wait(), 20)
+        await asyncio.wait_for(back.wait(), 60)
         assert await api.stream_names() == []
     assert seen[-1] is EventKind.CLOSED
     assert EventKind.DISCONNECTED in seen
@@ -367,7 +412,7 @@ async def test_a_listener_that_raises_does_not_hurt_the_connection(own_server: N
         remove = connection.add_listener(lambda event: event.kind is EventKind.RECONNECTED and back.set())
         await asyncio.to_thread(own_server.kill)
         await asyncio.to_thread(own_server.restart)
-        await asyncio.wait_for(back.wait(), 20)
+        await asyncio.wait_for(back.wait(), 60)
         assert await JetStreamApi(connection).stream_names() == []
         remove()
 

@@ -284,7 +284,7 @@ async def test_a_nats_client_reconnects_through_the_proxy_after_a_cut(server: Na
         await stream.add_stream(name=name, subjects=[name])
         await stream.publish(name, b"before")
         proxy.cut()
-        await asyncio.wait_for(reconnected.wait(), 10)
+        await asyncio.wait_for(reconnected.wait(), 60)
         await stream.publish(name, b"after")
         assert (await stream.stream_info(name)).state.messages == 2
         assert proxy.connections >= 2

@@ -185,7 +185,7 @@ async def test_sigterm_drains_and_exits_with_zero(bench: Bench, tmp_path: Path) 
         await eventually(lambda: log.stat().st_size > 500, 60, "the worker works")
         process.send_signal(signal.SIGTERM)
         assert process.stderr is not None
-        errors = await asyncio.wait_for(process.stderr.read(), 20)
+        errors = await asyncio.wait_for(process.stderr.read(), 60)
         assert await process.wait() == 0, errors.decode()
     first = [int(line) for line in log.read_text().split() if line.isdigit()]
     effects = Effects()

@@ -216,7 +216,7 @@ async def test_the_async_for_form_settles_each_message_by_how_its_block_ends(ben
     assert seen == [(1, 1), (2, 1), (2, 2), (3, 1)]
     await bench.settled()
     await worker.close()
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 60)
 
 
 async def test_backpressure_holds_at_most_80_percent_of_max_ack_pending(bench: Bench) -> None:
