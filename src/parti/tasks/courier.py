@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from parti.clock import Clock
 from parti.config.deliver import DeliverSection
 from parti.tasks.errors import AddressBlocked, Reason, SecretStoreDown, TaskRefused
@@ -15,7 +17,8 @@ from parti.tasks.task import DeliveryTask, request_body
 from parti.tasks.transport import Request, SendFailed, Transport
 from parti.tasks.urls import Endpoint, check_headers
 
-USER_AGENT = "parti-deliver/1"
+_DEFAULTS = {"Content-Type": "application/json", "User-Agent": "parti-deliver/1", "Accept": "*/*"}
+"""What a task may set otherwise."""
 
 
 class Courier:
@@ -64,9 +67,7 @@ class Courier:
         body = request_body(task, held.id, max_size=config.max_body)
         timestamp = int(self._clock.wall())
         headers = {
-            "Content-Type": "application/json",
-            "User-Agent": USER_AGENT,
-            "Accept": "*/*",
+            **(_DEFAULTS if not own else _defaults_beside(own)),
             **own,
             "Accept-Encoding": "identity",  # the answer is kept as it comes, so it had better be readable
             "webhook-id": held.id,
@@ -84,3 +85,8 @@ class Courier:
             check_headers({"Authorization": f"Bearer {task.pre_issued_token}"})
             headers["Authorization"] = f"Bearer {task.pre_issued_token}"
         return Request(endpoint.url, headers, body, request_timeout(task.timeout, config), lease.check)
+
+
+def _defaults_beside(own: Mapping[str, str]) -> dict[str, str]:
+    taken = {name.lower() for name in own}
+    return {name: value for name, value in _DEFAULTS.items() if name.lower() not in taken}
