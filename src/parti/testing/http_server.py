@@ -20,6 +20,8 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self, cast
 
+from parti.testing.eventually import PATIENCE
+
 _MOST_RECEIVED = 100_000  # requests remembered; older ones are forgotten, so that a long run does not fill the memory
 _LARGEST_REQUEST = 8 << 20
 _HUGE_CHUNK = b"x" * 65_536
@@ -139,7 +141,7 @@ class FaultHttpServer:
         """The JSON bodies that came for a path, in order."""
         return [request.json() for request in self.received if request.path == path]
 
-    async def wait_for(self, count: int, *, path: str | None = None, timeout: float = 10.0) -> list[Received]:
+    async def wait_for(self, count: int, *, path: str | None = None, timeout: float = PATIENCE) -> list[Received]:
         """Return when so many requests have come (for the path); `TimeoutError` when they do not."""
         async with asyncio.timeout(timeout):
             while True:

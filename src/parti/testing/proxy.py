@@ -8,23 +8,24 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Coroutine
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from parti.errors import UsageError
 from parti.testing.errors import NeverHappened
+from parti.testing.eventually import PATIENCE
 from parti.testing.link import Direction, Flow, Link
 from parti.testing.ports import pick_port
+from parti.testing.running import Running
 
 T = TypeVar("T")
 
 _HOST = "127.0.0.1"
-_ORDER_WITHIN = 10.0  # an order to the proxy's own thread takes microseconds; more than this is a bug
+_ORDER_WITHIN = PATIENCE  # an order to the proxy's own thread takes microseconds on an idle machine
 _PORT_TRIES = 10
 
 
-class FaultProxy:
+class FaultProxy(Running):
     """While the context is open, what connects to `url` talks to the target, through whatever fault is set.
 
     Every method takes effect before it returns, blocks for microseconds only, and can be called from plain code, from
@@ -126,13 +127,13 @@ class FaultProxy:
         """Take every fault back; connections that were cut stay cut."""
         self._order(self._heal())
 
-    def wait_for_connection(self, count: int = 1, timeout: float = 10.0) -> None:
+    def wait_for_connection(self, count: int = 1, timeout: float = PATIENCE) -> None:
         """Return when `count` connections have been taken in since the start."""
         with self._seen:
             if not self._seen.wait_for(lambda: self._connections >= count, timeout):
                 raise NeverHappened(f"the proxy saw {self._connections} of {count} connections within {timeout:g} s")
 
-    async def wait_for_connection_async(self, count: int = 1, timeout: float = 10.0) -> None:
+    async def wait_for_connection_async(self, count: int = 1, timeout: float = PATIENCE) -> None:
         """`wait_for_connection` for a test whose own event loop must go on meanwhile."""
         await asyncio.to_thread(self.wait_for_connection, count, timeout)
 
@@ -158,24 +159,6 @@ class FaultProxy:
         self._thread.join()
         self._loop.close()
         self._thread = self._loop = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> Self:
-        self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def __repr__(self) -> str:
         faults = ", ".join(f"{direction}: {flow!r}" for direction, flow in self._flows.items())

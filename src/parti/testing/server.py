@@ -27,7 +27,7 @@ from parti.testing.running import Running
 if TYPE_CHECKING:
     from parti.testing.cluster import NatsCluster
 
-_READY_WITHIN = 30.0  # starting takes 20 ms; a big store or a loaded machine takes longer
+_READY_WITHIN = 60.0  # starting takes 20 ms; a big store or a loaded machine takes longer
 _PORT_TRIES = 10  # another process may take a picked port before our server binds it
 _LOG_LINES = 200  # kept in memory for error messages, also after the log file is gone
 

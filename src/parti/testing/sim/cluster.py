@@ -64,10 +64,10 @@ class Cluster:
 
     # -- processes ------------------------------------------------------------------------------------------------
 
-    def start(self, former: tuple[str, ...] = ()) -> Process:
-        """`former`: the nonces of a process that was fenced and goes on as a new one."""
+    def start(self, before: Process | None = None) -> Process:
+        """A process; after a fence the same one once more, on the same machine."""
         self._born += 1
-        process = Process(self, f"n{self._born}", former)
+        process = Process(self, f"n{self._born}", before)
         self.processes.append(process)
         self.world.log(process.name, "starts")
         return process
@@ -84,7 +84,7 @@ class Cluster:
         """It lost its lease: what was in flight is dropped, and a new process takes its place."""
         self.unclean.add(str(process.member))
         process.dead = True
-        self.start((*process.former, process.name))
+        self.start(process)
 
     def stopped(self, process: Process) -> None:
         process.dead = True

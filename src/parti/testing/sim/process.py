@@ -25,18 +25,21 @@ TERMS = LeaseTerms(ttl=1.2, renew_every=0.3, margin=0.1)
 class Process:
     """Identity, membership, election, and - when it leads - the reconcile loop; partitions are its plane's."""
 
-    def __init__(self, cluster: Cluster, nonce: str, former: tuple[str, ...] = ()) -> None:
+    def __init__(self, cluster: Cluster, nonce: str, before: Process | None = None) -> None:
         self.cluster = cluster
         self.world = cluster.world
         self.name = nonce
-        self.former = former
         self.dead = False
         self.thaw_at = 0.0
         self.cut_until = 0.0
         rng = self.world.rng
-        self._offset = rng.uniform(-1000.0, 1000.0)
-        self._rate = rng.uniform(0.98, 1.02)
-        self.identity: Identity = identity.seeking(nonce, terms=TERMS, pool=cluster.pool, former=former)
+        self._offset = rng.uniform(-1000.0, 1000.0) if before is None else before._offset
+        self._rate = rng.uniform(0.98, 1.02) if before is None else before._rate
+        self.former: dict[str, float] = {}
+        """The nonces of this process before it was fenced, as the manager hands them on."""
+        if before is not None:
+            self.former = {**before.former, before.name: before.identity.settled_at}
+        self.identity: Identity = identity.seeking(nonce, terms=TERMS, pool=cluster.pool, former=self.former)
         self.members: Membership | None = None
         self.election: election.Election | None = None
         self.leader: Leader | None = None
