@@ -10,7 +10,7 @@ import asyncio
 
 from parti.bench.goals import Figure
 from parti.bench.report import Option, Proof, RunContext
-from parti.prove.herd import Herd, Shape, herd, judged
+from parti.prove.herd import Herd, Shape, herd, judged, sizes
 from parti.prove.sink import percentile
 from parti.testing import eventually
 
@@ -21,14 +21,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     """Kill, wait for the takeover, replace; again and again."""
     options = ctx.options
     crashes = min(int(options["crashes"]), 3) if ctx.quick else int(options["crashes"])
-    shape = Shape(
-        workers=int(options["workers"]),
-        partitions=int(options["partitions"]),
-        rate=float(options["rate"]),
-        retention=str(options["retention"]),
-        layout=str(options["layout"]),
-        ttl=float(options["ttl"]),
-    )
+    shape = Shape.of(options)
     took: list[float] = []
     async with herd(shape, ctx.random()) as group:
         await group.add(shape.workers)
@@ -80,13 +73,5 @@ PROOF = Proof(
         "duplicates_per_crash": f"<= {_IN_HAND}",
         "beyond_ttl_p99_s": "<= 1.0",
     },
-    options=(
-        Option("crashes", 20, "workers killed"),
-        Option("workers", 4, "workers"),
-        Option("partitions", 16, "partitions"),
-        Option("rate", 300.0, "messages published a second"),
-        Option("ttl", 6.0, "lease TTL in seconds"),
-        Option("retention", "limits", "limits, interest or workqueue"),
-        Option("layout", "per-worker", "per-worker or per-partition"),
-    ),
+    options=(Option("crashes", 20, "workers killed"), *sizes(4, 16, 300.0)),
 )

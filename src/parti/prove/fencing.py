@@ -11,7 +11,7 @@ import asyncio
 
 from parti.bench.goals import Figure
 from parti.bench.report import Option, Proof, RunContext
-from parti.prove.herd import Herd, Shape, herd, judged
+from parti.prove.herd import Herd, Shape, herd, judged, sizes
 from parti.testing import eventually
 
 
@@ -19,15 +19,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     """Freeze, wait for the takeover, thaw, wait until all is at rest; again and again."""
     options = ctx.options
     trials = min(int(options["trials"]), 2) if ctx.quick else int(options["trials"])
-    shape = Shape(
-        workers=int(options["workers"]),
-        partitions=int(options["partitions"]),
-        rate=float(options["rate"]),
-        retention=str(options["retention"]),
-        layout=str(options["layout"]),
-        ttl=float(options["ttl"]),
-        takes=0.004,
-    )
+    shape = Shape.of(options, takes=0.004)
     async with herd(shape, ctx.random(), fenced_sink=True) as group:
         await group.add(shape.workers)
         await group.settled()
@@ -79,13 +71,5 @@ PROOF = Proof(
         "inversions": "== 0",
         "two_owners": "== 0",
     },
-    options=(
-        Option("trials", 12, "freezes"),
-        Option("workers", 3, "workers"),
-        Option("partitions", 12, "partitions"),
-        Option("rate", 200.0, "messages published a second"),
-        Option("ttl", 6.0, "lease TTL in seconds"),
-        Option("retention", "limits", "limits, interest or workqueue"),
-        Option("layout", "per-worker", "per-worker or per-partition"),
-    ),
+    options=(Option("trials", 12, "freezes"), *sizes(3, 12, 200.0)),
 )

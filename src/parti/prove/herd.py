@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parti.bench.goals import Figure
+from parti.bench.report import Option
 from parti.clock import SystemClock
 from parti.manager.kv_store import Store
 from parti.model import ClaimState
@@ -40,6 +41,23 @@ class Shape:
     log_level: str = "warning"
     control: Mapping[str, Any] = field(default_factory=dict)
     worker: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], **more: Any) -> Shape:
+        """What the `sizes` among a proof's options say, and `more`."""
+        return cls(**{option.name: options[option.name] for option in sizes(0, 0, 0.0)}, **more)
+
+
+def sizes(workers: int, partitions: int, rate: float) -> tuple[Option, ...]:
+    """The options of a proof with a herd, with these defaults."""
+    return (
+        Option("workers", workers, "workers"),
+        Option("partitions", partitions, "partitions"),
+        Option("rate", rate, "messages published a second"),
+        Option("ttl", 6.0, "lease TTL in seconds"),
+        Option("retention", "limits", "limits, interest or workqueue"),
+        Option("layout", "per-worker", "per-worker or per-partition"),
+    )
 
 
 class Herd:

@@ -15,7 +15,7 @@ from parti.bench.goals import Figure
 from parti.bench.report import Option, Proof, RunContext
 from parti.manager.kv_store import AssignmentChange, ClaimChange, Complete, Store, Told
 from parti.model import ClaimState
-from parti.prove.herd import Herd, Shape, herd, judged
+from parti.prove.herd import Herd, Shape, herd, judged, sizes
 
 
 def _claim(test: Callable[[ClaimChange], bool]) -> Callable[[Told], bool]:
@@ -37,13 +37,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     options = ctx.options
     rounds = 1 if ctx.quick else int(options["rounds"])
     phases = list(PHASES)[1:4:2] if ctx.quick else list(PHASES)
-    shape = Shape(
-        workers=int(options["workers"]),
-        partitions=int(options["partitions"]),
-        rate=float(options["rate"]),
-        layout=str(options["layout"]),
-        ttl=float(options["ttl"]),
-    )
+    shape = Shape.of(options)
     kills = 0
     async with herd(shape, ctx.random()) as group:
         await group.add(shape.workers)
@@ -109,12 +103,5 @@ PROOF = Proof(
         "stale_accepted": "== 0",
         "longest_in_ttl": "<= 2.0",
     },
-    options=(
-        Option("rounds", 3, "kills in each phase"),
-        Option("workers", 4, "workers"),
-        Option("partitions", 24, "partitions"),
-        Option("rate", 300.0, "messages published a second"),
-        Option("ttl", 6.0, "lease TTL in seconds"),
-        Option("layout", "per-worker", "per-worker or per-partition"),
-    ),
+    options=(Option("rounds", 3, "kills in each phase"), *sizes(4, 24, 300.0)),
 )

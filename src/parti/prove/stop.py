@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parti.bench.goals import Figure
 from parti.bench.report import Option, Proof, RunContext
-from parti.prove.herd import Herd, Shape, herd, judged
+from parti.prove.herd import Herd, Shape, herd, judged, sizes
 from parti.prove.sink import percentile
 from parti.testing import eventually
 
@@ -13,14 +13,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     """Stop one worker after the other, each replaced by a new one."""
     options = ctx.options
     trials = min(int(options["trials"]), 4) if ctx.quick else int(options["trials"])
-    shape = Shape(
-        workers=int(options["workers"]),
-        partitions=int(options["partitions"]),
-        rate=float(options["rate"]),
-        retention=str(options["retention"]),
-        layout=str(options["layout"]),
-        ttl=float(options["ttl"]),
-    )
+    shape = Shape.of(options)
     exits: list[int] = []
     took: list[float] = []
     gaps: list[float] = []
@@ -82,13 +75,5 @@ PROOF = Proof(
         "exit_max_s": "<= 10.0",
         "successor_p95_ms": "<= 500",
     },
-    options=(
-        Option("trials", 20, "workers stopped"),
-        Option("workers", 4, "workers"),
-        Option("partitions", 16, "partitions"),
-        Option("rate", 300.0, "messages published a second"),
-        Option("ttl", 6.0, "lease TTL in seconds"),
-        Option("retention", "limits", "limits, interest or workqueue"),
-        Option("layout", "per-worker", "per-worker or per-partition"),
-    ),
+    options=(Option("trials", 20, "workers stopped"), *sizes(4, 16, 300.0)),
 )
