@@ -1,8 +1,8 @@
 """`parti bench deliver`: deliveries per CPU-second beside a bare aiohttp loop, and what one dead host costs the others.
 
 Both clients post bodies of the same size to the same endpoint in another process, 64 at a time, read the answer, and
-take turns in one run. The bare loop is a plain `ClientSession`; ours uses aiohttp's pool and parser without the session,
-and also pulls, decodes, keeps the order of a thousand documents, signs, and acknowledges.
+take turns in one run. The bare loop is a plain `ClientSession`; ours uses aiohttp's pool and parser without it, and
+also pulls, decodes, keeps the order of a thousand documents, signs, and acknowledges.
 """
 
 from __future__ import annotations
