@@ -27,3 +27,23 @@ async def test_an_outage_shorter_than_the_lease_moves_nothing(own_server: NatsSe
         await eventually(lambda: set(fleet.sequences()) == set(sequences), 60, "all are handled")
         assert (one.owned(), two.owned()) == before
         assert (fleet.metrics.registry.get_sample_value("parti_fenced_total") or 0) == 0
+
+
+@pytest.mark.slow
+async def test_after_an_outage_longer_than_the_lease_each_worker_has_its_id_and_its_partitions_again(
+    own_server: NatsServer, name: str
+) -> None:
+    # Long enough that a busy machine starves nobody to death, before the outage or in the grace period behind it.
+    lease = PATIENT | {"heartbeat_ttl": 4.0, "heartbeat_interval": 0.8, "degraded_after": 0.5, "recovery_grace": 30.0}
+    async with FaultProxy(own_server.port) as proxy, fleet_on(own_server, name) as fleet:
+        one = await fleet.worker(url=proxy.url, **lease)
+        two = await fleet.worker(url=proxy.url, **lease)
+        await fleet.spread(one, two)
+        ids, before = (one.worker_id, two.worker_id), (one.owned(), two.owned())
+        await asyncio.to_thread(proxy.cut, refuse=True)
+        await eventually(lambda: not one.owned() and not two.owned(), 60, "both have stopped by themselves")
+        sequences = await fleet.publish(40)
+        await asyncio.to_thread(proxy.heal)
+        await eventually(lambda: (one.owned(), two.owned()) == before, 60, "everything is where it was")
+        assert (one.worker_id, two.worker_id) == ids
+        await eventually(lambda: set(fleet.sequences()) == set(sequences), 60, "all are handled")

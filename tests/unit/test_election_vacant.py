@@ -47,7 +47,7 @@ def test_a_leader_that_resigned_does_not_campaign_against_its_own_resignation() 
 
 def test_a_member_whose_former_self_led_campaigns_at_once_and_any_other_waits_for_the_lease() -> None:
     seen = election.LeaderSeen(100.0, LeaderRecord(3, OTHER, 1), 5)
-    back, _ = election.step(election.candidate(ME, terms=TERMS, former=(OTHER.nonce,)), seen)
+    back, _ = election.step(election.candidate(ME, terms=TERMS, former=[OTHER]), seen)
     other, _ = election.step(election.candidate(ME, terms=TERMS), seen)
     assert campaigns(back, 100.05)
     assert not campaigns(other, 100.05)

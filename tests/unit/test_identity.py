@@ -27,7 +27,7 @@ from parti.control.identity import (
     seeking,
     step,
 )
-from parti.control.lease import Hold, LeaseTerms, Sighting
+from parti.control.lease import NEVER, Hold, LeaseTerms, Sighting
 from parti.errors import ConfigError
 from parti.model import Member, WorkerId
 
@@ -131,18 +131,20 @@ def test_a_crowd_that_wants_the_same_id_spreads_over_the_pool_after_the_first_re
 
 def test_a_process_that_was_fenced_by_an_outage_takes_its_id_back_cleanly_at_once() -> None:
     leases = {W0: (record(W0, "other"), 3), W1: (record(W1, "before"), 4)}
-    _, effects = step(seeking("me", terms=TERMS, former=("before",)), PoolRead(0.0, 0.0, leases))
+    _, effects = step(seeking("me", terms=TERMS, former={Member(W1, "before"): NEVER}), PoolRead(0.0, 0.0, leases))
     (write,) = effects
     assert isinstance(write, WriteLease)
     assert (write.worker, write.expected, write.record.clean) == (W1, 4, True)
 
 
-def test_an_id_that_the_former_nonce_had_taken_over_uncleanly_stays_unclean() -> None:
-    leases = {W0: (replace(record(W0, "before"), clean=False), 3)}
-    _, effects = step(seeking("me", terms=TERMS, former=("before",)), PoolRead(0.0, 0.0, leases))
-    (write,) = effects
-    assert isinstance(write, WriteLease)
-    assert (write.worker, write.record.clean) == (W0, False)
+def test_an_id_that_the_former_nonce_had_taken_uncleanly_is_clean_only_when_those_before_it_have_stopped() -> None:
+    first = held(now=0.0, nonce="before")
+    leases = {W0: (record(W0, "before", clean=False), 3)}
+    for now, clean in ((6.3, False), (6.5, True)):
+        _, effects = step(seeking("me", terms=TERMS, former=first.afterlife()), PoolRead(now, now, leases))
+        (write,) = effects
+        assert isinstance(write, WriteLease)
+        assert (write.worker, write.record.clean) == (W0, clean)
 
 
 def test_a_claim_whose_answer_was_lost_is_found_by_reading() -> None:

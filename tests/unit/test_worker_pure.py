@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from hypothesis import given
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from parti.clock import SystemClock
 from parti.config.worker import WorkerConfig
 from parti.errors import ConfigError, UsageError
-from parti.model import Lease, Partition
+from parti.model import Lease, Partition, PartitionId
+from parti.testing import eventually
 from parti.worker.batching import BatchSize
 from parti.worker.durable import Memory
+from parti.worker.handler import AdaptedHandler
 from parti.worker.ledger import Ledger, PartitionState
 from parti.worker.message import make_message
 from parti.worker.outcomes import Ack, Again, Bury, DeadLetterReason, Done, Reject, Retry, RetryPolicy, clean
@@ -165,3 +168,25 @@ async def test_of_the_updates_of_one_window_the_last_is_handed_out_and_all_calle
     batch.settle(None)
     await asyncio.gather(*waiters)
     assert not coalescer.pending
+
+
+async def test_a_handler_in_a_thread_is_not_still_before_its_call_has_ended_whatever_became_of_the_task() -> None:
+    entered, leave = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def handle(_: object) -> None:
+        loop.call_soon_threadsafe(entered.set)
+        leave.wait(60)
+
+    handler = AdaptedHandler(handle, concurrency=1)
+    assert handler.still
+    task = asyncio.ensure_future(
+        handler.call(make_message("s.p", Partition(("p",)), "", 1, b"", lease=Lease(PartitionId("p"), 1)))
+    )
+    await entered.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    handler.close()
+    assert not handler.still, "the thread cannot be made to end"
+    leave.set()
+    await eventually(lambda: handler.still, 60, "the call has ended")

@@ -7,6 +7,7 @@ for a moment all the same, so every write of a leader is a CAS that carries its 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -29,8 +30,8 @@ class Election:
 
     me: Member
     hold: Hold
-    former: tuple[str, ...] = ()
-    """Nonces under which this very process acted before; none of them leads any more."""
+    former: frozenset[Member] = frozenset()
+    """Members that this very process was before; none of them leads any more."""
     leading: bool = False
     term: int = 0
     """The highest term seen, or our own when we lead."""
@@ -49,7 +50,7 @@ class Election:
     @property
     def vacant(self) -> bool:
         """Nobody leads for certain: there is no record, its leader resigned, or it was ourselves in an earlier life."""
-        return self.leader is None or self.leader.nonce in self.former
+        return self.leader is None or self.leader in self.former
 
     @property
     def next_tick(self) -> float:
@@ -61,9 +62,9 @@ class Election:
         return max(self.hold.renew_at, self.sighting.since + self.hold.terms.ttl + self.hold.terms.margin)
 
 
-def candidate(me: Member, *, terms: LeaseTerms | None = None, former: tuple[str, ...] = ()) -> Election:
+def candidate(me: Member, *, terms: LeaseTerms | None = None, former: Iterable[Member] = ()) -> Election:
     """A member that knows nothing about the leader yet."""
-    return Election(me=me, hold=Hold(terms or LeaseTerms()), former=former)
+    return Election(me=me, hold=Hold(terms or LeaseTerms()), former=frozenset(former))
 
 
 @dataclass(frozen=True, slots=True)

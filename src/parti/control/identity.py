@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import assert_never
+from typing import Final, assert_never
 
 from parti.control.lease import NEVER, Hold, LeaseTerms, Sighting
 from parti.errors import ConfigError
 from parti.model import Member, WorkerId
 from parti.subjects import validate_token
+
+_REMEMBERED_LIVES: Final = 16  # a record that names an older one is waited out like anybody's
 
 
 class LeaseStatus(StrEnum):
@@ -85,8 +87,9 @@ class Identity:
     hold: Hold
     pool: Pool = field(default_factory=Pool)
     instance: str = ""
-    former: tuple[str, ...] = ()
-    """Nonces under which this very process acted before. It was fenced, and nothing of them runs any more."""
+    former: Mapping[Member, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Members that this very process was before: it was fenced, and nothing of them runs any more. With each the time
+    on our clock when whoever had its id before has stopped as well."""
     crowded: bool = False
     """Somebody was faster with the id that we wanted."""
     phase: Phase = Phase.SEEKING
@@ -100,6 +103,14 @@ class Identity:
     @property
     def member(self) -> Member | None:
         return Member(self.worker, self.nonce) if self.worker is not None and self.phase is Phase.HELD else None
+
+    def afterlife(self) -> dict[Member, float]:
+        """`former` of this process's next life. Only when nothing runs under this nonce any more."""
+        if self.worker is None:
+            return dict(self.former)
+        settled = NEVER if self.clean else self.clean_at if self.clean_at > NEVER else float("inf")
+        lives = {**self.former, Member(self.worker, self.nonce): settled}
+        return dict(list(lives.items())[-_REMEMBERED_LIVES:])
 
     def may_act(self, now: float) -> bool:
         """Checked before every pull, effect and position write."""
@@ -117,11 +128,15 @@ def seeking(
     terms: LeaseTerms | None = None,
     pool: Pool | None = None,
     instance: str = "",
-    former: tuple[str, ...] = (),
+    former: Mapping[Member, float] | None = None,
 ) -> Identity:
     """A process that wants an id."""
     return Identity(
-        nonce=nonce, hold=Hold(terms or LeaseTerms()), pool=pool or Pool(), instance=instance, former=former
+        nonce=nonce,
+        hold=Hold(terms or LeaseTerms()),
+        pool=pool or Pool(),
+        instance=instance,
+        former=MappingProxyType(dict(former or {})),
     )
 
 
@@ -285,8 +300,8 @@ def _seek(state: Identity, event: PoolRead) -> Step:
             known = seen is not None and seen.revision == revision
             sightings[worker] = seen.seen_again(event.asked) if known and seen else Sighting(revision, now)
         expired = record is None or sightings[worker].expired(terms)
-        if record is not None and record.member.nonce in state.former:
-            rank, clean = 0, expired or record.clean
+        if record is not None and record.member in state.former:
+            rank, clean = 0, expired or record.clean or now >= state.former[record.member]
         elif record is not None and state.instance and record.instance == state.instance:
             rank, clean = 0, expired or (record.status.stopped and record.clean)
         elif record is not None and record.status is LeaseStatus.RESTING:

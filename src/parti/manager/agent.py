@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -63,7 +63,7 @@ class Agent:
         clock: Clock,
         metrics: Metrics,
         instance: str,
-        former: tuple[str, ...],
+        former: Mapping[Member, float],
         start_cursor: Callable[[], Coroutine[Any, Any, int]],
         nudge: Callable[[Member, PartitionId], None],
     ) -> None:
@@ -83,13 +83,12 @@ class Agent:
         """Nobody is declared dead before this: after an outage everybody gets time to renew."""
         self._terms = terms_of(config)
         pool = Pool(config.worker_id_prefix, config.worker_id_min, config.worker_id_max)
-        self.nonce = secrets.token_hex(8)
-        self.still = True
-        """When `run` has returned: nothing of this member runs any more, not even a handler in a thread."""
-        self._former = former
         self._identity = identity.seeking(
-            self.nonce, terms=self._terms, pool=pool, instance=instance, former=former
+            secrets.token_hex(8), terms=self._terms, pool=pool, instance=instance, former=former
         )
+        self._former = former
+        self._still = True
+        """False when a handler in a thread outlived `run`."""
         self._source = source
         self._strategy = strategy
         self._retention = retention
@@ -108,6 +107,10 @@ class Agent:
     def __repr__(self) -> str:
         owns = len(self.plane.owned()) if self.plane is not None else 0
         return f"<Agent {self.member or '-'} owns={owns} leader={'yes' if self.leading else 'no'}>"
+
+    def afterlife(self) -> Mapping[Member, float]:
+        """What this process's next member may know, when `run` has returned; see control.identity."""
+        return self._identity.afterlife() if self._still else self._former
 
     @property
     def leading(self) -> bool:
@@ -129,7 +132,7 @@ class Agent:
         finally:
             self._group = None
         if ending is Ending.FENCED and self.plane is not None:
-            self.still = await self.plane.abandon()
+            self._still = await self.plane.abandon()
         return ending
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:

@@ -7,7 +7,7 @@ was deposed without knowing cannot undo a newer leader's work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -61,7 +61,7 @@ class Leadership:
         source: PartitionSource,
         strategy: Strategy,
         rules: Rules,
-        former: tuple[str, ...],
+        former: Iterable[Member],
         start_cursor: Callable[[], Awaitable[int]],
         nudge: Callable[[Member, PartitionId], None],
         heard_assignment: Callable[[Assignment, int], None],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
 
 from parti.clock import Clock, SystemClock
@@ -28,7 +28,6 @@ from parti.wire.connect import Connection
 from parti.wire.filters import SubjectFilter
 from parti.worker import WorkerConsumer
 
-_LIVES = 16  # former nonces that are remembered; a record that names an older one is waited out like anybody's
 _LEASE_CALLS = 6  # a call may take this part of the TTL, so that a lost one leaves time for another
 
 
@@ -84,7 +83,7 @@ class Manager:
         self._main: asyncio.Task[None] | None = None
         self._degraded = Degraded(config, nc, self._hooks, self._observer, metrics, self._clock)
         self._stopping = False
-        self._former: tuple[str, ...] = ()
+        self._former: Mapping[Member, float] = {}
         self._subscriptions: list[Any] = []
         self._instance = config.instance or f"process-{secrets.token_hex(6)}"
         if isinstance(consumer, WorkerConsumer):
@@ -266,8 +265,7 @@ class Manager:
                     ending = await agent.run()
                     if ending is Ending.STOPPED:
                         break
-                    if agent.still:
-                        self._former = (*self._former, agent.nonce)[-_LIVES:]
+                    self._former = agent.afterlife()
             finally:
                 for helper in helpers:
                     helper.cancel()

@@ -99,6 +99,8 @@ class Engine:
         self._lock = lock
         self._group: asyncio.TaskGroup | None = None
         self._behind: list[PartitionState] = []
+        """Partitions whose range read has not begun."""
+        self._reading = False
 
     def partition_info(self, state: PartitionState) -> PartitionInfo:
         return PartitionInfo(
@@ -183,31 +185,42 @@ class Engine:
 
     def begin_catch_up(self, states: list[PartitionState]) -> None:
         """Bring these partitions to their targets, beside everything else."""
-        if states and self._group is not None:
-            self._behind += states
-            if len(self._behind) == len(states):  # those that come until it starts share one read
-                self._group.create_task(self._take_over_all(), name="parti-worker-catchup")
+        self._behind += states
+        if self._behind and not self._reading and self._group is not None:
+            self._reading = True
+            self._group.create_task(self._read_behind(), name="parti-worker-catchup")
 
-    async def _take_over_all(self) -> None:
-        await asyncio.sleep(0)
-        states, self._behind = self._behind, []
-        await self._take_over(states)
-        if self.desk.retention is not Retention.LIMITS:
-            # What came by the range read was never acked, and a work queue keeps it until it is: have it delivered
-            # once more, so that the ledger knows it as done and acks it.
-            self.session.interrupt(Interrupted("a take-over is complete"))
+    async def _read_behind(self) -> None:
+        """One read after the other; all partitions that come while one is under way share the next.
 
-    async def _take_over(self, states: list[PartitionState]) -> None:
+        After a crash or an outage a worker gets its partitions one by one, within milliseconds. With a read for each
+        the last of them began only when all others had been read.
+        """
+        assert self._group is not None
         waits = self.backoff.delays()
-        while True:
-            subjects = self._subjects_of(states)
+        await asyncio.sleep(0)
+        while self._behind:
+            states = self._nearest()
             try:
-                await self.catch_up.take_over(states, subjects)
-                break
+                await self.catch_up.take_over(states, self._subjects_of(states))
             except PartiError as error:
-                wait = next(waits, self.backoff.cap)
                 self.recorder.event("worker.take_over", op="catch_up", result="retry", error=str(error), warn=True)
-            await self.clock.sleep(wait)
+                self._behind += states
+                await self.clock.sleep(next(waits, self.backoff.cap))
+                continue
+            waits = self.backoff.delays()
+            self._group.create_task(self._taken_over(states), name="parti-worker-taken-over")
+        self._reading = False
+
+    def _nearest(self) -> list[PartitionState]:
+        """Those that are about as far as the most advanced one: nobody waits for the backlog of another."""
+        reach = max(state.seen for state in self._behind) - self.config.catch_up_lag
+        states = [state for state in self._behind if state.seen >= reach]
+        self._behind = [state for state in self._behind if state.seen < reach]
+        return states
+
+    async def _taken_over(self, states: list[PartitionState]) -> None:
+        """Everything up to the targets is with the lanes: when it is done, say so where a crash would look."""
         for state in states:
             if state.behind and self.desk.ledger.states.get(state.id) is state:
                 state.whole = asyncio.Event()
@@ -218,6 +231,10 @@ class Engine:
             async with self._lock:
                 if self.durable.memory() != self.assigner.memory():
                     await self.durable.update(self.durable.filters, self.assigner.memory())
+        if self.desk.retention is not Retention.LIMITS:
+            # What came by the range read was never acked, and a work queue keeps it until it is: have it delivered
+            # once more, so that the ledger knows it as done and acks it.
+            self.session.interrupt(Interrupted("a take-over is complete"))
 
     def _subjects_of(self, states: list[PartitionState]) -> tuple[str, ...]:
         template = SubjectTemplate(self.config.subject_template)

@@ -33,13 +33,10 @@ class Process:
         self.thaw_at = 0.0
         self.cut_until = 0.0
         rng = self.world.rng
-        self._offset = rng.uniform(-1000.0, 1000.0) if before is None else before._offset
-        self._rate = rng.uniform(0.98, 1.02) if before is None else before._rate
-        self.former: dict[str, float] = {}
-        """The nonces of this process before it was fenced, as the manager hands them on."""
-        if before is not None:
-            self.former = {**before.former, before.name: before.identity.settled_at}
-        self.identity: Identity = identity.seeking(nonce, terms=TERMS, pool=cluster.pool, former=self.former)
+        self._offset: float = rng.uniform(-1000.0, 1000.0) if before is None else before._offset
+        self._rate: float = rng.uniform(0.98, 1.02) if before is None else before._rate
+        former = before.identity.afterlife() if before is not None else {}
+        self.identity: Identity = identity.seeking(nonce, terms=TERMS, pool=cluster.pool, former=former)
         self.members: Membership | None = None
         self.election: election.Election | None = None
         self.leader: Leader | None = None
@@ -182,7 +179,7 @@ class Process:
         self.member = member
         self.log(f"is {member.worker}")
         self.plane = self.cluster.new_plane(self, member)
-        self.election = election.candidate(member, terms=TERMS, former=self.former)
+        self.election = election.candidate(member, terms=TERMS, former=self.identity.former)
         self.cluster.kv.watch(self, self.heard)
 
         def listed(found: dict[str, Entry]) -> None:
