@@ -129,7 +129,7 @@ async def test_a_server_that_goes_away_and_comes_back_costs_nothing(
 ) -> None:
     async with scene(own_server, name, storage="file") as stage:
         stage.endpoint.otherwise(lambda _request: Answer(200, delay=0.02))
-        async with stage.delivering(stage.config(storage="file", lease=6, ack_wait=5.0)):
+        async with stage.delivering(stage.config(storage="file", lease=60, ack_wait=5.0)):
             await stage.publish_many(200, documents=10)
             await stage.endpoint.wait_for(60)
             if how == "kill":
