@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from parti.clock import SystemClock
 from parti.errors import TransientError
 from parti.testing.child import spawn
 
@@ -25,6 +26,9 @@ class Worker:
     def __init__(self, settings: Sequence[str]) -> None:
         self._settings = list(settings)
         self._process: subprocess.Popen[bytes] | None = None
+        self._clock = SystemClock()
+        self.lease_losses: list[float] = []
+        """When it said that a lease of it had run out."""
 
     @property
     def running(self) -> bool:
@@ -42,6 +46,8 @@ class Worker:
             for line in process.stdout:
                 if b'"ready"' in line:
                     ready.set()
+                if b"deliver.lease_lost" in line:
+                    self.lease_losses.append(self._clock.now())
                 lines[:] = [*lines[-5:], line.decode(errors="replace")]
             ready.set()
 

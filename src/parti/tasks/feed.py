@@ -60,10 +60,16 @@ class Feed:
         take: Callable[[Incoming], None],
         on_trouble: Callable[[PartiError], None],
         on_duplicate: Callable[[str], None],
+        save_after: int = 0,
     ) -> None:
+        """`save_after` messages that are done and in no checkpoint make one due; 0: never."""
         self.stream = stream
         self.durable = durable
         self.high = 0
+        self.unsaved = 0
+        """Messages done since the owner last took this off after storing a checkpoint."""
+        self.save_due = asyncio.Event()
+        self._save_after = save_after
         self._js = js
         self._config = config
         self._filters = filters
@@ -173,6 +179,9 @@ class Feed:
         if reply:
             self._at_server -= 1
             self._write(reply, verb)
+        self.unsaved += 1
+        if self.unsaved == self._save_after:
+            self.save_due.set()
         if not self._kick_due and self._pull is not None:
             self._kick_due = True
             self._loop.call_soon(self._kick)

@@ -24,7 +24,13 @@ from parti.wire.kv import KeyValue
 from parti.wire.kv_model import KeyNotFound
 
 _BACKOFF = Backoff(base=0.05, cap=2.0, max_tries=None)
-_CHECKPOINT_EVERY = 1.0  # seconds of delivered tasks that a crash may repeat
+_CHECKPOINT_EVERY = 1.0
+UNSAVED = 64
+"""Tasks done above one that waits, after which a checkpoint is stored at once: a crash repeats about as many at most.
+
+On the task stream itself the server begins behind the lowest open task; what is done above it only parti knows. (In the
+work queue of several partitions an acknowledged task is gone.)
+"""
 _SETTLED = 5.0
 _SWEEP_EVERY = 20.0  # for what a process that lost its lease parked while we took over
 _MOST_WAKES = 500
@@ -56,6 +62,7 @@ class Slot:
             take=self._take,
             on_trouble=self._troubled,
             on_duplicate=tools.recorder.duplicate,
+            save_after=UNSAVED if alone else 0,
         )
         self.wakes = Feed(
             js,
@@ -100,6 +107,8 @@ class Slot:
 
     def lose(self) -> None:
         """The partition is somebody else's: drop everything at once."""
+        if not self.lease.lost:
+            self._tools.recorder.event("deliver.lease_lost", warn=True, partition=self.lease.slot)
         self.lease.lost = True
         self._ending.set()
 
@@ -227,22 +236,29 @@ class Slot:
 
     async def _save(self) -> None:
         while True:
-            await self._tools.clock.sleep(_CHECKPOINT_EVERY)
-            with contextlib.suppress(PartiError):  # the next one is a second away; a crash repeats that much more
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CHECKPOINT_EVERY):
+                    await self.main.save_due.wait()
+            self.main.save_due.clear()
+            try:
                 await self._checkpoint()
+            except PartiError:
+                await self._tools.clock.sleep(_CHECKPOINT_EVERY)  # a crash repeats that much more
 
     async def _checkpoint(self) -> None:
-        checkpoint = self.main.checkpoint()
+        checkpoint, covered = self.main.checkpoint(), self.main.unsaved
         if checkpoint == self._saved or not self.lease.valid or not checkpoint.created:
             return
         await self._bucket.put(f"done.{self.lease.slot}", msgspec.json.encode(checkpoint))
         self._saved = checkpoint
+        self.main.unsaved -= covered
+        if self.main.unsaved >= UNSAVED:
+            self.main.save_due.set()
 
     async def _expire(self) -> None:
         """The lease ends by the clock alone: nothing may be sent after it."""
         while (left := self.lease.remaining) > 0:
             await self._tools.clock.sleep(left)
-        self._tools.recorder.event("deliver.lease_lost", warn=True, partition=self.lease.slot)
         self.lose()
 
     def _troubled(self, error: PartiError) -> None:

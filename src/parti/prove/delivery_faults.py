@@ -1,0 +1,67 @@
+"""What the proof of delivery does to workers and the server, and when: each fault is one entry of a log."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from dataclasses import dataclass, field
+from typing import Literal
+
+from parti.clock import Clock
+from parti.prove.delivery_worker import Worker
+from parti.testing import NatsServer
+
+Kind = Literal["kill", "freeze", "server", "stall"]
+TROUBLES = ("kill", "server", "freeze", "stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One disturbance that nobody planned."""
+
+    kind: Kind
+    begin: float
+    last: float
+    """Until when something may have been accepted that is not known to be done: for a dead process, its death."""
+
+
+@dataclass(slots=True)
+class Troubles:
+    """Makes trouble, and remembers it. A planned stop is no fault: nothing may come of it."""
+
+    server: NatsServer
+    workers: list[Worker]
+    rng: random.Random
+    clock: Clock
+    lease: int
+    faults: list[Fault] = field(default_factory=list)
+
+    async def make(self, trouble: str) -> None:
+        victim, clock = self.rng.choice(self.workers), self.clock
+        await clock.sleep(self.rng.uniform(0.2, 1.0))
+        begin = clock.now()
+        match trouble:
+            case "kill":
+                await asyncio.to_thread(victim.kill)
+                self.faults.append(Fault("kill", begin, clock.now()))
+                await asyncio.to_thread(victim.start)
+            case "stop":
+                await asyncio.to_thread(victim.stop)
+                await asyncio.to_thread(victim.start)
+            case "freeze":
+                victim.signal(signal.SIGSTOP)
+                self.faults.append(Fault("freeze", begin, clock.now()))
+                await clock.sleep(3.0 * self.lease)
+                victim.signal(signal.SIGCONT)
+            case "server":
+                await asyncio.to_thread(self.server.kill)
+                await clock.sleep(self.rng.uniform(0.1, 1.5))
+                await asyncio.to_thread(self.server.start)
+                # Whoever could not renew goes on until its lease runs out, and cannot tell anybody what it has done.
+                self.faults.append(Fault("server", begin, clock.now() + self.lease))
+
+    def stalls(self) -> list[Fault]:
+        """Leases that ran out, as the workers say: on a machine that stands still, also without any doing of ours."""
+        moments = [moment for worker in self.workers for moment in worker.lease_losses]
+        return [Fault("stall", moment - 2 * self.lease, moment) for moment in moments]
