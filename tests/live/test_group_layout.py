@@ -42,7 +42,7 @@ async def test_members_of_a_compact_group_share_its_messages(connection: Connect
     async def handler(message: GroupMessage) -> None:
         seen.append(message)
 
-    automatic = AutomaticMembership(lease=2, settle=0.02)
+    automatic = AutomaticMembership(lease=60, settle=0.02)
     for n in range(40):
         await api.publish(f"{name}.{n}", b"")
     one = await elastic_consume(connection, name, "g", "a", handler, automatic=automatic, compact=True)

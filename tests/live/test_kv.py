@@ -128,9 +128,9 @@ async def test_an_update_renews_the_ttl_instead_of_dropping_it(leases: KeyValue)
 
 
 async def test_an_update_without_a_ttl_makes_the_value_stay(leases: KeyValue) -> None:
-    revision = await leases.create("lease", b"a", ttl=1)
+    revision = await leases.create("lease", b"a", ttl=3)
     await leases.update("lease", b"b", revision)
-    await leases.create("clock", b"x", ttl=2)
+    await leases.create("clock", b"x", ttl=4)
     assert (await gone(leases, "clock")).operation is Operation.EXPIRED
     assert (await leases.get("lease")).value == b"b"
 

@@ -18,6 +18,7 @@ from parti.wire.blocking import BlockingConnection
 from parti.wire.errors import WrongLastSequence
 from parti.wire.options import ConnectOptions
 
+PATIENT = Standby(ttl=60.0, renew_every=2.0, margin=0.5)  # longer than a loaded machine starves a process
 QUICK = Standby(ttl=1.0, renew_every=0.3, margin=0.1)
 
 
@@ -33,7 +34,7 @@ def connection(options: ConnectOptions) -> Iterator[BlockingConnection]:
 
 
 def lease(
-    options: ConnectOptions, name: str, owner: str, standby: Standby = QUICK
+    options: ConnectOptions, name: str, owner: str, standby: Standby = PATIENT
 ) -> tuple[DriverLease, threading.Event]:
     lost = threading.Event()
     return DriverLease(options, name, standby, owner=owner, on_lost=lost.set), lost
@@ -43,23 +44,23 @@ def test_one_driver_holds_the_lease_and_the_other_gets_it_when_it_is_given_back(
     first, _ = lease(options, name, "a")
     second, _ = lease(options, name, "b")
     with first:
-        assert first.acquire(20) == 1
+        assert first.acquire(60) == 1
         first.check()
         with second:
             assert second.acquire(1.5) is None
             with pytest.raises(LeaseLost, match="b no longer holds"):
                 second.check()
             first.__exit__(None, None, None)
-            assert second.acquire(20) == 2
+            assert second.acquire(60) == 2
             second.check()
             assert not first.held
 
 
 def test_a_driver_whose_server_is_gone_stops_by_its_own_clock(own_server, name):
     options = ConnectOptions(servers=(own_server.url,))
-    held, lost = lease(options, name, "a")
+    held, lost = lease(options, name, "a", QUICK)
     with held:
-        assert held.acquire(20) == 1
+        assert held.acquire(60) is not None
         own_server.kill()
         assert lost.wait(60)
         assert not held.held
@@ -69,7 +70,7 @@ def test_the_epoch_grows_with_every_owner_also_after_all_were_gone(options, name
     for epoch in (1, 2, 3):
         held, _ = lease(options, name, f"driver-{epoch}")
         with held:
-            assert held.acquire(20) == epoch
+            assert held.acquire(60) == epoch
 
 
 def test_a_stale_owner_cannot_publish_once_the_next_has_set_its_marker(options, connection, name):
@@ -131,11 +132,11 @@ def test_a_sink_that_refuses_ends_the_task_and_nothing_waits_for_it(options, nam
 
 
 def test_a_record_that_is_not_ours_is_told(options, name, connection):
-    held, _ = lease(options, name, "a", Standby(bucket=f"{name}-bucket", ttl=1.0, renew_every=0.3, margin=0.1))
+    held, _ = lease(options, name, "a", Standby(bucket=f"{name}-bucket"))
     with held:
-        assert held.acquire(20) == 1
+        assert held.acquire(60) == 1
     connection.request(f"$KV.{name}-bucket.{name}.leader", json.dumps({"who": "me"}).encode())
-    other, lost = lease(options, name, "b", Standby(bucket=f"{name}-bucket", ttl=1.0, renew_every=0.3, margin=0.1))
+    other, lost = lease(options, name, "b", Standby(bucket=f"{name}-bucket"))
     with other:
         assert lost.wait(60)
         with pytest.raises(Exception, match="is not ours"):

@@ -162,6 +162,17 @@ def test_a_cold_start_assigns_at_once_to_whoever_is_there() -> None:
     assert room.leader.converged
 
 
+def test_a_fleet_has_not_converged_before_a_new_process_has_taken_over_from_the_one_before_it() -> None:
+    room = settled()
+    back = member(1, "again")
+    room.lease(back, clean=True)
+    assert not room.leader.converged, "the claims name the id, but a process that is gone"
+    room.answer()
+    room.settle()
+    assert room.leader.converged
+    assert back in room.owners.values()
+
+
 def test_a_new_leader_adopts_what_is_stored_and_moves_nothing() -> None:
     room = settled()
     before = room.owners

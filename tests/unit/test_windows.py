@@ -14,9 +14,17 @@ def quiet(now: float = 0.0) -> Pacing:
     return Pacing(WINDOWS).ask(now, Reason.ADOPT).sent().applied(now)
 
 
-def test_joins_are_gathered_for_a_window_counted_from_the_first() -> None:
-    pacing = quiet(0.0).ask(20.0, Reason.PLANNED_SCALE).ask(21.9, Reason.PLANNED_SCALE)
+def test_joins_are_gathered_until_a_window_passed_without_one() -> None:
+    pacing = quiet(0.0).ask(20.0, Reason.PLANNED_SCALE)
     assert pacing.due_at == 22.0
+    assert pacing.ask(21.9, Reason.PLANNED_SCALE).due_at == pytest.approx(23.9)
+
+
+def test_a_trickle_of_joins_cannot_push_the_rebalance_away_for_ever() -> None:
+    pacing = quiet(0.0)
+    for second in range(20, 40):
+        pacing = pacing.ask(float(second), Reason.PLANNED_SCALE)
+    assert pacing.due_at == 30.0, "five windows after the first"
 
 
 @pytest.mark.parametrize("urgent", [Reason.EMERGENCY, Reason.LEAVE, Reason.PARTITIONS, Reason.REFRESH])
