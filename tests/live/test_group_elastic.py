@@ -35,7 +35,7 @@ from parti.wire.options import ConnectOptions
 from parti.worker.outcomes import Ack, Reject, Retry, RetryPolicy
 
 GROUP = "g"
-TEMPLATE = ConsumerTemplate(ack_wait=2)
+TEMPLATE = ConsumerTemplate(ack_wait=20)
 
 
 class Log:
@@ -429,7 +429,7 @@ async def test_lanes_work_side_by_side_and_keep_the_order_of_each_key(bench: Ben
 
     log.act = slow
     await bench.publish(80)
-    template = ConsumerTemplate(ack_wait=5, max_ack_pending=100)
+    template = ConsumerTemplate(ack_wait=20, max_ack_pending=100)
     await bench.join("m1", log, template, handlers=HandlerOptions(order=order))
     await got(80, log)
     assert most > 1
@@ -446,7 +446,7 @@ async def test_in_lanes_the_order_of_each_key_survives_a_step_down(bench: Bench)
         await asyncio.sleep(0.002)
         both.append((message.subject, message.sequence))
 
-    template = ConsumerTemplate(ack_wait=2, max_ack_pending=50)
+    template = ConsumerTemplate(ack_wait=20, max_ack_pending=50)
     handlers = HandlerOptions(order=Order.KEY)
     one, two = Log(), Log()
     one.act = two.act = note

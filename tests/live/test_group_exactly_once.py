@@ -93,7 +93,7 @@ async def test_what_was_prepared_is_undone_when_the_message_went_to_somebody_els
     api = await group(connection, name)
     store = Store()
     store.go_on.clear()
-    options = MemberOptions(template=ConsumerTemplate(ack_wait=2))
+    options = MemberOptions(template=ConsumerTemplate(ack_wait=60))
     async with await elastic_consume(connection, name, "g", "m", exactly_once(store.process), options) as member:
         await api.publish(f"{name}.1", b"")
         await store.prepared.wait()

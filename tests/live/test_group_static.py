@@ -31,7 +31,7 @@ from parti.wire.kv import KeyValue
 from parti.wire.options import ConnectOptions
 
 GROUP = "g"
-TEMPLATE = ConsumerTemplate(ack_wait=2)
+TEMPLATE = ConsumerTemplate(ack_wait=20)
 
 
 class Bench:
