@@ -35,6 +35,14 @@ def test_what_is_urgent_waits_for_no_window_and_no_cooldown(urgent: Reason) -> N
     assert pacing.ask(20.2, Reason.PLANNED_SCALE).reason is urgent
 
 
+def test_a_refresh_waits_for_what_moves_for_a_second_at_most_and_a_crash_does_not() -> None:
+    pacing = quiet(19.0).ask(20.0, Reason.REFRESH)
+    assert pacing.due(20.0, moving=False)
+    assert not pacing.due(20.9, moving=True)
+    assert pacing.due(21.0, moving=True)
+    assert pacing.ask(20.1, Reason.EMERGENCY).due(20.1, moving=True)
+
+
 def test_a_cold_start_assigns_at_once_and_gathers_joins_afterwards() -> None:
     pacing = Pacing(WINDOWS).ask(0.0, Reason.COLD_START)
     assert pacing.due_at == 0.0

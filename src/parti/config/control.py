@@ -35,7 +35,12 @@ class ControlConfig(Section, frozen=True, kw_only=True):
         float, Setting("after the first assignment, joins are gathered for this long", Unit.DURATION, at_least=0)
     ] = 10.0
     planned_scale_window: Annotated[
-        float, Setting("joins within it become one rebalance; a crash never waits", Unit.DURATION, at_least=0)
+        float,
+        Setting(
+            "a rebalance waits for this long without a join, five times at most; a crash never waits",
+            Unit.DURATION,
+            at_least=0,
+        ),
     ] = 2.0
     rebalance_cooldown: Annotated[
         float, Setting("least time between two planned rebalances; a crash never waits", Unit.DURATION, at_least=0)

@@ -58,14 +58,24 @@ class Leader:
 
     @property
     def converged(self) -> bool:
-        """Every partition is with the worker that the assignment names, and nothing moves."""
-        return len(self.assignment.owners) == len(self.partitions) and all(
-            p in self.claims
-            and (c := self.claims[p][0]).state is ClaimState.STABLE
-            and c.owner is not None
-            and c.owner.worker == worker
-            for p, worker in self.assignment.owners.items()
+        """Every partition there is rests with the worker that the assignment names."""
+        return len(self.assignment.owners) == len(self.partitions) and at_rest(
+            self.assignment, self.claims, self.membership
         )
+
+
+def at_rest(assignment: Assignment, claims: Mapping[PartitionId, tuple[Claim, int]], membership: Membership) -> bool:
+    """Every partition is, caught up, with the process that now runs under the id the assignment names.
+
+    Not with one before it that left its claims behind: its successor has to take them over first.
+    """
+    for partition, worker in assignment.owners.items():
+        claim, _ = claims.get(partition, (Claim(partition), 0))
+        if claim.state is not ClaimState.STABLE or claim.owner is None:
+            return False
+        if claim.owner.worker != worker or not membership.healthy(claim.owner):
+            return False
+    return True
 
 
 def elect(
@@ -189,7 +199,7 @@ def step(state: Leader, event: Event) -> Step:
             known = MappingProxyType({p.id: p for p in partitions})
             if known == state.partitions and not refresh:
                 return state, ()
-            pacing = state.pacing.ask(now, Reason.REFRESH if refresh else Reason.PARTITIONS)
+            pacing = state.pacing.ask(now, Reason.REFRESH if known == state.partitions else Reason.PARTITIONS)
             return _act(replace(state, partitions=known, pacing=pacing), now)
         case ClaimsSeen(now, batch):
             return _claims_seen(state, now, batch)
@@ -265,7 +275,7 @@ def _assign(state: Leader, now: float) -> Step:
         return state, ()
     if state.pacing.writing is not None:
         state = replace(state, pacing=state.pacing.failed(now))
-    if state.pacing.due_at > now or not workers:
+    if not state.pacing.due(now, moving=bool(state.moving)) or not workers:
         return state, ()
     if state.assignment.term > state.term:
         return state, ()  # there is a newer leader: whatever we think, it is out of date

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 from parti.errors import ConfigError
 
@@ -24,7 +25,14 @@ class Reason(StrEnum):
     ADOPT = "adopt"
 
 
-_URGENT = frozenset({Reason.LEAVE, Reason.EMERGENCY, Reason.PARTITIONS, Reason.REFRESH, Reason.ADOPT})
+_GATHERED: Final = 5  # windows; joins that follow each other are one storm, but the first of them waits no longer
+_MOVING: Final = 1.0  # seconds; moves under way take a tenth of that, unless a handler is slow
+_PATIENT: Final = {Reason.PLANNED_SCALE: 0, Reason.REFRESH: 1}
+_URGENT: Final = 2  # every other reason: something lacks an owner, or soon will
+
+
+def _urgency(reason: Reason) -> int:
+    return _PATIENT.get(reason, _URGENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +40,7 @@ class Windows:
     """How long changes of the member set are gathered, in seconds."""
 
     cold_start: float = 10.0  # after the very first assignment: a fleet of pods starts within this
-    planned: float = 2.0  # a move costs milliseconds here, so there is little to save by waiting longer
+    planned: float = 2.0  # a rolling start joins several times a second; a move costs milliseconds, so no longer
     cooldown: float = 2.0  # least time between two planned rebalances
 
     def __post_init__(self) -> None:
@@ -48,16 +56,18 @@ class Pacing:
     cold_until: float = float("-inf")
     last: float = float("-inf")
     waiting_since: float | None = None
+    asked_last: float = float("-inf")
     reason: Reason | None = None
     writing: Reason | None = None
     """Why the assignment that is on its way was written; what is asked for meanwhile waits for the next one."""
 
     def ask(self, now: float, reason: Reason) -> Pacing:
-        """A change happened. An urgent reason replaces a planned one, never the other way round."""
-        keep = self.reason is not None and (self.reason in _URGENT or reason not in _URGENT)
+        """A change happened. A more urgent reason replaces another, never the other way round."""
+        keep = self.reason is not None and _urgency(self.reason) >= _urgency(reason)
         return replace(
             self,
             waiting_since=now if self.waiting_since is None else self.waiting_since,
+            asked_last=max(self.asked_last, now),
             reason=self.reason if keep else reason,
         )
 
@@ -66,10 +76,23 @@ class Pacing:
         """When to rebalance; infinity when nothing waits."""
         if self.reason is None or self.waiting_since is None:
             return float("inf")
-        if self.reason in _URGENT or self.reason is Reason.COLD_START:
+        if self.reason is not Reason.PLANNED_SCALE:
             return self.waiting_since
-        # Counted from the first join that waits, so that a trickle of joins cannot push it away for ever.
-        return max(self.waiting_since + self.windows.planned, self.last + self.windows.cooldown, self.cold_until)
+        # A partition that moves to a joiner and on to the next one moves twice: 25 workers that became 100 step by step
+        # cost 1.6 times the least possible. So a window begins anew with each join, though not for ever.
+        quiet = self.asked_last + self.windows.planned
+        gathered = min(quiet, self.waiting_since + _GATHERED * self.windows.planned)
+        return max(gathered, self.last + self.windows.cooldown, self.cold_until)
+
+    def due(self, now: float, *, moving: bool) -> bool:
+        """Whether to rebalance now. One that was only asked for waits until what is on the move has arrived.
+
+        A hundred requests within two seconds thus become a few rebalances, and a partition that is wanted here and
+        there moves once. Whatever lacks an owner never waits.
+        """
+        if self.reason is Reason.REFRESH and moving and self.waiting_since is not None:
+            return now >= self.waiting_since + _MOVING
+        return now >= self.due_at
 
     def sent(self) -> Pacing:
         """An assignment that answers everything asked so far is on its way."""

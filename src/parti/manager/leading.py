@@ -28,7 +28,8 @@ from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
 
 _BATCH = 0.003  # seconds of claim changes that become one step: a step looks at every partition
-_GATHER = 0.1  # seconds of joins and leaves that become one step
+_GATHER = 0.1  # seconds without a join or leave, after which those before become one step
+_GATHER_MOST = 1.0  # of a crowd; one that leaves works on until it is relieved, so nothing stands still meanwhile
 _WRITERS = 128  # writes in flight at once
 _AGAIN = 0.1
 
@@ -84,7 +85,8 @@ class Leadership:
         self._batch: dict[PartitionId, tuple[Claim, int]] = {}
         self._flush_due = False
         self._changes: tuple[Change, ...] = ()
-        self._members_due = False
+        self._gathering: asyncio.TimerHandle | None = None
+        self._gathering_since = 0.0
         self._resigned = False
         self._writes: LeaderWrites[_Wish] = LeaderWrites(self._perform, host.spawn, limit=_WRITERS)
         self._log = get_logger("control", worker=member.worker)
@@ -134,14 +136,26 @@ class Leadership:
         self._changes += changes
         if any(isinstance(change, Died) for change in changes):
             self._flush_members()
-        elif changes and not self._members_due:
-            self._members_due = True
-            asyncio.get_running_loop().call_later(_GATHER, self._flush_members)
-        elif not changes:
+        elif changes:
+            self._gather()
+        else:
             self._lead(reconcile.MembersChanged(self._host.clock.now(), members))
 
+    def _gather(self) -> None:
+        """75 workers that leave at once are heard of over a second: given to one that leaves next, partitions move on
+        and on."""
+        loop = asyncio.get_running_loop()
+        if self._gathering is None:
+            self._gathering_since = loop.time()
+        else:
+            self._gathering.cancel()
+        due = min(loop.time() + _GATHER, self._gathering_since + _GATHER_MOST)
+        self._gathering = loop.call_at(due, self._flush_members)
+
     def _flush_members(self) -> None:
-        self._members_due = False
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         changes, self._changes = self._changes, ()
         if self.members is not None and changes:
             self._lead(reconcile.MembersChanged(self._host.clock.now(), self.members, changes))

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 from parti.clock import Clock, SystemClock
 from parti.config.control import ControlConfig
 from parti.control.assign import Strategy, strategy_named
+from parti.control.reconcile import at_rest
 from parti.errors import ConfigError, PartiError, UsageError
 from parti.manager.agent import Agent, Ending
 from parti.manager.degraded import Degraded
@@ -19,7 +20,7 @@ from parti.manager.kv_store import Store
 from parti.manager.layouts import check_layout, plane_for
 from parti.manager.observer import Observer
 from parti.manager.sources import PartitionSource, StaticSource
-from parti.model import ClaimState, Lease, Member, Partition, PartitionId, Retention, WorkerId
+from parti.model import Lease, Member, Partition, PartitionId, Retention, WorkerId
 from parti.observe.health import HealthCheck
 from parti.observe.logs import get_logger
 from parti.observe.metrics import NO_METRICS, Metrics
@@ -165,14 +166,7 @@ class Manager:
         leader = agent.leadership.leader if agent.leading and agent.leadership is not None else None
         if leader is not None and not leader.converged:
             return False
-        for partition, worker in agent.assignment.owners.items():
-            claim, _ = agent.claims.get(partition, (None, 0))
-            if claim is None or claim.state is not ClaimState.STABLE or claim.owner is None:
-                return False
-            # The process that runs now under this id, not one before it that left its claims behind.
-            if claim.owner.worker != worker or not agent.members.healthy(claim.owner):
-                return False
-        return True
+        return at_rest(agent.assignment, agent.claims, agent.members)
 
     async def wait_for(self, what: ManagerState | Literal["converged"], timeout: float | None = None) -> None:
         """Return when this worker is in a state, or when the whole namespace has converged; TimeoutError otherwise."""

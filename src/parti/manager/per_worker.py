@@ -42,6 +42,7 @@ from parti.wire.errors import WorkQueueFilterNotUnique
 from parti.worker import MaxSubjectsExceeded, WorkerClosed, WorkerConsumer
 
 _AGAIN = 0.05
+_DROPS = 4  # update intervals that a filter nobody needs any more may wait for one that somebody does
 
 
 class PerWorkerPlane:
@@ -59,6 +60,7 @@ class PerWorkerPlane:
         self._applied: frozenset[PartitionId] = frozenset()
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
+        self._changed = asyncio.Event()
         self._closed = False
         self._writer = ClaimWriter(host, self._feed)
 
@@ -201,6 +203,7 @@ class PerWorkerPlane:
         While the next owner prepares, the old one goes on: waiting a little costs a planned move no pause.
         """
         self._wake.set()
+        self._changed.set()
         if urgent:
             self._urgent.set()
 
@@ -212,11 +215,8 @@ class PerWorkerPlane:
         updated = float("-inf")
         while not self._closed:
             await self._wake.wait()
-            config, now = self._consumer.config, self._host.clock.now()
-            due = max(now + config.update_coalescing_window, updated + config.min_update_interval)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(due - now if self._consumer.worker_id else 0.0):
-                    await self._urgent.wait()
+            if self._consumer.worker_id:
+                await self._gathered(updated)
             self._wake.clear()
             self._urgent.clear()
             wanted = self._wanted()
@@ -233,6 +233,28 @@ class PerWorkerPlane:
                 self._host.failed(error)
                 self._want_update(urgent=True)
                 await self._host.clock.sleep(next(waits))
+
+    async def _gathered(self, updated: float) -> None:
+        """Return when the next update is due.
+
+        Who gives a partition away drops its filter one round trip after the other added it. Waiting a little for the
+        next partition that comes makes one update of the two, and in a storm there always is one.
+        """
+        config, clock = self._consumer.config, self._host.clock
+        # Elsewhere a filter that is on keeps messages alive, so that one that is not needed goes as soon as it can.
+        drops = _DROPS if self._retention is Retention.LIMITS else 1
+        begun, adds = clock.now(), False
+        while not self._urgent.is_set():
+            if self._adding and not adds:
+                begun, adds = clock.now(), True
+            spacing = config.min_update_interval * (1 if adds else drops)
+            left = max(begun + config.update_coalescing_window, updated + spacing) - clock.now()
+            if left <= 0:
+                return
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
 
     def _wanted(self) -> frozenset[PartitionId]:
         wanted = frozenset(p for p, h in self._holdings.items() if h.filtered)

@@ -13,6 +13,7 @@ from parti.errors import PartiError
 from parti.model import Retention
 from parti.observe import worker_metrics as m
 from parti.wire.api import JetStreamApi
+from parti.wire.events import ConnectionEvent, EventKind
 from parti.wire.filters import SubjectFilter
 from parti.worker.assigner import Assigner
 from parti.worker.attempts import Attempts
@@ -118,6 +119,7 @@ class Engine:
 
     async def run(self) -> None:
         """Until cancelled. What nobody expected ends the worker, and is shown by its health and raised by close()."""
+        unlisten = self._js.connection.add_listener(self._on_connection)
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -133,7 +135,12 @@ class Engine:
             self.coalescer.fail(bug)
             raise
         finally:
+            unlisten()
             self._group = None
+
+    def _on_connection(self, event: ConnectionEvent) -> None:
+        if event.kind is EventKind.RECONNECTED:
+            self.session.reconnected()
 
     # -- updates ------------------------------------------------------------------------------------------------------
 

@@ -73,6 +73,7 @@ class Session:
         self._recreate = recreate
         self._trouble: asyncio.Future[PartiError] | None = None
         self._running = asyncio.Event()
+        self._back = asyncio.Event()
         self._refresh = False
         self._checkpointed = 0.0
         self._no_catch_up_before = 0.0
@@ -93,6 +94,10 @@ class Session:
         if self._running.is_set():
             self._running.clear()
             self.interrupt(Interrupted("paused"))
+
+    def reconnected(self) -> None:
+        """NATS is back: after a long outage the next try may be seconds away."""
+        self._back.set()
 
     def interrupt(self, reason: PartiError) -> None:
         """Attach anew at once."""
@@ -123,12 +128,22 @@ class Session:
                 self._note(error)
                 wait = next(waits, self._backoff.cap)
                 self._recorder.retried("iterate", self._recorder.health.failures(Part.ITERATOR), wait, error)
-                await self._clock.sleep(wait)
+                await self._rest(wait)
         finally:
             self._stop_pull()
             if self._desk.connection is not None:
                 await self._desk.connection.close()
                 self._desk.connection = None
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait before the next try, but no longer than until NATS is known to be back."""
+        self._back.clear()
+        waits = {asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._back.wait())}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
 
     def _note(self, error: PartiError) -> None:
         """Count a failure of the loop, and ask for a refresh when there were too many (once per window)."""
