@@ -40,7 +40,7 @@ class Scene:
             "storage": "memory",
             "schedule": FAST,
             "jitter": 0.0,
-            "lease": 2,
+            "lease": 30,  # longer than a loaded machine starves a process
         }
         return msgspec.structs.replace(DeliverSection(), **(values | changes))
 

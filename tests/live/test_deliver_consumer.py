@@ -207,12 +207,17 @@ async def test_latest_delivers_the_newest_in_place_of_those_that_wait(stage: Sce
 
 
 async def test_a_stop_finishes_what_is_in_flight_and_hands_back_the_rest(stage: Scene) -> None:
-    stage.endpoint.on("/slow", Answer(200, delay=0.5))
+    answered = asyncio.Event()
+    stage.endpoint.on("/slow", Answer(200, gate=answered))
     await stage.publish(stage.task("a", "/slow"))
     for _ in range(3):
         await stage.publish(stage.task("a", "/hook"))
-    async with stage.delivering():
+    async with stage.delivering() as consumer:
         await stage.endpoint.wait_for(1)
+        stopping = asyncio.create_task(consumer.stop())
+        await eventually(lambda: consumer._shares.slots[0].lanes._stopping)  # type: ignore[union-attr]
+        answered.set()
+        await stopping
     assert [r.path for r in stage.endpoint.received] == ["/slow"]
     info = await stage.js.consumer_info(stage.stream, "TriggerDeliveryWorker")
     assert info["ack_floor"]["stream_seq"] == 1
@@ -236,12 +241,15 @@ async def test_a_stop_does_not_wait_for_ever(stage: Scene) -> None:
 
 
 async def test_a_cancelled_start_ends_gracefully_too(stage: Scene) -> None:
-    stage.endpoint.on("/slow", Answer(200, delay=0.3))
+    answered = asyncio.Event()
+    stage.endpoint.on("/slow", Answer(200, gate=answered))
     await stage.publish(stage.task("a", "/slow"))
     consumer = TaskConsumer(stage.config(), nats=stage.options)
     running = asyncio.create_task(consumer.start())
     await stage.endpoint.wait_for(1)
     running.cancel()
+    await asyncio.sleep(0)  # it has begun to stop
+    answered.set()
     with pytest.raises(asyncio.CancelledError):
         await running
     assert await stage.settled()

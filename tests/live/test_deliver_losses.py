@@ -61,7 +61,8 @@ async def test_what_the_pull_of_a_frozen_owner_swallowed_is_delivered_and_not_ta
 
 async def test_a_parked_task_whose_removal_was_not_answered_holds_up_nothing(stage: Scene) -> None:
     """A second removal fails at the server under codes that mean trouble: it was tried again for ever."""
-    stage.endpoint.on("/bad", Answer(503), Answer(200, delay=1.0))
+    answered = asyncio.Event()
+    stage.endpoint.on("/bad", Answer(503), Answer(200, gate=answered))
     await stage.publish(stage.task("a", "/bad"))
     await stage.publish(stage.task("a", "/hook"))
     async with stage.delivering(stage.config(order="park", schedule=("300ms",))):
@@ -69,6 +70,7 @@ async def test_a_parked_task_whose_removal_was_not_answered_holds_up_nothing(sta
         (subject,) = await parked(stage)
         head = await stage.js.msg_get(f"{stage.stream}_PARK", seq=1, next_by_subj=subject)
         await stage.js.msg_delete(f"{stage.stream}_PARK", head.seq)
+        answered.set()
         await stage.endpoint.wait_for(3, timeout=60)
     assert [request.path for request in stage.endpoint.received] == ["/bad", "/bad", "/hook"]
 
@@ -91,7 +93,7 @@ async def test_an_owner_whose_park_was_claimed_by_another_gives_up_and_the_task_
     stage: Scene,
 ) -> None:
     stage.endpoint.on("/bad", Answer(503), Answer(503), Answer(200))
-    async with stage.delivering(stage.config(order="park", schedule=("100ms",) * 5)) as consumer:
+    async with stage.delivering(stage.config(order="park", schedule=("100ms",) * 5, lease=2)) as consumer:
         await stage.js.publish(f"{stage.stream}_PARK.e.0", b"another")
         await stage.publish(stage.task("a", "/bad"))
         await eventually(lambda: consumer.partitions == (), 60)

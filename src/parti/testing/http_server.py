@@ -44,12 +44,13 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A complete answer, after `delay` seconds."""
+    """A complete answer, after `delay` seconds and not before `gate` is set."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     delay: float = 0.0
+    gate: asyncio.Event | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +247,7 @@ class _Connection(asyncio.Protocol):
         del self._data[: end + 4 + length]
         method, path, _ = first.split(" ", 2)
         reply = self._server.decide(method, path, headers, body)
-        if isinstance(reply, Answer) and not reply.delay:
+        if isinstance(reply, Answer) and not reply.delay and reply.gate is None:
             self._transport.write(_encode(reply))
         else:
             self._task = asyncio.get_running_loop().create_task(self._reply(reply))
@@ -257,6 +258,8 @@ class _Connection(asyncio.Protocol):
         match reply:
             case Answer():
                 await asyncio.sleep(reply.delay)
+                if reply.gate is not None:
+                    await reply.gate.wait()
                 transport.write(_encode(reply))
             case Hang():
                 await self._closed
