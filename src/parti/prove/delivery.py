@@ -32,7 +32,6 @@ from parti.tasks import AddressGuard, DeadLetters, DeliverSection, Letter, TaskC
 from parti.tasks.names import Names
 from parti.tasks.policy import Outcome
 from parti.tasks.recorder import AttemptRecord
-from parti.tasks.slot import UNSAVED
 from parti.testing import NatsServer, NeverHappened, eventually
 from parti.testing.history import Effect, History
 from parti.testing.http_server import (
@@ -245,8 +244,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
                 await asyncio.to_thread(worker.kill)
         verdict = stage.history.verdict()
         names = ("lost", "duplicated", "inversions", "two_owners", "stale_accepted", "phantom")
-        # With one partition also what is done above an open task and not saved yet; twice, as saving takes its time.
-        in_flight = DeliverSection().host_concurrency + (2 * UNSAVED if partitions == 1 else 0)
+        in_flight = DeliverSection().host_concurrency
         return (
             figures
             | {"tasks": stage.published, "requests": sum(stage.requests.values()), "stale_refused": stage.stale_refused}

@@ -15,6 +15,7 @@ import msgspec
 from parti.config.deliver import DeliverSection
 from parti.errors import PartiError
 from parti.tasks.errors import LeaseLost
+from parti.tasks.journal import Journal
 from parti.tasks.storage import ensure_consumer
 from parti.wire.api import JetStreamApi
 from parti.wire.columns import Deliveries
@@ -60,16 +61,15 @@ class Feed:
         take: Callable[[Incoming], None],
         on_trouble: Callable[[PartiError], None],
         on_duplicate: Callable[[str], None],
-        save_after: int = 0,
+        journal: Journal | None = None,
     ) -> None:
-        """`save_after` messages that are done and in no checkpoint make one due; 0: never."""
+        """`journal` is for a stream that keeps what was acknowledged."""
         self.stream = stream
         self.durable = durable
         self.high = 0
-        self.unsaved = 0
-        """Messages done since the owner last took this off after storing a checkpoint."""
-        self.save_due = asyncio.Event()
-        self._save_after = save_after
+        self._journal = journal
+        self._unsaid: list[int] = []  # done and acknowledged since the journal was last written
+        self._untold: list[int] = []  # done while the server could not be told
         self._js = js
         self._config = config
         self._filters = filters
@@ -104,8 +104,11 @@ class Feed:
         if self._created and stream["created"] != self._created.split(" ")[0]:
             # What is in hand would be taken for messages of the new stream that have the same sequences.
             raise LeaseLost(f"the stream {self.stream} was made anew: begin anew with it")
+        floor = int(info["ack_floor"]["stream_seq"])
         if checkpoint is not None and checkpoint.created == created:
             self.high, self._owed = checkpoint.high, set(checkpoint.open)
+        if not self._created and self._journal is not None:
+            self._learn(await self._journal.done(created), floor)
         self._created = created
         # What the owner before (or we, before the trouble) had pending would come back after AckWait, behind newer
         # messages of the same document. After a reset it comes at once, and in order (JETSTREAM.md 6).
@@ -130,6 +133,14 @@ class Feed:
             ),
         )
         self._pull.start()
+        self._say()
+
+    def _learn(self, done: set[int], floor: int) -> None:
+        """What the owner before us has done since its checkpoint, or, without one, above what the server knows."""
+        before = max(self.high, floor)
+        self.high = max(before, *done, before)
+        self._owed.update(range(before + 1, self.high + 1))
+        self._owed = {sequence for sequence in self._owed - done if sequence > floor}
 
     def detach(self) -> None:
         """Nothing more comes after this; what is in hand stays so."""
@@ -175,16 +186,15 @@ class Feed:
 
     def done(self, sequence: int, verb: bytes = ACK) -> None:
         """Let the message go. Without a connection, or before it was delivered again, the server is told later."""
+        if not self._kick_due and self._pull is not None:
+            self._kick_due = True
+            self._loop.call_soon(self._kick)  # before the first write of this turn, so that one write takes all
         reply = self._replies.pop(sequence, None)
         if reply:
             self._at_server -= 1
             self._write(reply, verb)
-        self.unsaved += 1
-        if self.unsaved == self._save_after:
-            self.save_due.set()
-        if not self._kick_due and self._pull is not None:
-            self._kick_due = True
-            self._loop.call_soon(self._kick)
+        if self._journal is not None:
+            (self._unsaid if reply and self._connection is not None else self._untold).append(sequence)
 
     def heartbeat(self) -> None:
         """Tell the server that everything in hand is in progress: only then is AckWait about us and not the task."""
@@ -213,5 +223,17 @@ class Feed:
 
     def _kick(self) -> None:
         self._kick_due = False
+        self._say()
         if self._pull is not None:
             self._pull.kick()
+
+    def _say(self) -> None:
+        """Write into the journal what is done, unless the acknowledgements tell as much."""
+        if self._journal is None or self._connection is None:
+            return
+        # Those in hand are in the order of the stream: what is below the first of them, the server knows by the acks.
+        lowest = 0 if self._owed else next(iter(self._replies), self.high + 1)
+        said = self._untold + [sequence for sequence in self._unsaid if sequence > lowest]
+        self._untold, self._unsaid = [], []
+        if said:
+            self._connection.publish(self._journal.subject, self._journal.entry(self._created, said))

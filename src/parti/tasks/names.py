@@ -70,6 +70,10 @@ class Names:
         """Who may write to the park of a partition: the one whose message it holds."""
         return f"{self.park}.e.{slot}"
 
+    def journal(self, slot: int) -> str:
+        """What is done above a task that is still open."""
+        return f"{self.park}.d.{slot}"
+
     def letter(self, database: str, collection: str, reason: str) -> str:
         """The subject of a dead letter: fit to be listed by database, collection or reason."""
         return f"{self.dead_letters}.{token(database)}.{token(collection)}.{reason}"

@@ -14,6 +14,7 @@ from parti.observe import delivery_metrics as m
 from parti.tasks.errors import LeaseLost
 from parti.tasks.feed import Checkpoint, Feed, Incoming
 from parti.tasks.held import Wake
+from parti.tasks.journal import Journal
 from parti.tasks.lanes import Lanes
 from parti.tasks.lease import SlotLease
 from parti.tasks.link import Link
@@ -24,13 +25,7 @@ from parti.wire.kv import KeyValue
 from parti.wire.kv_model import KeyNotFound
 
 _BACKOFF = Backoff(base=0.05, cap=2.0, max_tries=None)
-_CHECKPOINT_EVERY = 1.0
-UNSAVED = 64
-"""Tasks done above one that waits, after which a checkpoint is stored at once: a crash repeats about as many at most.
-
-On the task stream itself the server begins behind the lowest open task; what is done above it only parti knows. (In the
-work queue of several partitions an acknowledged task is gone.)
-"""
+_CHECKPOINT_EVERY = 1.0  # seconds; the journal says what happens in between
 _SETTLED = 5.0
 _SWEEP_EVERY = 20.0  # for what a process that lost its lease parked while we took over
 _MOST_WAKES = 500
@@ -52,6 +47,7 @@ class Slot:
         self._saved = Checkpoint()
         self._park = Park(js, names, number, tools.clock)
         alone = config.partitions == 1
+        self._journal = Journal(js, names, number) if alone else None
         self.main = Feed(
             js,
             config,
@@ -62,7 +58,7 @@ class Slot:
             take=self._take,
             on_trouble=self._troubled,
             on_duplicate=tools.recorder.duplicate,
-            save_after=UNSAVED if alone else 0,
+            journal=self._journal,
         )
         self.wakes = Feed(
             js,
@@ -236,24 +232,21 @@ class Slot:
 
     async def _save(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CHECKPOINT_EVERY):
-                    await self.main.save_due.wait()
-            self.main.save_due.clear()
-            try:
+            await self._tools.clock.sleep(_CHECKPOINT_EVERY)
+            with contextlib.suppress(PartiError):  # the next one is a second away
                 await self._checkpoint()
-            except PartiError:
-                await self._tools.clock.sleep(_CHECKPOINT_EVERY)  # a crash repeats that much more
 
     async def _checkpoint(self) -> None:
-        checkpoint, covered = self.main.checkpoint(), self.main.unsaved
+        checkpoint = self.main.checkpoint()
         if checkpoint == self._saved or not self.lease.valid or not checkpoint.created:
             return
+        if (journal := self._journal) is not None:
+            told = await journal.end()
+            checkpoint = self.main.checkpoint()  # after the look at the journal: so it covers all that stands there
         await self._bucket.put(f"done.{self.lease.slot}", msgspec.json.encode(checkpoint))
         self._saved = checkpoint
-        self.main.unsaved -= covered
-        if self.main.unsaved >= UNSAVED:
-            self.main.save_due.set()
+        if journal is not None and told:
+            await journal.forget(told)
 
     async def _expire(self) -> None:
         """The lease ends by the clock alone: nothing may be sent after it."""

@@ -1,0 +1,72 @@
+"""The journal of one partition that reads the task stream itself: what is done above a task that is still open.
+
+There the server begins, after a crash, behind the lowest open task, and sends everything above it again. So each turn
+of the event loop writes what it has done beside the acknowledgements, in the same breath: a crash repeats what was in
+flight, and nothing that was done before. (In the work queue of several partitions an acknowledged task is gone, and
+needs no journal.) A checkpoint each second says it all in one message, and what it covers is dropped from the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from parti.tasks.names import Names
+from parti.wire.api import JetStreamApi
+from parti.wire.errors import MessageNotFound
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """Messages that are done; holds for this very stream and consumer."""
+
+    created: str
+    sequences: tuple[int, ...]
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(Entry)
+
+
+class Journal:
+    """Only ever says what is true, so that entries of an owner that was replaced do no harm."""
+
+    def __init__(self, js: JetStreamApi, names: Names, slot: int) -> None:
+        self.subject = names.journal(slot)
+        self._js = js
+        self._stream = names.park
+
+    def __repr__(self) -> str:
+        return f"<Journal {self.subject}>"
+
+    def entry(self, created: str, sequences: Sequence[int]) -> bytes:
+        """What to publish on `subject`."""
+        return _ENCODER.encode(Entry(created, tuple(sequences)))
+
+    async def done(self, created: str) -> set[int]:
+        """The messages that are done according to it."""
+        found: set[int] = set()
+        sequence = 0
+        while True:
+            try:
+                stored = await self._js.msg_get(self._stream, seq=sequence + 1, next_by_subj=self.subject)
+            except MessageNotFound:
+                return found
+            sequence = stored.seq
+            try:
+                entry = _DECODER.decode(stored.data)
+            except msgspec.DecodeError:
+                continue  # none of ours: what it would have said is delivered once more
+            if entry.created == created:
+                found.update(entry.sequences)
+
+    async def end(self) -> int:
+        """The place of the last entry; 0 when there is none."""
+        try:
+            return (await self._js.msg_get(self._stream, last_by_subj=self.subject)).seq
+        except MessageNotFound:
+            return 0
+
+    async def forget(self, through: int) -> None:
+        """Drop the entries up to this place."""
+        await self._js.stream_purge(self._stream, filter=self.subject, seq=through + 1)
