@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from enum import StrEnum
 from typing import Any
 
@@ -21,6 +21,7 @@ from parti.control.lease import LeaseTerms
 from parti.control.membership import Membership
 from parti.errors import PartiError
 from parti.manager.claim_writer import hear_again
+from parti.manager.former import Former
 from parti.manager.host import Plane, PlaneFactory
 from parti.manager.kv_store import AssignmentChange, ClaimChange, Complete, LeaderChange, LeaseChange, Store, Told
 from parti.manager.leading import Leadership, rules_of
@@ -63,7 +64,7 @@ class Agent:
         clock: Clock,
         metrics: Metrics,
         instance: str,
-        former: Mapping[Member, float],
+        former: Former,
         start_cursor: Callable[[], Coroutine[Any, Any, int]],
         nudge: Callable[[Member, PartitionId], None],
     ) -> None:
@@ -84,11 +85,9 @@ class Agent:
         self._terms = terms_of(config)
         pool = Pool(config.worker_id_prefix, config.worker_id_min, config.worker_id_max)
         self._identity = identity.seeking(
-            secrets.token_hex(8), terms=self._terms, pool=pool, instance=instance, former=former
+            secrets.token_hex(8), terms=self._terms, pool=pool, instance=instance, former=former.lives
         )
         self._former = former
-        self._still = True
-        """False when a handler in a thread outlived `run`."""
         self._source = source
         self._strategy = strategy
         self._retention = retention
@@ -108,9 +107,10 @@ class Agent:
         owns = len(self.plane.owned()) if self.plane is not None else 0
         return f"<Agent {self.member or '-'} owns={owns} leader={'yes' if self.leading else 'no'}>"
 
-    def afterlife(self) -> Mapping[Member, float]:
-        """What this process's next member may know, when `run` has returned; see control.identity."""
-        return self._identity.afterlife() if self._still else self._former
+    @property
+    def former(self) -> Former:
+        """What this process's next member may know, when `run` has returned."""
+        return self._former
 
     @property
     def leading(self) -> bool:
@@ -131,8 +131,10 @@ class Agent:
                         task.cancel()
         finally:
             self._group = None
-        if ending is Ending.FENCED and self.plane is not None:
-            self._still = await self.plane.abandon()
+        if ending is Ending.FENCED:
+            done = self.plane.positions() if self.plane is not None else {}
+            if self.plane is None or await self.plane.abandon():
+                self._former = self._former.and_then(self._identity.afterlife(), self._identity.worker, done)
         return ending
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -218,7 +220,7 @@ class Agent:
         self.member = member
         self._log.info("worker.joined", worker=member.worker, nonce=member.nonce)
         self.plane = self._make_plane(self, member)
-        self._checkpointer = Checkpointer(self, member, self._owned_before)
+        self._checkpointer = Checkpointer(self, member, self._owned_before, self._former.positions_of(member.worker))
         self.leadership = Leadership(
             self,
             member,
@@ -226,7 +228,7 @@ class Agent:
             source=self._source,
             strategy=self._strategy,
             rules=rules_of(self, self._retention),
-            former=self._former,
+            former=self._former.lives,
             start_cursor=self._start_cursor,
             nudge=self._nudge,
             heard_assignment=self.heard_assignment,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Literal, Self
 
 from parti.clock import Clock, SystemClock
@@ -14,6 +14,7 @@ from parti.control.reconcile import at_rest
 from parti.errors import ConfigError, PartiError, UsageError
 from parti.manager.agent import Agent, Ending
 from parti.manager.degraded import Degraded
+from parti.manager.former import Former
 from parti.manager.hooks import HookRunner, Hooks, ManagerState
 from parti.manager.host import Host, Plane
 from parti.manager.kv_store import Store
@@ -84,7 +85,7 @@ class Manager:
         self._main: asyncio.Task[None] | None = None
         self._degraded = Degraded(config, nc, self._hooks, self._observer, metrics, self._clock)
         self._stopping = False
-        self._former: Mapping[Member, float] = {}
+        self._former = Former()
         self._subscriptions: list[Any] = []
         self._instance = config.instance or f"process-{secrets.token_hex(6)}"
         if isinstance(consumer, WorkerConsumer):
@@ -259,7 +260,7 @@ class Manager:
                     ending = await agent.run()
                     if ending is Ending.STOPPED:
                         break
-                    self._former = agent.afterlife()
+                    self._former = agent.former
             finally:
                 for helper in helpers:
                     helper.cancel()

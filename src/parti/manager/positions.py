@@ -20,14 +20,25 @@ Positions = Mapping[PartitionId, tuple[int, int]]
 _AGAIN = 0.1  # seconds after a write that failed
 
 
+def later(one: Positions, other: Positions) -> dict[PartitionId, tuple[int, int]]:
+    """Of each partition the later (epoch, cursor): an epoch begins where the one before ended, at the earliest."""
+    return {p: max(one.get(p, at), other.get(p, at)) for p, at in {**one, **other}.items()}
+
+
 class Checkpointer:
     """Writes the positions of one member. `begin` first, then `run`; `finish` writes the last word."""
 
-    def __init__(self, host: Host, member: Member, owned_before: Callable[[PartitionId], bool]) -> None:
-        """`owned_before`: whether the claim of a partition still names an earlier process of this worker id."""
+    def __init__(
+        self, host: Host, member: Member, owned_before: Callable[[PartitionId], bool], known: Positions | None = None
+    ) -> None:
+        """`owned_before`: whether the claim of a partition still names an earlier process of this worker id.
+
+        `known`: how far that process got for certain, also where it could not be stored any more.
+        """
         self._host = host
         self._member = member
         self._owned_before = owned_before
+        self._known = known or {}
         self._inherited: dict[PartitionId, tuple[int, int]] = {}
         self._revision = 0
         self._written: Positions | None = None
@@ -45,8 +56,8 @@ class Checkpointer:
             found, revision = await self._host.store.checkpoint(self._member.worker)
         except PartiError:
             return False
-        if found is not None:
-            self._inherited = dict(found.positions)
+        stored: Positions = found.positions if found is not None else {}
+        self._inherited = later(stored, self._known)
         self._revision = revision
         return await self._write({})
 
