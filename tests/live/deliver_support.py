@@ -13,7 +13,7 @@ import msgspec
 
 from parti.errors import PartiError
 from parti.tasks import DeliverSection, TaskConsumer
-from parti.testing import NatsServer
+from parti.testing import NatsServer, NeverHappened, eventually
 from parti.testing.http_server import FaultHttpServer
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
@@ -102,12 +102,24 @@ class Scene:
         info = await self.js.consumer_info(self.stream, durable)
         return info["num_pending"] == 0 and info["num_ack_pending"] == 0
 
-    async def settled_after_outage(self) -> bool:
-        """`settled`, where no answer counts as no."""
+    async def settles_after_outage(self) -> None:
+        """Wait until `settled`, where no answer counts as no; what never settles tells the last answer."""
+        last = ""
+
+        async def settled() -> bool:
+            nonlocal last
+            try:
+                last = str(await self.js.consumer_info(self.stream, "TriggerDeliveryWorker"))
+                return await self.settled()
+            except PartiError as error:
+                last = str(error)
+                return False
+
         try:
-            return await self.settled()
-        except PartiError:
-            return False
+            await eventually(settled)
+        except NeverHappened as never:
+            never.add_note(f"{last}; {len(self.endpoint.received)} requests")
+            raise
 
 
 @contextlib.asynccontextmanager

@@ -137,7 +137,7 @@ async def test_a_server_that_goes_away_and_comes_back_costs_nothing(
                 await asyncio.to_thread(own_server.start)
             else:
                 await asyncio.to_thread(own_server.restart)
-            await eventually(stage.settled_after_outage, 60)
+            await stage.settles_after_outage()
         for numbers in stage.order().values():
             assert list(dict.fromkeys(numbers)) == list(range(1, 21))
             assert numbers == sorted(numbers)

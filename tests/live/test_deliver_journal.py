@@ -49,7 +49,8 @@ async def test_a_crash_repeats_what_was_in_flight_and_nothing_that_was_done(
         await stage.js.publish(f"$KV.{stage.stream}_DELIVER.slot.0", b"", headers=expired)
         await eventually(stage.settled)
     paths = [request.path for request in stage.endpoint.received]
-    assert (paths.count("/hook"), paths.count("/stuck")) == (100, 2)
+    assert paths.count("/hook") == 100
+    assert paths.count("/stuck") >= 2
 
 
 async def test_what_a_checkpoint_covers_is_dropped_from_the_journal(stage: Scene) -> None:
