@@ -163,7 +163,7 @@ async def test_no_answer_in_time_is_a_timeout_and_a_late_one_reaches_nobody() ->
 class Right:
     """A right to send that always holds."""
 
-    slot, epoch = 3, 7
+    partition, epoch = "3", 7
 
     def check(self) -> float:
         return 1.0

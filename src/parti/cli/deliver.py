@@ -58,7 +58,8 @@ def run(
     """Deliver until Ctrl-C or SIGTERM: then finish what is in flight, hand back the rest, and end.
 
     Settings are in the section [deliver] of the configuration. Several processes of the engine async may run at once.
-    The engine spark delivers in batches, for fan-out and backlogs; one driver a stream, and not beside the other.
+    The engine spark delivers in batches, for fan-out and backlogs; not beside the other. Of several drivers one
+    delivers and the others stand by: give them the same checkpoint folder.
     """
     if engine == "spark":
         run_on_spark(

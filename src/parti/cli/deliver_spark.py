@@ -105,7 +105,7 @@ def _drive(pipeline: Pipeline, as_json: bool, *, again: bool) -> None:
     try:
         while True:
             with pipeline.start(spark) as running:
-                note(f"{pipeline.name}: {running.plan}")
+                note(f"{pipeline.name}: {running.plan or 'delivers, or stands by until the driver before it ends'}")
                 while not ended.wait(0.2) and not running.wait(0):
                     pass
                 totals, due = running.totals, running.parked_due

@@ -17,6 +17,7 @@ from parti.config.deliver import DeliverSection
 from parti.errors import ConfigError, UsageError
 from parti.spark.delivery_task import Deliver
 from parti.spark.pipeline.definition import Outcomes, Pipeline
+from parti.spark.pipeline.lease import Standby
 from parti.spark.pipeline.policy import Retries
 from parti.tasks.names import Names
 from parti.tasks.order import Order, RuleBook
@@ -29,7 +30,6 @@ from parti.wire.options import ConnectOptions
 
 _ONE_ATTEMPT = Retries(attempts=1, then="park")
 """A drive: one attempt, then the document waits as long as the delivery policy says."""
-_IN_ORDER = frozenset({Order.BLOCK, Order.PARK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,15 @@ def delivery_pipeline(
 ) -> Pipeline:
     """The pipeline that delivers what the stream holds and gets, or with `span` delivers that part of it once more.
 
-    Makes what delivery needs on the server. Refuses what would break the order of a document: the policies skip and
-    latest, and a stream that the TaskConsumer delivers or has parked documents of.
+    Makes what delivery needs on the server. Drivers of one stream share a lease: one delivers, the others stand by. A
+    replay has none. Refuses the policy skip, and a stream that the TaskConsumer delivers or has parked documents of.
     """
-    book = RuleBook(config.triggers, config.order)
-    if not book.orders <= _IN_ORDER:
+    if Order.SKIP in RuleBook(config.triggers, config.order).orders:
         raise ConfigError(
-            "engine spark keeps every document in order: use order=block or order=park, not skip or latest"
+            "engine spark parks whole documents and cannot let later tasks pass the one that failed: use order=block, "
+            "park or latest, or the engine async for order=skip"
         )
-    start, commit = asyncio.run(_prepare(config, nats, taking_over=span is None))
+    start, commit, replicas = asyncio.run(_prepare(config, nats, taking_over=span is None))
     name = f"deliver-{config.stream}" if span is None else f"replay-{config.stream}"
     handler = Deliver(
         name,
@@ -100,6 +100,7 @@ def delivery_pipeline(
         outcomes=Outcomes(parquet=outcomes),
         commit=commit if span is None else "none",
         durable=config.durable if commit == "durable" and span is None else None,
+        standby=Standby(replicas=replicas) if span is None else None,
         nats=nats,
         master=master,
     )
@@ -107,25 +108,26 @@ def delivery_pipeline(
 
 async def _prepare(
     config: DeliverSection, nats: ConnectOptions, *, taking_over: bool
-) -> tuple[str, Literal["durable", "purge"]]:
-    """Where to start, and how to tell the server what is done; streams and durable exist afterwards."""
+) -> tuple[str, Literal["durable", "purge"], int]:
+    """Where to start, how to tell the server what is done, and its replicas; streams and durable exist afterwards."""
     connection = await connect(nats, name="parti-deliver")
     try:
         js = JetStreamApi(connection)
         bucket = await ensure_streams(js, msgspec.structs.replace(config, partitions=1))
-        retention = (await js.stream_info(config.stream))["config"]["retention"]
+        stream = (await js.stream_info(config.stream))["config"]
+        replicas = int(stream["num_replicas"])
         if not taking_over:
-            return "earliest", "durable"
+            return "earliest", "durable", replicas
         await _refuse_others(js, bucket, Names(config.stream))
-        if retention == "workqueue":
-            return "earliest", "purge"
+        if stream["retention"] == "workqueue":
+            return "earliest", "purge", replicas
         try:
             info = await js.consumer_info(config.stream, config.durable)
             start = str(info["ack_floor"]["stream_seq"] + 1)
         except ConsumerNotFound:
             await ensure_consumer(js, config.stream, config.durable, [f"{config.stream}.>"], config)
             start = "earliest"
-        return start, "durable"
+        return start, "durable", replicas
     finally:
         await connection.close()
 

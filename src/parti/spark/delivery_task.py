@@ -2,21 +2,26 @@
 
 A task of the stream costs at most one attempt a batch. One that has to wait parks its document in the checkpoint, with
 the wait that the policy asks for, so that no batch waits for a retry. What is known of a host that is down stays with
-the worker process from batch to batch.
+the worker process from batch to batch. A task of a driver that another one has followed sends and stores nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import msgspec
 
 from parti.clock import SystemClock
 from parti.config.deliver import DeliverSection
 from parti.errors import PartiError
-from parti.spark.pipeline.message import RowMessage
+from parti.spark.pipeline.fence import StaleEpoch, fence_subject
+from parti.spark.pipeline.message import RowMessage, Rows
 from parti.spark.pipeline.policy import Postpone, Rested
 from parti.tasks.courier import Courier
 from parti.tasks.dead_letters import DeadLetters
@@ -26,12 +31,13 @@ from parti.tasks.gate import Gate
 from parti.tasks.guard import AddressGuard
 from parti.tasks.held import Held, Reader
 from parti.tasks.names import Names
-from parti.tasks.order import RuleBook
+from parti.tasks.order import Order, RuleBook
 from parti.tasks.policy import UNSPENT, Again, Attempt, Bury, Decision, Outcome, decide, schedule_of
 from parti.tasks.secrets import SecretStore
 from parti.tasks.transport import HttpTransport
-from parti.wire.api import JetStreamApi
+from parti.wire.api import JetStreamApi, expectations
 from parti.wire.connect import connect
+from parti.wire.errors import MessageNotFound
 from parti.wire.kv import KeyValue
 from parti.wire.options import ConnectOptions
 from parti.worker.outcomes import Retry
@@ -55,24 +61,53 @@ class Deliver:
 
     async def __call__(self, message: RowMessage) -> object:
         """None when the endpoint has the task; else what the pipeline is to do with its document."""
-        if (self.last is not None and message.sequence > self.last) or message.timestamp >= self.until:
+        if not self.covers(message.sequence, message.timestamp):
             return None
         try:
-            return await (await _desk(self)).deliver(message)
+            return await (await _desk(self, message.rows.epoch)).deliver(message)
         except PartiError as error:
             # NATS is away: nothing may be let go, and nothing counts as tried.
             return Postpone(_STORE_AGAIN, str(error))
 
+    def covers(self, sequence: int, timestamp: float) -> bool:
+        """Whether this message is to be sent at all."""
+        return (self.last is None or sequence <= self.last) and timestamp < self.until
+
 
 @dataclass(frozen=True, slots=True)
 class TaskRight:
-    """The right of a Spark task to send: its batch is its own, and nobody counts epochs."""
+    """The right of a Spark task to send: asked for when the task begins, and told to the receiver by the epoch.
 
-    slot: int = 0
-    epoch: int = 0
+    The name of the partition is none of the TaskConsumer's, whose epochs are counted otherwise.
+    """
+
+    partition: str
+    epoch: int
 
     def check(self) -> float:
         return math.inf
+
+
+class _Trigger(msgspec.Struct, rename="camel"):
+    trigger_id: str
+
+
+_TRIGGER = msgspec.json.Decoder(_Trigger)
+
+
+def newest(delivery: Deliver, rows: Rows) -> dict[tuple[str, str], int]:
+    """By document and trigger: the sequence of the last task among these rows."""
+    found: dict[tuple[str, str], int] = {}
+    columns = zip(rows.keys, rows.values, rows.sequences, rows.timestamps, strict=True)
+    for key, data, sequence, timestamp in columns:
+        if not delivery.covers(sequence, timestamp):
+            continue
+        try:
+            place = key, _TRIGGER.decode(data).trigger_id
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue  # it is no task, and replaces none
+        found[place] = max(sequence, found.get(place, 0))
+    return found
 
 
 class Desk:
@@ -88,6 +123,7 @@ class Desk:
         self._reader = Reader(config, RuleBook(config.triggers, config.order))
         self._clock = SystemClock()
         self._rng = random.Random()
+        self._newest: WeakKeyDictionary[Rows, dict[tuple[str, str], int]] = WeakKeyDictionary()
         self.resources: AsyncGenerator[Desk, None] | None = None
         """Keeps them open; the end of the task's event loop closes them."""
 
@@ -109,13 +145,15 @@ class Desk:
             refused = Attempt(Outcome.REFUSED, error=str(held.refusal))
             return await self._bury(held, held.refusal.reason, refused)
         assert held.task is not None
+        if held.rules.order is Order.LATEST and self._is_replaced(message, held.trigger):
+            return None
         if self._endpoints.is_disabled(held.task):
             disabled = Attempt(Outcome.REFUSED, error="the endpoint is disabled")
             return await self._bury(held, Reason.DISABLED, disabled)
         postponed = await self._gate.admit(held.host, held.trigger, held.rules)
         if postponed is not None:
             return Postpone(postponed.wait, postponed.why)
-        attempt = await self._attempt(held)
+        attempt = await self._attempt(held, TaskRight(f"spark-{message.partition.id}", message.rows.epoch))
         if attempt.outcome is Outcome.DELIVERED:
             return None
         match self._decide(held, attempt):
@@ -129,10 +167,18 @@ class Desk:
             case _:
                 return None
 
-    async def _attempt(self, held: Held) -> Attempt:
+    def _is_replaced(self, message: RowMessage, trigger: str) -> bool:
+        """Whether a newer task of the same document and trigger waits with it."""
+        rows = message.rows
+        found = self._newest.get(rows)
+        if found is None:
+            found = self._newest[rows] = newest(self._delivery, rows)
+        return found.get((rows.keys[message.index], trigger), 0) > message.sequence
+
+    async def _attempt(self, held: Held, right: TaskRight) -> Attempt:
         spent: Outcome | None = None
         try:
-            attempt = await self._courier.attempt(held, TaskRight())
+            attempt = await self._courier.attempt(held, right)
             if attempt.outcome not in UNSPENT:
                 spent = attempt.outcome
                 held.attempts += 1
@@ -163,16 +209,16 @@ _GATES: dict[str, Gate] = {}
 """By pipeline: a worker process serves one task after the other, and remembers which hosts are down."""
 
 
-async def _desk(delivery: Deliver) -> Desk:
+async def _desk(delivery: Deliver, epoch: int) -> Desk:
     loop = asyncio.get_running_loop()
     opening = _DESKS.get(id(loop))
     if opening is None:
-        opening = _DESKS[id(loop)] = loop.create_task(_open(delivery))
+        opening = _DESKS[id(loop)] = loop.create_task(_open(delivery, epoch))
     return opening.result() if opening.done() else await asyncio.shield(opening)
 
 
-async def _open(delivery: Deliver) -> Desk:
-    resources = _resources(delivery)
+async def _open(delivery: Deliver, epoch: int) -> Desk:
+    resources = _resources(delivery, epoch)
     try:
         desk = await anext(resources)
     except BaseException:
@@ -182,7 +228,22 @@ async def _open(delivery: Deliver) -> Desk:
     return desk
 
 
-async def _resources(delivery: Deliver) -> AsyncGenerator[Desk, None]:
+async def _fence(js: JetStreamApi, delivery: Deliver, epoch: int) -> Mapping[str, str]:
+    """What makes the server refuse our letters once there is a later driver; `StaleEpoch` when there is one already."""
+    if not epoch:
+        return {}
+    letters = Names(delivery.config.stream).dead_letters
+    subject = fence_subject(letters, (f"{letters}.>",), delivery.name)
+    try:
+        marker = await js.msg_get(letters, last_by_subj=subject)
+    except MessageNotFound:
+        return {}  # somebody has emptied the stream: the lease alone keeps others out
+    if (found := json.loads(marker.data)["epoch"]) > epoch:
+        raise StaleEpoch(f"a driver with epoch {found} delivers {delivery.config.stream}; ours is {epoch}")
+    return expectations(last_subject_seq=marker.seq, last_subject_filter=subject)
+
+
+async def _resources(delivery: Deliver, epoch: int) -> AsyncGenerator[Desk, None]:
     """An open desk; what it uses is closed when the loop closes its generators."""
     config, clock, names = delivery.config, SystemClock(), Names(delivery.config.stream)
     guard = AddressGuard(config.allow_addresses, config.allow_ports)
@@ -195,7 +256,8 @@ async def _resources(delivery: Deliver) -> AsyncGenerator[Desk, None]:
             endpoints.changed(f"{PREFIX}{name}", True)
         courier = Courier(config, transport, guard, SecretStore(clock, config.secrets_dir), clock)
         gate = _GATES.setdefault(delivery.name, Gate(config, clock, random.Random()))
-        letters = DeadLetters(js, names, f"{delivery.name}:" if delivery.replay else "")
+        fence = await _fence(js, delivery, epoch)
+        letters = DeadLetters(js, names, f"{delivery.name}:" if delivery.replay else "", fence)
         await transport.open()
         yield Desk(delivery, courier, gate, letters, endpoints)
     finally:

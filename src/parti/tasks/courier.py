@@ -75,7 +75,7 @@ class Courier:
             "X-Parti-Attempt": str(held.attempts + 1),
         }
         if lease.epoch:
-            headers["X-Parti-Partition"], headers["X-Parti-Epoch"] = str(lease.slot), str(lease.epoch)
+            headers["X-Parti-Partition"], headers["X-Parti-Epoch"] = lease.partition, str(lease.epoch)
         if task.secrets_ref:
             keys = self._secrets.keys(task.database, task.secrets_ref)
             headers["webhook-signature"] = sign(keys, held.id, timestamp, body)

@@ -31,6 +31,7 @@ TRIGGER = "Parti-Trigger"
 HOST = "Parti-Host"
 CUT = "Parti-Data-Cut"
 STREAM, SEQUENCE = "Parti-Stream", "Parti-Sequence"  # as in the dead letters of the worker: `parti dlq` shows both
+_MARKER = "fence"  # the message by which a driver on Spark keeps its predecessors out
 _LONGEST_ERROR = 500
 _LONGEST_HOST = 300
 
@@ -92,11 +93,17 @@ def one_line(text: str, longest: int = _LONGEST_ERROR) -> str:
 class DeadLetters:
     """Puts tasks to rest, and brings them back."""
 
-    def __init__(self, js: JetStreamApi, names: n.Names, scope: str = "") -> None:
-        """`scope` sets the letters of a run over old tasks apart: the same task may fail once in each."""
+    def __init__(
+        self, js: JetStreamApi, names: n.Names, scope: str = "", fence: Mapping[str, str] | None = None
+    ) -> None:
+        """`scope` sets the letters of a run over old tasks apart: the same task may fail once in each.
+
+        `fence` are headers by which the server refuses the letters of an owner that another one has followed.
+        """
         self._js = js
         self._names = names
         self._scope = scope
+        self._fence = dict(fence or {})
 
     async def bury(self, held: Held, reason: Reason, attempt: Attempt) -> None:
         """When this returns, the letter is stored. An error is the caller's to retry: the task must not be let go."""
@@ -115,6 +122,7 @@ class DeadLetters:
             # By the place in the stream: a replay that fails again is another letter, not a duplicate of this one. And
             # by the time, as a stream that is made anew counts from 1 again.
             n.MSG_ID: f"dlq:{self._scope}{held.source}:{held.first_seen:.3f}",
+            **self._fence,
         }
         subject = self._names.letter(held.database, collection, reason.value)
         try:
@@ -134,7 +142,8 @@ class DeadLetters:
             except MessageNotFound:
                 return
             sequence = stored.seq
-            yield Letter.from_stored(stored)
+            if stored.headers.get(REASON) != _MARKER:
+                yield Letter.from_stored(stored)
 
     async def get(self, sequence: int) -> Letter:
         """One letter; raises `MessageNotFound`."""
@@ -187,7 +196,8 @@ class DeadLetters:
 
     async def purge(self, pattern: str = ">") -> int:
         """Remove the letters for good; returns how many there were."""
-        return await self._js.stream_purge(self._names.dead_letters, filter=f"{self._names.dead_letters}.{pattern}")
+        letters = "*.*.*" if pattern == ">" else pattern  # a marker of a driver on Spark has two tokens, and stays
+        return await self._js.stream_purge(self._names.dead_letters, filter=f"{self._names.dead_letters}.{letters}")
 
 
 def _whole(text: str | None) -> int:

@@ -18,7 +18,9 @@ class SendRight(Protocol):
     """The right to send tasks of a partition: asked at the last moment before a request leaves."""
 
     @property
-    def slot(self) -> int: ...
+    def partition(self) -> str:
+        """Its name; epochs of one name only ever grow."""
+        ...
 
     @property
     def epoch(self) -> int:
@@ -44,6 +46,10 @@ class SlotLease:
 
     def __repr__(self) -> str:
         return f"<SlotLease {self.slot} epoch={self.epoch} {'valid' if self.valid else 'lost'}>"
+
+    @property
+    def partition(self) -> str:
+        return str(self.slot)
 
     @property
     def remaining(self) -> float:
