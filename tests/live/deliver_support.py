@@ -98,9 +98,11 @@ class Scene:
         return found
 
     async def settled(self, durable: str = "TriggerDeliveryWorker") -> bool:
-        """Whether the server has every task acknowledged."""
+        """Whether the server has every task acknowledged; right after a publish it may not count it as pending yet."""
+        last = (await self.js.stream_info(self.stream))["state"]["last_seq"]
         info = await self.js.consumer_info(self.stream, durable)
-        return info["num_pending"] == 0 and info["num_ack_pending"] == 0
+        reached = info["ack_floor"]["stream_seq"] >= last
+        return reached and info["num_pending"] == 0 and info["num_ack_pending"] == 0
 
     async def settles_after_outage(self) -> None:
         """Wait until `settled`, where no answer counts as no; what never settles tells the last answer."""
