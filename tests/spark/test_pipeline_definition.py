@@ -178,7 +178,7 @@ def test_explain_says_plan_order_failures_and_fence(folder):
     told_of = json.loads(made.output)
     assert told_of["plan"] == "shuffled"
     assert told_of["why"].startswith("parked messages join the batch")
-    assert "rows go to 2 tasks by partition and are sorted by sequence" in told_of["order"]
+    assert "messages go to 2 tasks by partition, in stream order" in told_of["order"]
     assert "the key is parked and driven again after 10 s, 60 s, 300 s" in told_of["failures"]
     assert "publishes are fenced by epoch" in told_of["standby"]
     assert "look_up, async: lanes by key" in told_of["handler"]

@@ -13,10 +13,10 @@ from typing import Any
 
 from parti.errors import FatalError, PartiError
 from parti.observe.logs import get_logger
+from parti.spark.pipeline.blocks import BLOCK_BYTES, FIRST, TASK, Packing
 from parti.spark.pipeline.definition import Pipeline
 from parti.spark.pipeline.failures import BatchFailed, told
 from parti.spark.pipeline.files import Files
-from parti.spark.pipeline.headers import with_packed_headers
 from parti.spark.pipeline.lease import DriverLease
 from parti.spark.pipeline.outcomes import RESULTS, Counts, Outcome
 from parti.spark.pipeline.parking import Parking
@@ -58,6 +58,7 @@ class BatchRunner:
         pipeline: Pipeline,
         plan: Plan,
         stage: Stage,
+        packing: Packing,
         files: Files,
         checkpoint: str,
         due: Path,
@@ -69,6 +70,7 @@ class BatchRunner:
         self._pipeline = pipeline
         self._plan = plan
         self._stage = stage
+        self._packing = packing
         self._lease = lease
         self._files = files
         self._metrics: tuple[Any, ...] = ()
@@ -91,7 +93,9 @@ class BatchRunner:
         self._check_lease()
         if not self.totals.batches:
             # The session of the batches is a clone that Spark made for the query: the user's keeps its settings.
-            frame.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")  # it would coalesce the ordered tasks
+            conf = frame.sparkSession.conf
+            conf.set("spark.sql.adaptive.enabled", "false")  # it would coalesce the ordered tasks
+            conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(BLOCK_BYTES))  # by default a task waits for 64M
         outcomes = self._outcomes(frame, number)
         counts = self._counted(outcomes) if self._stage.shape.counted else self._kept(outcomes, number)
         self._judge(counts, number)
@@ -126,10 +130,10 @@ class BatchRunner:
         if self._plan.kind is PlanKind.FUSED:
             return frame
         if self._parking is not None:
-            frame = self._parking.joined(frame, number)
+            frame = self._parking.joined(frame, number, self._packing)
         # By sequence alone, not by partition and sequence: lanes then find many keys at once (PIPELINE.md 0).
-        ordered = with_packed_headers(frame).repartition(self._plan.tasks, "partition").sortWithinPartitions("sequence")
-        return ordered.mapInArrow(self._stage.run, self._stage.shape.ddl)
+        ordered = frame.repartitionById(self._plan.tasks, TASK).sortWithinPartitions(FIRST)
+        return ordered.mapInArrow(self._stage.run_blocks, self._stage.shape.ddl)
 
     def _observed(self, outcomes: Any) -> tuple[Any, Any]:
         """The same rows, and what is counted of them while they pass by."""

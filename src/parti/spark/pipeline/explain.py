@@ -54,7 +54,7 @@ def _order(pipeline: Pipeline, plan: Plan) -> str:
     key = f"by {pipeline.key}, {into} partitions"
     if plan.kind is PlanKind.FUSED:
         return f"{key}; one task reads in stream order and runs the handler itself"
-    return f"{key}; rows go to {plan.tasks} tasks by partition and are sorted by sequence"
+    return f"{key}; messages go to {plan.tasks} tasks by partition, in stream order"
 
 
 def _handler(pipeline: Pipeline) -> str:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from parti.errors import FatalError
+from parti.spark.pipeline.blocks import DDL, PARKED, Packing
 from parti.spark.pipeline.files import Files
 from parti.spark.pipeline.outcomes import Outcome
 
 MOST = 100_000
 """Parked messages; they travel with every batch, so that more of them would slow down everything else."""
-_COLUMNS = ("key", "value", "subject", "partition", "sequence", "timestamp", "headers", "parked_until", "parked_times")
 
 
 class TooManyParked(FatalError):
@@ -35,19 +35,14 @@ class Parking:
     def __repr__(self) -> str:
         return f"<Parking {self._folder}>"
 
-    def joined(self, frame: Any, number: int) -> Any:
-        """The batch, together with the messages that are parked."""
-        from pyspark.sql import functions as f
-
-        if "headers" not in frame.columns:
-            frame = frame.withColumn("headers", f.lit(None).cast("array<struct<key:string,value:binary>>"))
-        frame = frame.select(*_COLUMNS[:-2], f.lit(0.0).alias("parked_until"), f.lit(0).alias("parked_times"))
+    def joined(self, frame: Any, number: int, packing: Packing) -> Any:
+        """The blocks of the batch, together with those of the messages that are parked."""
         self._files.delete(f"{self._folder}/{number - 2}")
         before = f"{self._folder}/{number - 1}"
         if not self._files.exists(f"{before}/_SUCCESS"):
             return frame
-        parked = frame.sparkSession.read.schema(frame.schema).parquet(self._files.at(before))
-        return frame.unionByName(parked)
+        parked = frame.sparkSession.read.parquet(self._files.at(before)).select(*PARKED.names)
+        return frame.unionByName(parked.coalesce(1).sortWithinPartitions("sequence").mapInArrow(packing.pack, DDL))
 
     def store(self, outcomes: Any, number: int, count: int) -> None:
         """Keep what is parked after this batch, and leave word when the first of it is due."""
@@ -61,7 +56,7 @@ class Parking:
             with contextlib.suppress(FileNotFoundError):
                 self._due.unlink()
             return
-        parked = outcomes.where(f.col("outcome") == Outcome.PARKED.value).select(*_COLUMNS)
+        parked = outcomes.where(f.col("outcome") == Outcome.PARKED.value).select(*PARKED.names)
         parked.coalesce(1).write.mode("overwrite").parquet(self._files.at(name))
         self.announce(parked.agg(f.min("parked_until")).first()[0])
 

@@ -1,7 +1,7 @@
 """Which of the two ordered plans is cheaper, and why: decided from the handler, the cores and what was measured. Pure.
 
 - fused: one task reads the batch in stream order and runs the handler itself. Nothing is moved, nothing is sorted.
-- shuffled: tasks read ranges; rows go to tasks by partition, are sorted by sequence, and handled there in parallel.
+- shuffled: tasks read ranges; messages go to tasks by partition, in stream order, and are handled there in parallel.
 
 A third way, handling rows in the tasks that read the ranges, is faster than both and wrong: it broke the order of
 30,900 of 300,000 messages (PIPELINE.md 2).

@@ -25,6 +25,7 @@ from parti.observe.logs import get_logger
 from parti.spark.group_lookup import look_up
 from parti.spark.pipeline import epochs
 from parti.spark.pipeline.batches import BatchRunner, Totals
+from parti.spark.pipeline.blocks import DDL, Packing
 from parti.spark.pipeline.definition import Pipeline
 from parti.spark.pipeline.failures import told
 from parti.spark.pipeline.fence import fence_subject, raise_fence
@@ -201,17 +202,19 @@ class RunningPipeline:
         plan = self.plan = pipeline.planned(spark.sparkContext.defaultParallelism, cost.get("handler_us"))
         stage = self._stage(files, checkpoint, epoch)
         fused = plan.kind is PlanKind.FUSED
+        packing = Packing(plan.tasks, parking=stage.shape.parking)
         due = self._folder / "due"
         source = pipeline_source(
             f"parti-{pipeline.name}",
             connect=pipeline.nats,
             headers=pipeline.headers,
             payload=pipeline.payload_key,
-            stage=stage if fused else None,
+            work=stage.run if fused else packing.pack,
+            rows=stage.shape.ddl if fused else DDL,
             due=due if stage.shape.parking else None,
         )
         spark.dataSource.register(source)
-        runner = self._runner = BatchRunner(pipeline, plan, stage, files, checkpoint, due, self._lease)
+        runner = self._runner = BatchRunner(pipeline, plan, stage, packing, files, checkpoint, due, self._lease)
         if stage.shape.parking:
             done = [int(name) for name in files.names(f"{checkpoint}/commits") if name.isdigit()]
             Parking(files, f"{checkpoint}/parked", due).resume(spark, max(done, default=-1))

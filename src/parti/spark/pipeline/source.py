@@ -1,14 +1,15 @@
 """The source of a pipeline's query: `format("jetstream")` with what only a pipeline needs.
 
-Three additions, each off unless asked for: the handler runs inside the reading task (fused plan), the key comes from a
-field of the payload, and parked messages make a batch of their own when nothing new comes.
+The reading task goes on with its messages: it runs the handler (fused plan), or packs them for the shuffle to the tasks
+that do. And where the pipeline asks for it, the key comes from a field of the payload, and parked messages make a batch
+of their own when nothing new comes.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from pyspark.sql.types import (
 )
 
 from parti.errors import ConfigError
-from parti.spark.pipeline.stage import Stage
 from parti.spark.source import JetStreamDataSource
 from parti.spark.source_options import SourceOptions
 from parti.spark.stream_reader import JetStreamStreamReader
@@ -38,6 +38,9 @@ from parti.spark.tokens import Partitioning
 from parti.wire.options import ConnectOptions
 
 _REDRIVE = "redrive"
+
+Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What a reading task does with its messages: `Stage.run` or `Packing.pack`."""
 
 
 def message_schema(*, headers: bool) -> StructType:
@@ -115,7 +118,7 @@ class PayloadKey:
 
 
 class PipelineReader(JetStreamStreamReader):
-    """Reads batches for a pipeline; with a stage it yields outcomes instead of messages."""
+    """Reads batches for a pipeline, and yields what its work makes of them."""
 
     def __init__(
         self,
@@ -123,12 +126,12 @@ class PipelineReader(JetStreamStreamReader):
         *,
         headers: bool,
         payload: PayloadKey | None,
-        stage: Stage | None,
+        work: Work,
         due: Path | None,
     ) -> None:
         super().__init__(message_schema(headers=headers), options)
         self._payload = payload
-        self._stage = stage
+        self._work = work
         self._due_file = due
         self._due_until = math.inf  # with AvailableNow: what comes due later is for the next run, or it never ends
 
@@ -149,7 +152,7 @@ class PipelineReader(JetStreamStreamReader):
         batches = super().read(partition)
         if self._payload is not None:
             batches = map(self._payload.rekeyed, batches)
-        return batches if self._stage is None else self._stage.run(batches)
+        return self._work(batches)
 
     def _is_due(self) -> bool:
         """Whether the driver has left word that parked messages are to be driven by now."""
@@ -166,11 +169,12 @@ def pipeline_source(
     *,
     connect: ConnectOptions,
     headers: bool,
-    payload: PayloadKey | None = None,
-    stage: Stage | None = None,
-    due: Path | None = None,
+    payload: PayloadKey | None,
+    work: Work,
+    rows: str,
+    due: Path | None,
 ) -> type[JetStreamDataSource]:
-    """A source under this name for `spark.dataSource.register`.
+    """A source under this name for `spark.dataSource.register`; `rows` is the schema of what the work yields.
 
     The class is made here and not at the top of the module, so that Spark ships it by value, with the user's handler.
     The connection travels in it as well: options show up in plans and logs, where no secret belongs.
@@ -182,12 +186,10 @@ def pipeline_source(
             return name
 
         def schema(self) -> Any:
-            if stage is None:
-                return message_schema(headers=headers)
-            return stage.shape.ddl
+            return rows
 
         def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002 - Spark's signature
             options = replace(SourceOptions.parse(self.options, streaming=True), connect=connect)
-            return PipelineReader(options, headers=headers, payload=payload, stage=stage, due=due)
+            return PipelineReader(options, headers=headers, payload=payload, work=work, due=due)
 
     return PipelineSource

@@ -1,7 +1,7 @@
 """The handler stage of a Spark task: messages in, outcome rows out, in stream order for each key.
 
 What is described here travels from the driver to the executors once; `run` is what both plans call there: the fused one
-inside the reading task, the shuffled one behind the sort. It picks how to run the handler:
+inside the reading task, the shuffled one behind the shuffle. It picks how to run the handler:
 
 - inline: a plain function, called in a row. The fastest by far, and right while it does not wait;
 - threads: a plain function that was seen to wait for most of its time;
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from parti.spark.pipeline.headers import with_headers
+from parti.spark.pipeline.blocks import unpacked
 from parti.spark.pipeline.message import Rows
 from parti.spark.pipeline.outcomes import Shape, Tally
 from parti.spark.pipeline.policy import Policy
@@ -77,10 +77,14 @@ class Stage:
                 run = run_lanes
             else:
                 run = run_inline
-            for tally in run(self, (with_headers(part) for part in batches if part.num_rows), sinks):
+            for tally in run(self, (part for part in batches if part.num_rows), sinks):
                 sinks.check()
                 yield tally.to_arrow(self.shape)
             sinks.flush()
+
+    def run_blocks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """As `run`, behind a shuffle."""
+        return self.run(unpacked(batches))
 
     def open(self, batch: pa.RecordBatch) -> Tally:
         """The rows of an Arrow batch, with room for their outcomes."""
