@@ -175,6 +175,17 @@ async def test_several_processes_share_the_partitions_and_keep_the_order(stage: 
     assert stage.order() == {f"d{n}": list(range(1, 11)) for n in range(20)}
 
 
+async def test_a_change_to_several_partitions_repeats_nothing(stage: Scene) -> None:
+    await stage.publish_many(10, documents=5)
+    async with stage.delivering():
+        await stage.endpoint.wait_for(10)
+        await eventually(stage.settled)
+    await stage.publish_many(5, documents=5)
+    async with stage.delivering(stage.config(partitions=2)):
+        await stage.endpoint.wait_for(15)
+    assert stage.order() == {f"d{number}": [1, 2, 3] for number in range(5)}
+
+
 async def test_a_document_whose_subject_lies_is_still_one_document(stage: Scene) -> None:
     metrics = PrometheusMetrics()
     stage.endpoint.on("/hook", Answer(503), Answer(200))

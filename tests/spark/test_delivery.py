@@ -326,6 +326,33 @@ def test_what_would_break_the_order_is_refused(make: Callable[..., Pipeline], st
         pass
     with pytest.raises(UsageError, match="parked"):
         make()
+    with pytest.raises(ConfigError, match="allow_addresses"):
+        make(allow_addresses=("no address",))
+    stream.connection.api(f"STREAM.CREATE.{stream.name}_LANES", {"name": f"{stream.name}_LANES", "subjects": ["lanes"]})
+    with pytest.raises(UsageError, match="in partitions"):
+        make()
+
+
+def test_what_the_other_engine_has_done_above_the_durables_position_is_not_sent_again(
+    make: Callable[..., Pipeline], endpoint: FaultHttpServer, stream: Any
+) -> None:
+    make()  # makes the durable and the bucket
+    created = stream.connection.api(f"STREAM.INFO.{stream.name}")["created"]
+    consumer = stream.connection.api(f"CONSUMER.INFO.{stream.name}.TriggerDeliveryWorker")["created"]
+    checkpoint = {"created": f"{created} {consumer}", "high": 4, "open": [2]}
+    entry = [f"{created} {consumer}", [6]]
+    for subject, value in ((f"$KV.{stream.name}_DELIVER.done.0", checkpoint), (f"{stream.name}_PARK.d.0", entry)):
+        asyncio.run(stored(stream, subject, json.dumps(value).encode()))
+    drive(make(), rows(endpoint, 7, "/hook"))
+    assert sorted(body["payload"]["n"] for body in endpoint.bodies("/hook")) == [2, 5, 7]
+
+
+async def stored(stream: Any, subject: str, data: bytes) -> None:
+    connection = await connect(ConnectOptions(servers=(stream.url,)))
+    try:
+        await JetStreamApi(connection).publish(subject, data)
+    finally:
+        await connection.close()
 
 
 @pytest.mark.parametrize("end", ["tomorrow", "12:99"])

@@ -153,6 +153,38 @@ async def test_nothing_is_sent_to_a_host_that_is_down() -> None:
     assert made.open_breakers == 0
 
 
+async def down(made: Gate, clock: SimulatedClock, host: str) -> None:
+    """The host counts as down, and its time has passed: one probe is due."""
+    for _ in range(DeliverSection().breaker_calls):
+        assert (await admitted(made, host)).done()
+        made.release(host, "t", OPEN, Outcome.SERVER_ERROR)
+    assert made.open_breakers == 1
+    clock.advance(DeliverSection().breaker_open + 1)
+
+
+async def test_a_probe_that_has_to_wait_for_a_place_is_still_the_probe() -> None:
+    made, clock = gate(concurrency=1)
+    await down(made, clock, "down")
+    assert (await admitted(made, "busy")).done()
+    probe = await admitted(made, "down")
+    assert not probe.done()
+    made.release("busy", "t", OPEN, Outcome.DELIVERED)
+    assert await probe is None
+    made.release("down", "t", OPEN, Outcome.DELIVERED)
+    assert made.open_breakers == 0
+
+
+async def test_a_probe_that_was_cancelled_while_it_waited_leaves_room_for_another() -> None:
+    made, clock = gate(concurrency=1)
+    await down(made, clock, "down")
+    assert (await admitted(made, "busy")).done()
+    gone = await admitted(made, "down")
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    made.release("busy", "t", OPEN, Outcome.DELIVERED)
+    assert await (await admitted(made, "down")) is None
+
+
 async def test_a_rejection_says_nothing_against_the_host() -> None:
     made, _ = gate(breaker_calls=1)
     for outcome in (Outcome.REJECTED, Outcome.GONE, Outcome.REDIRECTED, None):

@@ -15,10 +15,13 @@ import msgspec
 
 from parti.config.deliver import DeliverSection
 from parti.errors import ConfigError, UsageError
-from parti.spark.delivery_task import Deliver
+from parti.spark.delivery_task import Before, Deliver
 from parti.spark.pipeline.definition import Outcomes, Pipeline
 from parti.spark.pipeline.lease import Standby
 from parti.spark.pipeline.policy import Retries
+from parti.tasks.feed import Checkpoint
+from parti.tasks.guard import AddressGuard
+from parti.tasks.journal import Journal
 from parti.tasks.names import Names
 from parti.tasks.order import Order, RuleBook
 from parti.tasks.storage import ensure_consumer, ensure_streams
@@ -26,6 +29,7 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.errors import ConsumerNotFound
 from parti.wire.kv import KeyValue
+from parti.wire.kv_model import KeyNotFound
 from parti.wire.options import ConnectOptions
 
 _ONE_ATTEMPT = Retries(attempts=1, then="park")
@@ -75,7 +79,8 @@ def delivery_pipeline(
             "engine spark parks whole documents and cannot let later tasks pass the one that failed: use order=block, "
             "park or latest, or the engine async for order=skip"
         )
-    start, commit, replicas = asyncio.run(_prepare(config, nats, taking_over=span is None))
+    AddressGuard(config.allow_addresses, config.allow_ports)  # a malformed entry is told here, and not by every task
+    start, commit, replicas, before = asyncio.run(_prepare(config, nats, taking_over=span is None))
     name = f"deliver-{config.stream}" if span is None else f"replay-{config.stream}"
     handler = Deliver(
         name,
@@ -84,6 +89,7 @@ def delivery_pipeline(
         replay=span is not None,
         last=span.last if span is not None else None,
         until=span.until if span is not None else math.inf,
+        before=before,
     )
     fields = "database,collection,documentId" + (",triggerId" if config.lane_per_trigger else "")
     return Pipeline(
@@ -108,8 +114,11 @@ def delivery_pipeline(
 
 async def _prepare(
     config: DeliverSection, nats: ConnectOptions, *, taking_over: bool
-) -> tuple[str, Literal["durable", "purge"], int]:
-    """Where to start, how to tell the server what is done, and its replicas; streams and durable exist afterwards."""
+) -> tuple[str, Literal["durable", "purge"], int, Before]:
+    """Where to start, how to tell the server what is done, its replicas, and what the TaskConsumer has done already.
+
+    Streams and durable exist afterwards.
+    """
     connection = await connect(nats, name="parti-deliver")
     try:
         js = JetStreamApi(connection)
@@ -117,22 +126,43 @@ async def _prepare(
         stream = (await js.stream_info(config.stream))["config"]
         replicas = int(stream["num_replicas"])
         if not taking_over:
-            return "earliest", "durable", replicas
-        await _refuse_others(js, bucket, Names(config.stream))
+            return "earliest", "durable", replicas, Before()
+        names = Names(config.stream)
+        await _refuse_others(js, bucket, names)
         if stream["retention"] == "workqueue":
-            return "earliest", "purge", replicas
+            return "earliest", "purge", replicas, Before()
         try:
             info = await js.consumer_info(config.stream, config.durable)
-            start = str(info["ack_floor"]["stream_seq"] + 1)
         except ConsumerNotFound:
             await ensure_consumer(js, config.stream, config.durable, [f"{config.stream}.>"], config)
-            start = "earliest"
-        return start, "durable", replicas
+            return "earliest", "durable", replicas, Before()
+        before = await _done_before(js, bucket, names, info["created"])
+        return str(info["ack_floor"]["stream_seq"] + 1), "durable", replicas, before
     finally:
         await connection.close()
 
 
+async def _done_before(js: JetStreamApi, bucket: KeyValue, names: Names, consumer: str) -> Before:
+    """What the TaskConsumer has done above the durable's position: not to be sent again by a change of engines."""
+    stream = await js.stream_info(names.stream)
+    created = f"{stream['created']} {consumer}"
+    said = await Journal(js, names, 0).done(created)
+    try:
+        entry = await bucket.get("done.0")
+        checkpoint = msgspec.json.decode(entry.value, type=Checkpoint)
+    except (KeyNotFound, msgspec.DecodeError):
+        return Before(said=frozenset(said))
+    if checkpoint.created != created:
+        return Before(said=frozenset(said))
+    return Before(checkpoint.high, frozenset(checkpoint.open), frozenset(said))
+
+
 async def _refuse_others(js: JetStreamApi, bucket: KeyValue, names: Names) -> None:
+    if names.lanes in await js.stream_names():
+        raise UsageError(
+            f"{names.stream} is delivered in partitions, and what is done stands in {names.lanes}: go on with the "
+            "engine async, or use `parti deliver replay` for a part of the stream"
+        )
     owned = await bucket.keys("slot.*")
     if owned:
         raise UsageError(f"`parti deliver run` delivers {names.stream} ({', '.join(owned)}): stop it first")

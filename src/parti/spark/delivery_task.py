@@ -46,6 +46,18 @@ _STORE_AGAIN = 5.0  # seconds until a task is tried again whose dead letter coul
 
 
 @dataclass(frozen=True, slots=True)
+class Before:
+    """What the TaskConsumer had done when this engine took over: up to `high` all but `open`, and what it `said`."""
+
+    high: int = 0
+    open: frozenset[int] = frozenset()
+    said: frozenset[int] = frozenset()
+
+    def __contains__(self, sequence: int) -> bool:
+        return (sequence <= self.high and sequence not in self.open) or sequence in self.said
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
     """The handler of a delivery pipeline; immutable and picklable, with everything that a task needs."""
 
@@ -58,6 +70,7 @@ class Deliver:
     """Of a replay: the last sequence that is sent."""
     until: float = math.inf
     """Of a replay: the time, in seconds since 1970, from which on nothing is sent."""
+    before: Before = field(default_factory=Before, repr=False)
 
     async def __call__(self, message: RowMessage) -> object:
         """None when the endpoint has the task; else what the pipeline is to do with its document."""
@@ -71,7 +84,8 @@ class Deliver:
 
     def covers(self, sequence: int, timestamp: float) -> bool:
         """Whether this message is to be sent at all."""
-        return (self.last is None or sequence <= self.last) and timestamp < self.until
+        within = (self.last is None or sequence <= self.last) and timestamp < self.until
+        return within and sequence not in self.before
 
 
 @dataclass(frozen=True, slots=True)

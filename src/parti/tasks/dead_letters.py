@@ -77,7 +77,7 @@ class Letter:
             trigger=headers.get(TRIGGER, ""),
             host=headers.get(HOST, ""),
             time=stored.time_ns / 1e9,
-            first_seen=float(headers.get(n.FIRST_SEEN) or 0),
+            first_seen=_seconds(headers.get(n.FIRST_SEEN)),
             source=headers.get(n.ORIGIN, ""),
             response=response,
             headers=headers,
@@ -202,3 +202,10 @@ class DeadLetters:
 
 def _whole(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass
 
 from parti.clock import Clock, Randomness
@@ -65,8 +65,8 @@ class Gate:
         self._config = config
         self._clock = clock
         self._rng = rng
-        self._hosts: OrderedDict[str, _Host] = OrderedDict()
-        self._triggers: OrderedDict[str, _Trigger] = OrderedDict()
+        self._hosts: dict[str, _Host] = {}
+        self._triggers: dict[str, _Trigger] = {}
         self._hungry: deque[_Host] = deque()  # hosts with lanes waiting for a place of the total
         self.running = 0
         self.held = 0
@@ -95,8 +95,17 @@ class Gate:
     async def admit(self, host: str, trigger: str, rules: Rules) -> Postponed | None:
         """None when the call may start now, after a short wait perhaps; else where to go in the meantime."""
         state = self._host(host)
-        if state.breaker.is_open and (wait := state.breaker.ask(self._clock.now())):
+        probing = state.breaker.is_open
+        if probing and (wait := state.breaker.ask(self._clock.now())):
             return Postponed(wait * self._rng.uniform(1.0, 1.2), "breaker")
+        try:
+            return await self._admit(state, trigger, rules, probing)
+        except asyncio.CancelledError:
+            if probing:
+                state.breaker.forget_probe()  # or nobody would ever ask this host again
+            raise
+
+    async def _admit(self, state: _Host, trigger: str, rules: Rules, probing: bool) -> Postponed | None:
         if self._hogs(state):
             state.breaker.forget_probe()
             return Postponed(self._rng.uniform(1.0, _SOON), "crowded")
@@ -117,7 +126,9 @@ class Gate:
                 self._free(state)  # the place was given to us in the same moment; a cancelled turn is passed over
             self._leave_trigger(trigger, rules)
             raise
-        if state.breaker.is_open and (wait := state.breaker.ask(self._clock.now())):  # it went down meanwhile
+        if probing:
+            state.breaker.forget_probe()  # the question is asked anew: others may have answered it meanwhile
+        if state.breaker.is_open and (wait := state.breaker.ask(self._clock.now())):  # it is down, or went down
             self._leave_trigger(trigger, rules)
             self._free(state)
             return Postponed(wait * self._rng.uniform(1.0, 1.2), "breaker")
@@ -180,7 +191,9 @@ class Gate:
         state = self._triggers.get(name)
         if state is None:
             if len(self._triggers) >= _MOST_HOSTS:
-                self._triggers.popitem(last=False)
+                now = self._clock.now()
+                for idle in [key for key, it in self._triggers.items() if not it.running and it.free_at <= now]:
+                    del self._triggers[idle]
             state = self._triggers[name] = _Trigger()
         if rules.concurrency and state.running >= rules.concurrency:
             return Postponed(self._rng.uniform(0.2, 1.0), "trigger_concurrency")

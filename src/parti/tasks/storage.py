@@ -69,12 +69,20 @@ async def ensure_streams(js: JetStreamApi, config: DeliverSection) -> KeyValue:
 
 
 async def _ensure_lanes(js: JetStreamApi, config: DeliverSection, names: Names, common: dict[str, Any]) -> None:
-    """The server copies each task, once and in order, to the subject of its partition."""
+    """The server copies each task, once and in order, to the subject of its partition.
+
+    Of a stream that was delivered without partitions before, only what the durable has not behind it.
+    """
     transforms = partition_transforms(config.stream, names.lanes, config.partitions)
+    source: dict[str, Any] = {"name": config.stream, "subject_transforms": transforms}
+    with contextlib.suppress(ConsumerNotFound):
+        info = await js.consumer_info(config.stream, config.durable)
+        if done := int(info["ack_floor"]["stream_seq"]):
+            source["opt_start_seq"] = done + 1
     wanted = common | {
         "name": names.lanes,
         "retention": "workqueue",
-        "sources": [{"name": config.stream, "subject_transforms": transforms}],
+        "sources": [source],
         "description": f"tasks of {config.stream} by partition",
     }
     found = await _ensure(js, wanted)
