@@ -90,8 +90,8 @@ async def _ensure_lanes(js: JetStreamApi, config: DeliverSection, names: Names, 
     if len(sources) != 1 or sources[0].get("subject_transforms") != transforms:
         raise ConfigError(
             f"the stream {names.lanes} was made for another number of partitions than {config.partitions}: let it run "
-            f"empty, purge {config.stream} of what was delivered, or it is delivered once more, delete {names.lanes}, then "
-            "start again"
+            f"empty, purge {config.stream} of what was delivered, or it is delivered once more, then delete "
+            f"{names.lanes} and start again"
         )
 
 
