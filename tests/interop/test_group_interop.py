@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,8 @@ from parti.testing import NatsServer, eventually
 from parti.testing.child import spawn
 from parti.testing.reference import ReferenceUnavailable, build_peer, build_reference, reference_environment
 from parti.wire.api import JetStreamApi
-from parti.wire.connect import Connection, connect
+from parti.wire.connect import Connection
 from parti.wire.errors import StreamNotFound
-from parti.wire.options import ConnectOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 PEER = Path(__file__).parent / "peer" / "main.go"
@@ -94,12 +93,6 @@ def go(built: tuple[str, Path], server: NatsServer, tmp_path: Path) -> Iterator[
     made = Go(*built, tmp_path, server.url)
     yield made
     made.end()
-
-
-@pytest.fixture
-async def connection(server: NatsServer) -> AsyncIterator[Connection]:
-    async with await connect(ConnectOptions(servers=(server.url,))) as opened:
-        yield opened
 
 
 class Bench:

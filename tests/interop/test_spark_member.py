@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,7 @@ from parti.spark.source_options import SourceOptions
 from parti.spark.stream_reader import JetStreamStreamReader
 from parti.testing import NatsServer, eventually
 from parti.testing.reference import ReferenceUnavailable, build_peer
-from parti.wire.connect import Connection, connect
-from parti.wire.options import ConnectOptions
+from parti.wire.connect import Connection
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SEQUENCE = StructType([StructField("sequence", LongType())])
@@ -33,12 +32,6 @@ def go(server: NatsServer, tmp_path: Path) -> Iterator[Go]:
     made = Go("peer", binary, tmp_path, server.url)
     yield made
     made.end()
-
-
-@pytest.fixture
-async def connection(server: NatsServer) -> AsyncIterator[Connection]:
-    async with await connect(ConnectOptions(servers=(server.url,))) as opened:
-        yield opened
 
 
 class Query:

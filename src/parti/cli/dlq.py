@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import wraps
 from typing import Any, TypeVar
 
 import click
@@ -21,6 +22,24 @@ T = TypeVar("T")
 @click.group()
 def dlq() -> None:
     """List, show, send back and throw away messages that no handler could take (stream <STREAM>_DLQ)."""
+
+
+def _chosen_letters(command: Callable[..., None]) -> Callable[..., None]:
+    """Options by which a command gets letters: their numbers, a subject, or neither for all of them."""
+
+    @click.argument("stream")
+    @click.argument("letters", type=int, nargs=-1)
+    @click.option("--all", "everything", is_flag=True, help="All letters.")
+    @click.option("--subject", help="The letters of this subject; wildcards allowed.")
+    @json_option
+    @with_config
+    @wraps(command)
+    def checked(letters: tuple[int, ...], everything: bool, subject: str | None, **rest: Any) -> None:
+        if sum((bool(letters), everything, subject is not None)) != 1:
+            raise UsageError("name the letters: their numbers, --subject, or --all")
+        command(letters=letters, subject=subject, **rest)
+
+    return checked
 
 
 @dlq.command("ls")
@@ -80,22 +99,9 @@ def show(loaded: LoadedConfig, stream: str, letter: int, as_json: bool) -> None:
 
 
 @dlq.command("replay")
-@click.argument("stream")
-@click.argument("letters", type=int, nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All letters.")
-@click.option("--subject", help="The letters of this subject; wildcards allowed.")
-@json_option
-@with_config
-def replay(
-    loaded: LoadedConfig,
-    stream: str,
-    letters: tuple[int, ...],
-    everything: bool,
-    subject: str | None,
-    as_json: bool,
-) -> None:
+@_chosen_letters
+def replay(loaded: LoadedConfig, stream: str, letters: tuple[int, ...], subject: str | None, as_json: bool) -> None:
     """Publish messages of LETTERS again to their own subject, and remove each letter once it is stored."""
-    _one_choice(letters, everything, subject)
 
     async def send(office: Any) -> int:
         count = 0
@@ -113,29 +119,11 @@ def replay(
 
 
 @dlq.command("purge")
-@click.argument("stream")
-@click.argument("letters", type=int, nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All letters.")
-@click.option("--subject", help="The letters of this subject; wildcards allowed.")
-@json_option
-@with_config
-def purge(
-    loaded: LoadedConfig,
-    stream: str,
-    letters: tuple[int, ...],
-    everything: bool,
-    subject: str | None,
-    as_json: bool,
-) -> None:
+@_chosen_letters
+def purge(loaded: LoadedConfig, stream: str, letters: tuple[int, ...], subject: str | None, as_json: bool) -> None:
     """Remove LETTERS for good."""
-    _one_choice(letters, everything, subject)
     removed = _run(loaded, stream, lambda office: office.purge(subject=subject, sequences=letters))
     _tell("removed", removed, as_json)
-
-
-def _one_choice(letters: tuple[int, ...], everything: bool, subject: str | None) -> None:
-    if sum((bool(letters), everything, subject is not None)) != 1:
-        raise UsageError("name the letters: their numbers, --subject, or --all")
 
 
 def _tell(word: str, count: int, as_json: bool) -> None:

@@ -19,6 +19,7 @@ from parti.observe.prometheus import PrometheusMetrics
 from parti.prove.sink import Sink
 from parti.prove.traffic import value_of
 from parti.testing import eventually
+from parti.testing.history import Effect
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection, connect
 from parti.wire.options import ConnectOptions
@@ -109,7 +110,7 @@ class Fleet:
         if self.handle_seconds:
             await asyncio.sleep(self.rng.uniform(0.0, 2 * self.handle_seconds))
         key, producer, counter = value_of(message)
-        self.sink.effect(message.partition.id, key, producer, counter, owner, message.lease.epoch)
+        self.sink.effect(Effect(message.partition.id, key, producer, counter, owner, message.lease.epoch))
 
     def _granted(self, lease: Lease) -> None:  # noqa: ARG002 - the hook's signature
         self.grants += 1

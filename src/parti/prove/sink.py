@@ -11,13 +11,16 @@ import contextlib
 import json
 from collections import deque
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Self
 
 from parti.clock import SystemClock
 from parti.testing.history import Effect, History, Verdict
 
+Origin = tuple[int, float, int]
+"""The sequence of an effect's message, when that was stored, and which attempt it was."""
 Record = Callable[[Effect, int, float, int], None]
-"""Called with each accepted effect, the sequence of its message, when that was stored, and which attempt it was."""
+"""Called with each accepted effect and its origin."""
 _GAPS = 200_000  # gaps kept: enough for percentiles of any run
 
 
@@ -51,17 +54,9 @@ class Sink:
         assert self._server is not None
         self._server.close()
 
-    def effect(
-        self,
-        partition: str,
-        key: str,
-        producer: str,
-        counter: int,
-        owner: str,
-        epoch: int,
-        origin: tuple[int, float, int] | None = None,
-    ) -> bool:
-        """Take one effect; False when it is refused as stale. `origin`: sequence, when it was stored, which attempt."""
+    def effect(self, effect: Effect, origin: Origin | None = None) -> bool:
+        """Take one effect; False when it is refused as stale."""
+        partition, owner, epoch = effect.partition, effect.owner, effect.epoch
         if self._fenced and epoch < self._newest.get(partition, 0):
             self.refused += 1
             return False
@@ -73,10 +68,9 @@ class Sink:
             if before[1] != owner:
                 self.first_since[partition] = now
         self.last[partition] = (now, owner)
-        accepted = Effect(partition, key, producer, counter, owner, epoch)
-        self.history.effect(accepted)
+        self.history.effect(effect)
         if self._record is not None and origin is not None:
-            self._record(accepted, *origin)
+            self._record(effect, *origin)
         self._changed.set()
         return True
 
@@ -97,7 +91,8 @@ class Sink:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while line := await reader.readline():
-                accepted = self.effect(*json.loads(line))
+                effect, origin = json.loads(line)
+                accepted = self.effect(Effect(*effect), origin)
                 writer.write(b"1\n" if accepted else b"0\n")
         writer.close()
 
@@ -115,19 +110,10 @@ class SinkClient:
     async def open(cls, port: int) -> SinkClient:
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
-    async def effect(
-        self,
-        partition: str,
-        key: str,
-        producer: str,
-        counter: int,
-        owner: str,
-        epoch: int,
-        origin: tuple[int, float, int] | None = None,
-    ) -> bool:
+    async def effect(self, effect: Effect, origin: Origin | None = None) -> bool:
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
-        self._writer.write(json.dumps([partition, key, producer, counter, owner, epoch, origin]).encode() + b"\n")
+        self._writer.write(json.dumps([astuple(effect), origin]).encode() + b"\n")
         return await answer
 
     async def _read(self) -> None:

@@ -16,6 +16,7 @@ from parti.observe.logs import configure_logging
 from parti.prove.fleet import STREAM
 from parti.prove.sink import SinkClient
 from parti.prove.traffic import value_of
+from parti.testing.history import Effect
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
@@ -46,7 +47,8 @@ async def work(settings: dict[str, Any]) -> None:
         if takes:
             await asyncio.sleep(takes)
         origin = (message.sequence, message.timestamp, message.attempt)
-        if not await sink.effect(message.partition.id, key, producer, counter, owner, message.lease.epoch, origin):
+        effect = Effect(message.partition.id, key, producer, counter, owner, message.lease.epoch)
+        if not await sink.effect(effect, origin):
             raise StaleEffect("the sink knows a newer epoch")
 
     def granted(lease: Lease) -> None:

@@ -21,8 +21,8 @@ from parti.groups.names import GroupKind, check_members
 from parti.groups.records import ElasticRecord
 from parti.groups.rules import check_elastic_record
 
-Act = Callable[[Any], Awaitable[object]]
-
+Change = tuple[Callable[[ElasticRecord], ElasticRecord], Callable[..., Awaitable[object]]]
+"""What a record becomes, and the call that makes it so: it gets the groups, the stream and the group."""
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Only show which partitions would move.")
 
@@ -79,97 +79,38 @@ def _group(kind: GroupKind, help_text: str) -> AliasGroup:
         else:
             click.echo(f"elastic group {group} on {stream}: {max_members} partitions, work queue {stream}-{group}")
 
-    @click.command("add")
-    @stream_argument
-    @group_argument
-    @members_argument
-    @_dry_run
-    @json_option
-    @with_config
-    def add(
-        loaded: LoadedConfig, stream: str, group: str, members: tuple[str, ...], dry_run: bool, as_json: bool
-    ) -> None:
+    @_changing(kind, "add", members_argument)
+    def add(members: tuple[str, ...]) -> Change:
         """Add members; the partitions are shared anew."""
-
-        def preview(record: ElasticRecord) -> ElasticRecord:
-            return _with(record, members=tuple(sorted({*record.members, *check_members(members)})))
-
-        _change(
-            kind,
-            loaded,
-            stream,
-            group,
-            preview,
-            lambda groups: groups.add_members(stream, group, members),
-            dry_run,
-            as_json,
+        return (
+            lambda record: _with(record, members=tuple(sorted({*record.members, *check_members(members)}))),
+            lambda groups, *place: groups.add_members(*place, members),
         )
 
-    @click.command("drop")
-    @stream_argument
-    @group_argument
-    @members_argument
-    @_dry_run
-    @json_option
-    @with_config
-    def drop(
-        loaded: LoadedConfig, stream: str, group: str, members: tuple[str, ...], dry_run: bool, as_json: bool
-    ) -> None:
+    @_changing(kind, "drop", members_argument)
+    def drop(members: tuple[str, ...]) -> Change:
         """Drop members; their partitions go to the others."""
-
-        def preview(record: ElasticRecord) -> ElasticRecord:
-            return _with(record, members=tuple(sorted(set(record.members) - set(members))))
-
-        _change(
-            kind,
-            loaded,
-            stream,
-            group,
-            preview,
-            lambda groups: groups.drop_members(stream, group, members),
-            dry_run,
-            as_json,
+        return (
+            lambda record: _with(record, members=tuple(sorted(set(record.members) - set(members)))),
+            lambda groups, *place: groups.drop_members(*place, members),
         )
 
-    @click.command("create-mapping")
-    @stream_argument
-    @group_argument
-    @click.argument("mappings", nargs=-1, required=True, metavar="MEMBER:P1,P2...")
-    @_dry_run
-    @json_option
-    @with_config
-    def create_mapping(
-        loaded: LoadedConfig, stream: str, group: str, mappings: tuple[str, ...], dry_run: bool, as_json: bool
-    ) -> None:
+    @_changing(kind, "create-mapping", click.argument("mappings", nargs=-1, required=True, metavar="MEMBER:P1,P2..."))
+    def create_mapping(mappings: tuple[str, ...]) -> Change:
         """Set the partitions of each member; the list of members is dropped."""
         wanted = parse.mappings(mappings)
-
-        def preview(record: ElasticRecord) -> ElasticRecord:
-            return _with(record, mappings=tuple(wanted))
-
-        _change(
-            kind,
-            loaded,
-            stream,
-            group,
-            preview,
-            lambda groups: groups.set_mappings(stream, group, wanted),
-            dry_run,
-            as_json,
+        return (
+            lambda record: _with(record, mappings=tuple(wanted)),
+            lambda groups, *place: groups.set_mappings(*place, wanted),
         )
 
-    @click.command("delete-mapping")
-    @stream_argument
-    @group_argument
-    @_dry_run
-    @json_option
-    @with_config
-    def delete_mapping(loaded: LoadedConfig, stream: str, group: str, dry_run: bool, as_json: bool) -> None:
+    @_changing(kind, "delete-mapping")
+    def delete_mapping() -> Change:
         """Delete the mappings; the group then has no members until some are added."""
-        _change(
-            kind, loaded, stream, group, lambda record: _with(record, members=record.members),
-            lambda groups: groups.delete_mappings(stream, group), dry_run, as_json,
-        )  # fmt: skip
+        return (
+            lambda record: _with(record, members=record.members),
+            lambda groups, *place: groups.delete_mappings(*place),
+        )
 
     made = AliasGroup(kind.value, help=help_text)
     made.add(create)
@@ -187,22 +128,34 @@ def _with(record: ElasticRecord, **membership: Any) -> ElasticRecord:
     return changed
 
 
-def _change(
-    kind: GroupKind,
-    loaded: LoadedConfig,
-    stream: str,
-    group: str,
-    preview: Callable[[ElasticRecord], ElasticRecord],
-    act: Act,
-    dry_run: bool,
-    as_json: bool,
+def _changing(
+    kind: GroupKind, name: str, *arguments: Callable[..., Any]
+) -> Callable[[Callable[..., Change]], click.Command]:
+    """A command that changes who owns what: its function says what the record becomes, and how to make it so."""
+
+    def command(change: Callable[..., Change]) -> click.Command:
+        def execute(loaded: LoadedConfig, stream: str, group: str, dry_run: bool, as_json: bool, **given: Any) -> None:
+            _carry_out(kind, loaded, (stream, group), change(**given), dry_run=dry_run, as_json=as_json)
+
+        made = json_option(with_config(execute))
+        for decorate in (_dry_run, *arguments, group_argument, stream_argument):
+            made = decorate(made)
+        return click.command(name, help=change.__doc__)(made)
+
+    return command
+
+
+def _carry_out(
+    kind: GroupKind, loaded: LoadedConfig, place: tuple[str, str], change: Change, *, dry_run: bool, as_json: bool
 ) -> None:
+    preview, act = change
+
     async def both(groups: Any) -> tuple[ElasticRecord, ElasticRecord]:
-        before: ElasticRecord = (await groups.get(stream, group)).record
+        before: ElasticRecord = (await groups.get(*place)).record
         if dry_run:
             return before, preview(before)
-        await act(groups)
-        return before, (await groups.get(stream, group)).record
+        await act(groups, *place)
+        return before, (await groups.get(*place)).record
 
     before, after = run(loaded, kind, both)
     old, new = assignment(before), assignment(after)
