@@ -137,6 +137,17 @@ def test_a_process_that_was_fenced_by_an_outage_takes_its_id_back_cleanly_at_onc
     assert (write.worker, write.expected, write.record.clean) == (W1, 4, True)
 
 
+def test_an_effect_that_was_interrupted_keeps_the_id_unclean_until_it_must_have_ended() -> None:
+    clean = replace(held(nonce="before"), clean=True)
+    leases = {W0: (record(W0, "before"), 3)}
+    for now, expected in ((19.9, False), (20.0, True)):
+        state = seeking("me", terms=TERMS, former=clean.afterlife(quiet_at=20.0))
+        _, effects = step(state, PoolRead(now, now, leases))
+        (write,) = effects
+        assert isinstance(write, WriteLease)
+        assert write.record.clean is expected
+
+
 def test_an_id_that_the_former_nonce_had_taken_uncleanly_is_clean_only_when_those_before_it_have_stopped() -> None:
     first = held(now=0.0, nonce="before")
     leases = {W0: (record(W0, "before", clean=False), 3)}

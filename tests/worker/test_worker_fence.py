@@ -76,3 +76,19 @@ async def test_a_partition_is_given_away_only_after_its_handler_in_a_thread_has_
     release.set()
     assert await stopping == 1
     assert done == [1]
+
+
+async def test_a_worker_that_is_abandoned_says_whether_it_was_in_the_middle_of_something(bench: Bench) -> None:
+    entered, gate = asyncio.Event(), asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        entered.set()
+        await gate.wait()
+
+    worker = bench.worker(handle)
+    await worker.update_worker_consumer("w1", parts("a"))
+    assert await worker.abandon()
+    await worker.update_worker_consumer("w1", parts("a"))
+    await bench.publish("a", 1)
+    await entered.wait()
+    assert not await worker.abandon()

@@ -88,8 +88,8 @@ class Identity:
     pool: Pool = field(default_factory=Pool)
     instance: str = ""
     former: Mapping[Member, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Members that this very process was before: it was fenced, and nothing of them runs any more. With each the time
-    on our clock when whoever had its id before has stopped as well."""
+    """Members that this very process was before: it was fenced, and nothing is done in their name any more. With each
+    the time on our clock when that is certain of its last effects too, and of whoever had the id before it."""
     crowded: bool = False
     """Somebody was faster with the id that we wanted."""
     phase: Phase = Phase.SEEKING
@@ -104,12 +104,15 @@ class Identity:
     def member(self) -> Member | None:
         return Member(self.worker, self.nonce) if self.worker is not None and self.phase is Phase.HELD else None
 
-    def afterlife(self) -> dict[Member, float]:
-        """`former` of this process's next life. Only when nothing runs under this nonce any more."""
+    def afterlife(self, quiet_at: float = NEVER) -> dict[Member, float]:
+        """`former` of this process's next life. Only when nothing runs under this nonce any more.
+
+        `quiet_at`: from when on no effect that it had begun can still be on its way.
+        """
         if self.worker is None:
             return dict(self.former)
-        settled = NEVER if self.clean else self.clean_at if self.clean_at > NEVER else float("inf")
-        lives = {**self.former, Member(self.worker, self.nonce): settled}
+        before = NEVER if self.clean else self.clean_at if self.clean_at > NEVER else float("inf")
+        lives = {**self.former, Member(self.worker, self.nonce): max(before, quiet_at)}
         return dict(list(lives.items())[-_REMEMBERED_LIVES:])
 
     def may_act(self, now: float) -> bool:
@@ -301,7 +304,7 @@ def _seek(state: Identity, event: PoolRead) -> Step:
             sightings[worker] = seen.seen_again(event.asked) if known and seen else Sighting(revision, now)
         expired = record is None or sightings[worker].expired(terms)
         if record is not None and record.member in state.former:
-            rank, clean = 0, expired or record.clean or now >= state.former[record.member]
+            rank, clean = 0, expired or now >= state.former[record.member]
         elif record is not None and state.instance and record.instance == state.instance:
             rank, clean = 0, expired or (record.status.stopped and record.clean)
         elif record is not None and record.status is LeaseStatus.RESTING:

@@ -17,7 +17,7 @@ from parti.config.control import ControlConfig
 from parti.control import identity, membership
 from parti.control.assign import Strategy
 from parti.control.identity import Pool
-from parti.control.lease import LeaseTerms
+from parti.control.lease import NEVER, LeaseTerms
 from parti.control.membership import Membership
 from parti.errors import PartiError
 from parti.manager.claim_writer import hear_again
@@ -132,10 +132,17 @@ class Agent:
         finally:
             self._group = None
         if ending is Ending.FENCED:
-            done = self.plane.positions() if self.plane is not None else {}
-            if self.plane is None or await self.plane.abandon():
-                self._former = self._former.and_then(self._identity.afterlife(), self._identity.worker, done)
+            await self._abandon()
         return ending
+
+    async def _abandon(self) -> None:
+        """What this process does next may rely on it: nothing starts any more under this nonce."""
+        done = self.plane.positions() if self.plane is not None else {}
+        quiet_at = NEVER
+        if self.plane is not None and not await self.plane.abandon():
+            # It was interrupted in the middle of an effect: that has as long to end as others would give it.
+            quiet_at = self.clock.now() + self._terms.ttl + self._terms.margin
+        self._former = self._former.and_then(self._identity.afterlife(quiet_at), self._identity.worker, done)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if self._group is None or self._ended.done():

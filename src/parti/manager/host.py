@@ -77,7 +77,7 @@ class Plane(Protocol):
     async def abandon(self) -> bool:
         """When this returns nothing starts, and nothing more is acked: the member was fenced.
 
-        True when nothing runs any more either, for certain.
+        True when nothing had to be interrupted either, so that no effect can still be on its way.
         """
         ...
 

@@ -158,17 +158,17 @@ class PerPartitionPlane:
             for effect in effects:
                 if isinstance(effect, Revoked):
                     self._host.revoked(effect.lease)
-        await self._end()
-        return self._handler.still
+        return await self._end() and self._handler.still
 
-    async def _end(self) -> None:
-        await self._pool.halt()
+    async def _end(self) -> bool:
+        quiet = await self._pool.halt()
         self._handler.close()
         for flow in self._flows.values():
             flow.end_pull()
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
+        return quiet
 
     # -- steps --------------------------------------------------------------------------------------------------------
 

@@ -366,7 +366,7 @@ class WorkerConsumer:
         """When this returns nothing starts or is acknowledged any more, and the worker can begin anew.
 
         For a worker that was fenced: whatever it had in hand belongs to somebody else. The next update may give it
-        another id. True when no handler runs either; a plain function in a thread cannot be made to end.
+        another id. True when nothing was in the middle of a handler: otherwise an effect may still be on its way.
         """
         engine, main = self._engine, self._main
         self._engine, self._main, self._worker_id = None, None, ""

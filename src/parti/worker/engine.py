@@ -289,15 +289,19 @@ class Engine:
                 raise
 
     async def abandon(self, main: asyncio.Task[None]) -> bool:
-        """End everything at once; acks that were not sent yet never are. False while a thread is inside a handler."""
+        """End everything at once; acks that were not sent yet never are.
+
+        True when nothing was in the middle of a handler. What was may have an effect that is still on its way, or run
+        on in a thread.
+        """
         self.coalescer.fail(WorkerClosed("the worker was fenced before the update was in force"))
         if self.desk.connection is not None:
             self.desk.connection.abort()
-        await self.desk.pool.halt()
+        quiet = await self.desk.pool.halt()
         self.attempts.handler.close()
         main.cancel()
         await asyncio.gather(main, return_exceptions=True)
-        return self.attempts.handler.still
+        return quiet and self.attempts.handler.still
 
     async def _drain(self) -> None:
         try:

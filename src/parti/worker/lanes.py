@@ -119,9 +119,10 @@ class LanePool:
             if lane.queue and not lane.scheduled:
                 self.schedule(lane)
 
-    async def halt(self) -> None:
-        """Start nothing more, cancel what runs, and wait until it has ended."""
+    async def halt(self) -> bool:
+        """Start nothing more, cancel what runs, and wait until it has ended; True when nothing had to be cancelled."""
         self._halted = True
+        quiet = not any(True for _ in self.running)
         tasks = [runner.task for runner in self._runners if runner.task is not None]
         for task in tasks:
             task.cancel()
@@ -130,6 +131,7 @@ class LanePool:
             timer.cancel()
         self._timers.clear()
         self._ready.clear()
+        return quiet
 
     def _check(self) -> None:
         """Runs when no runner does: they have all ended, or wait inside a handler, or pause."""
