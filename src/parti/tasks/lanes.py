@@ -19,7 +19,7 @@ from parti.tasks.lease import SlotLease
 from parti.tasks.names import ORIGIN
 from parti.tasks.order import Hold, Order, hold
 from parti.tasks.park import Park
-from parti.tasks.policy import UNSPENT, Again, Attempt, Bury, Done, Outcome, decide, schedule_of
+from parti.tasks.policy import DONE, UNSPENT, Again, Attempt, Bury, Decision, Done, Outcome, decide, schedule_of
 from parti.tasks.surely import Surely
 from parti.tasks.tools import Tools
 
@@ -255,19 +255,17 @@ class Lanes:
 
     async def _follow(self, lane: Lane, head: Held, attempt: Attempt, now: float) -> None:
         tools = self._tools
-        if attempt.outcome is Outcome.DELIVERED:  # what `decide` would say, without asking for a schedule
-            await self._let_go(lane, head)
-            tools.recorder.delivered(head)
-            return
-        assert head.task is not None
-        decision = decide(
-            attempt,
-            attempts=head.attempts,
-            age=tools.clock.wall() - head.first_seen,
-            schedule=schedule_of(head.task.retry_policy, tools.config),
-            config=tools.config,
-            rng=tools.rng,
-        )
+        decision: Decision = DONE
+        if attempt.outcome is not Outcome.DELIVERED:  # the one outcome that needs no schedule to be asked for
+            assert head.task is not None
+            decision = decide(
+                attempt,
+                attempts=head.attempts,
+                age=tools.clock.wall() - head.first_seen,
+                schedule=schedule_of(head.task.retry_policy, tools.config),
+                config=tools.config,
+                rng=tools.rng,
+            )
         match decision:
             case Done():
                 await self._let_go(lane, head)
