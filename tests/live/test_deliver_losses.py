@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from deliver_support import Scene, scene
 
 from parti.clock import SystemClock
+from parti.errors import RequestTimeout
 from parti.tasks.dead_letters import DeadLetters
 from parti.tasks.errors import LeaseLost
 from parti.tasks.held import Held, Reader, Wake
@@ -19,6 +21,7 @@ from parti.tasks.park import Park
 from parti.tasks.storage import ensure_streams
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer
+from parti.wire.api import JetStreamApi
 from parti.wire.live import LiveConnection
 
 
@@ -57,6 +60,34 @@ async def test_what_the_pull_of_a_frozen_owner_swallowed_is_delivered_and_not_ta
         await eventually(stage.settled, 60)
     await frozen.close()
     assert stage.order() == {"d0": list(range(1, 11))}
+
+
+async def test_a_task_that_is_finished_while_its_feed_attaches_anew_is_acknowledged(
+    stage: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as in hand from then on: kept in progress by heartbeats, and never acknowledged."""
+    answered, resetting, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    stage.endpoint.on("/hook", Answer(200, gate=answered))
+    reset = JetStreamApi.consumer_reset
+
+    async def slow_reset(api: JetStreamApi, stream: str, consumer: str, seq: int | None = None) -> dict[str, Any]:
+        if consumer == "TriggerDeliveryWorker" and stage.endpoint.received:
+            resetting.set()
+            await go_on.wait()
+        return await reset(api, stream, consumer, seq)
+
+    monkeypatch.setattr(JetStreamApi, "consumer_reset", slow_reset)
+    async with stage.delivering() as consumer:
+        await stage.publish(stage.task("a"))
+        await stage.endpoint.wait_for(1)
+        slot = consumer._shares.slots[0]  # type: ignore[union-attr]
+        slot._troubled(RequestTimeout("as after a cut"))
+        await resetting.wait()
+        answered.set()
+        await eventually(lambda: len(slot.main) == 0, what="the task is done")
+        go_on.set()
+        await eventually(stage.settled)
+    assert stage.order() == {"a": [1]}
 
 
 async def test_a_parked_task_whose_removal_was_not_answered_holds_up_nothing(stage: Scene) -> None:

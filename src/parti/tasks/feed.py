@@ -95,8 +95,7 @@ class Feed:
     async def attach(self, connection: LiveConnection, checkpoint: Checkpoint | None = None) -> None:
         """Pull over this connection, from the first message that is not done, in order."""
         self.detach()
-        in_hand = list(self._replies)
-        start = min([*in_hand, *self._owed], default=self.high + 1)
+        start = min([*self._replies, *self._owed], default=self.high + 1)
         await ensure_consumer(self._js, self.stream, self.durable, self._filters, self._config, start)
         info = await self._js.consumer_info(self.stream, self.durable)
         stream = await self._js.stream_info(self.stream)
@@ -113,7 +112,7 @@ class Feed:
         # What the owner before (or we, before the trouble) had pending would come back after AckWait, behind newer
         # messages of the same document. After a reset it comes at once, and in order (JETSTREAM.md 6).
         await self._js.consumer_reset(self.stream, self.durable)
-        for sequence in in_hand:
+        for sequence in self._replies:  # as it is now: what was finished meanwhile must not be in hand again, for ever
             self._replies[sequence] = b""
         self._at_server = 0
         self._connection = connection
