@@ -16,7 +16,6 @@ from parti.control.signals import (
     ClaimSeen,
     Discard,
     Done,
-    Fenced,
     Gap,
     Granted,
     LaneStopped,
@@ -29,14 +28,14 @@ from parti.control.signals import (
     Verdict,
     WriteClaim,
 )
-from parti.control.slot import Phase, Slot
+from parti.control.slot import Phase
 from parti.errors import ConfigError, PartiError
-from parti.manager.claim_writer import ClaimWriter
 from parti.manager.host import Host
 from parti.manager.slot_acks import AcksUnconfirmed, confirm
 from parti.manager.slot_durable import SlotDurable, subjects_of
 from parti.manager.slot_flow import SlotFlow
-from parti.model import Claim, Lease, Member, PartitionId, Retention
+from parti.manager.slot_plane import SlotPlane
+from parti.model import Claim, Member, PartitionId, Retention
 from parti.wire.live import LiveConnection
 from parti.worker.attempts import Attempts
 from parti.worker.consumer import WorkerParts
@@ -50,7 +49,7 @@ _AGAIN: Final = 0.1
 _RESETS: Final = 64  # in flight at once: a worker that takes over many partitions must not flood the server
 
 
-class PerPartitionPlane:
+class PerPartitionPlane(SlotPlane):
     """Performs the effects of `control.slot`."""
 
     def __init__(
@@ -61,13 +60,11 @@ class PerPartitionPlane:
         retention: Retention,
         subjects: Callable[[PartitionId], Sequence[str]] | None = None,
     ) -> None:
+        super().__init__(host, member)
         template = parts.config.subject_template
         self._subjects = subjects or (lambda partition: subjects_of(template, partition))
-        self._host = host
-        self._member = member
         self._parts = parts
         self._retention = retention
-        self._slots: dict[PartitionId, Slot] = {}
         self._flows: dict[PartitionId, SlotFlow] = {}
         self._durables: dict[PartitionId, SlotDurable] = {}
         self._handler = AdaptedHandler(parts.handler, concurrency=parts.config.concurrency)
@@ -87,12 +84,7 @@ class PerPartitionPlane:
         self._connection: LiveConnection | None = None
         self._connecting = asyncio.Lock()
         self._resets = asyncio.Semaphore(_RESETS)
-        self._writer = ClaimWriter(host, self._feed)
-        self._closed = False
         self._next_beat = 0.0
-
-    def __repr__(self) -> str:
-        return f"<PerPartitionPlane {self._member} owns={len(self.owned())}>"
 
     # -- what the agent asks ------------------------------------------------------------------------------------------
 
@@ -109,16 +101,6 @@ class PerPartitionPlane:
 
     def begin(self) -> None:
         """Nothing to prepare: a durable is touched when its partition is ours."""
-
-    def allows(self, lease: Lease) -> bool:
-        held = self._slots.get(lease.partition)
-        return held is not None and held.lease == lease
-
-    def holds_nothing(self) -> bool:
-        return all(s.lease is None and s.phase is Phase.IDLE for s in self._slots.values())
-
-    def owned(self) -> frozenset[PartitionId]:
-        return frozenset(p for p, s in self._slots.items() if s.lease is not None)
 
     def positions(self) -> dict[PartitionId, tuple[int, int]]:
         return {p: (s.lease.epoch, s.cursor) for p, s in self._slots.items() if s.lease is not None}
@@ -150,14 +132,9 @@ class PerPartitionPlane:
         return final
 
     async def abandon(self) -> bool:
-        self._closed = True
         if self._connection is not None:
             self._connection.abort()
-        for partition in list(self._slots):
-            self._slots[partition], effects = slot.step(self._slots[partition], Fenced())
-            for effect in effects:
-                if isinstance(effect, Revoked):
-                    self._host.revoked(effect.lease)
+        self._fence()
         return await self._end() and self._handler.still
 
     async def _end(self) -> bool:
@@ -171,14 +148,6 @@ class PerPartitionPlane:
         return quiet
 
     # -- steps --------------------------------------------------------------------------------------------------------
-
-    def _feed(self, partition: PartitionId, event: slot.Event) -> None:
-        if self._closed:
-            return
-        held = self._slots.get(partition) or Slot(partition, self._member)
-        self._slots[partition], effects = slot.step(held, event)
-        for effect in effects:
-            self._perform(partition, effect)
 
     def _perform(self, partition: PartitionId, effect: slot.Effect) -> None:
         match effect:

@@ -15,7 +15,6 @@ from parti.control import slot
 from parti.control.signals import (
     ClaimSeen,
     Discard,
-    Fenced,
     Granted,
     LaneStopped,
     Reset,
@@ -26,36 +25,28 @@ from parti.control.signals import (
     StopLane,
     WriteClaim,
 )
-from parti.control.slot import Phase, Slot
 from parti.errors import TransientError
-from parti.manager.claim_writer import ClaimWriter
 from parti.manager.host import Host
-from parti.model import Claim, Lease, Member, Partition, PartitionId
+from parti.manager.slot_plane import SlotPlane
+from parti.model import Claim, Member, Partition, PartitionId
 
 
 class UpdaterSilent(TransientError):
     """The updater failed or hung until the end: look at its own logs, and see that it stopped."""
 
 
-class UpdaterPlane:
+class UpdaterPlane(SlotPlane):
     """Performs the effects of `control.slot` with updates of somebody else's consumer."""
 
     def __init__(self, host: Host, member: Member, updater: Any) -> None:
-        self._host = host
-        self._member = member
+        super().__init__(host, member)
         self._updater = updater
-        self._slots: dict[PartitionId, Slot] = {}
         self._starting: dict[PartitionId, int] = {}
         self._stopping: set[PartitionId] = set()
         self._wanted: set[PartitionId] = set()
         self._applied: frozenset[PartitionId] | None = None
         self._wake = asyncio.Event()
         self._telling = asyncio.Lock()
-        self._writer = ClaimWriter(host, self._feed)
-        self._closed = False
-
-    def __repr__(self) -> str:
-        return f"<UpdaterPlane {self._member} owns={len(self.owned())}>"
 
     def claim_seen(self, claim: Claim, revision: int) -> None:
         if not self._closed:
@@ -68,16 +59,6 @@ class UpdaterPlane:
     def tick(self, now: float) -> None:
         """Nothing here depends on time."""
 
-    def allows(self, lease: Lease) -> bool:
-        held = self._slots.get(lease.partition)
-        return held is not None and held.lease == lease
-
-    def holds_nothing(self) -> bool:
-        return all(s.lease is None and s.phase is Phase.IDLE for s in self._slots.values())
-
-    def owned(self) -> frozenset[PartitionId]:
-        return frozenset(p for p, s in self._slots.items() if s.lease is not None)
-
     def positions(self) -> dict[PartitionId, tuple[int, int]]:
         return {}
 
@@ -87,12 +68,7 @@ class UpdaterPlane:
         return {}
 
     async def abandon(self) -> bool:
-        self._closed = True
-        for partition in list(self._slots):
-            self._slots[partition], effects = slot.step(self._slots[partition], Fenced())
-            for effect in effects:
-                if isinstance(effect, Revoked):
-                    self._host.revoked(effect.lease)
+        self._fence()
         return await self._tell_the_end()
 
     async def _tell_the_end(self) -> bool:
@@ -113,14 +89,6 @@ class UpdaterPlane:
         except TimeoutError:
             self._host.failed(UpdaterSilent(f"{type(self._updater).__name__} was not told that it owns nothing more"))
             return False
-
-    def _feed(self, partition: PartitionId, event: slot.Event) -> None:
-        if self._closed:
-            return
-        held = self._slots.get(partition) or Slot(partition, self._member)
-        self._slots[partition], effects = slot.step(held, event)
-        for effect in effects:
-            self._perform(partition, effect)
 
     def _perform(self, partition: PartitionId, effect: slot.Effect) -> None:
         match effect:

@@ -1,0 +1,57 @@
+"""The part that planes over `parti.control.slot` have in common: one state per partition, stepped and asked about."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from parti.control import slot
+from parti.control.signals import Fenced, Revoked
+from parti.control.slot import Phase, Slot
+from parti.manager.claim_writer import ClaimWriter
+from parti.manager.host import Host
+from parti.model import Lease, Member, PartitionId
+
+
+class SlotPlane(ABC):
+    """The partitions of one member. Once `_closed` is set, no event changes a slot or leads to an effect."""
+
+    def __init__(self, host: Host, member: Member) -> None:
+        self._host = host
+        self._member = member
+        self._slots: dict[PartitionId, Slot] = {}
+        self._writer = ClaimWriter(host, self._feed)
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._member} owns={len(self.owned())}>"
+
+    def allows(self, lease: Lease) -> bool:
+        held = self._slots.get(lease.partition)
+        return held is not None and held.lease == lease
+
+    def holds_nothing(self) -> bool:
+        return all(s.lease is None and s.phase is Phase.IDLE for s in self._slots.values())
+
+    def owned(self) -> frozenset[PartitionId]:
+        return frozenset(p for p, s in self._slots.items() if s.lease is not None)
+
+    def _feed(self, partition: PartitionId, event: slot.Event) -> None:
+        if self._closed:
+            return
+        held = self._slots.get(partition) or Slot(partition, self._member)
+        self._slots[partition], effects = slot.step(held, event)
+        for effect in effects:
+            self._perform(partition, effect)
+
+    @abstractmethod
+    def _perform(self, partition: PartitionId, effect: slot.Effect) -> None:
+        """Do what a step asked for."""
+
+    def _fence(self) -> None:
+        """Nothing is owned any more, and whoever was told of a lease is told of its end."""
+        self._closed = True
+        for partition in list(self._slots):
+            self._slots[partition], effects = slot.step(self._slots[partition], Fenced())
+            for effect in effects:
+                if isinstance(effect, Revoked):
+                    self._host.revoked(effect.lease)
