@@ -22,6 +22,7 @@ from parti.audit.session import audit_session
 from parti.bench.footprint import Footprint
 from parti.bench.goals import Figure
 from parti.bench.report import Advance, Benchmark, Option, RunContext
+from parti.spark.quiet import without_chatter
 
 _CHUNK: Final = 500_000
 _KEYS: Final = 20_000
@@ -120,6 +121,7 @@ def wrong_counts(report: Report) -> str:
     return ", ".join(wrong)
 
 
+@without_chatter()
 def run(ctx: RunContext) -> dict[str, Figure]:
     """Write the files, then audit them once, cold, as a user would."""
     count = 500_000 if ctx.quick else int(ctx.options["messages"])

@@ -24,6 +24,7 @@ from parti.bench.load import create_stream, delete_stream, fill
 from parti.bench.report import Advance, Benchmark, Option, RunContext
 from parti.errors import DataLoss
 from parti.spark.pipeline import Outcomes, Pipeline
+from parti.spark.quiet import without_chatter
 from parti.spark.session import session
 from parti.testing import NatsServer, eventually_blocking
 from parti.wire.api import JetStreamApi
@@ -52,6 +53,7 @@ async def waiting(message: Message) -> None:
     await asyncio.sleep(_WAIT)
 
 
+@without_chatter()
 def run(ctx: RunContext) -> dict[str, Figure]:
     """Throughput by every way in turns, then small batches, latency, and the worker plane."""
     count = int(ctx.options["messages"]) // (4 if ctx.quick else 1)

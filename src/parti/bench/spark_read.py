@@ -21,6 +21,7 @@ from parti.bench.goals import Figure
 from parti.bench.load import best_rate, create_stream, delete_stream, fetch_read, fill, raw_read
 from parti.bench.report import Advance, Benchmark, Option, RunContext
 from parti.errors import DataLoss
+from parti.spark.quiet import without_chatter
 from parti.spark.session import session
 from parti.spark.source import JetStreamDataSource
 from parti.spark.source_options import SourceOptions
@@ -57,6 +58,7 @@ class RowSource(JetStreamDataSource):
         return RowReader(schema, SourceOptions.parse(self.options, streaming=True))
 
 
+@without_chatter()
 def run(ctx: RunContext) -> dict[str, Figure]:
     """Fill a stream, read it by each method in turns, then count the milliseconds of tiny batches."""
     count = int(ctx.options["messages"]) // (4 if ctx.quick else 1)

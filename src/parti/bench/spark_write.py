@@ -19,6 +19,7 @@ from parti.bench.goals import Figure
 from parti.bench.load import best_rate, create_stream, delete_stream
 from parti.bench.report import Benchmark, Option, RunContext
 from parti.errors import ConnectionFailed
+from parti.spark.quiet import without_chatter
 from parti.testing import NatsServer
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
@@ -30,6 +31,7 @@ _ONE_BY_ONE = 5_000  # a publish that waits for each answer manages some 5,000 a
 _CASES = (("file", False), ("file", True), ("memory", False), ("memory", True))
 
 
+@without_chatter()
 def run(ctx: RunContext) -> dict[str, Figure]:
     """Write the same number of rows by each method to streams of each kind."""
     from parti.spark.session import session  # Spark is an extra

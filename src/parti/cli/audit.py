@@ -59,6 +59,7 @@ def audit(
     from parti.audit import audit as run
     from parti.audit.session import audit_session
     from parti.audit.slo import update_counts
+    from parti.spark.quiet import without_chatter
     from parti.wire.configured import configured_options
 
     log_quietly(loaded)
@@ -71,7 +72,7 @@ def audit(
     what = Published(stream=stream, path=published, connect=connect, subjects=filters, key=key, first=first, last=last)
     given = Effects.parse(effects, connect)
     other = None if compare is None else Effects.parse(compare, connect)
-    with audit_session(master) as spark:
+    with without_chatter(), audit_session(master) as spark:
         report = run(spark, what, given, compare=other, rules=rules, updates=updates)
     if html is not None:
         write_report(html, report)

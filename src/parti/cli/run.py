@@ -85,10 +85,12 @@ def _cores(master: str) -> int:
 
 
 def _run(pipeline: Pipeline, as_json: bool) -> None:
+    from parti.spark.quiet import without_chatter
+
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    with pipeline.start() as running:
+    with without_chatter(), pipeline.start() as running:
         if running.plan is not None:
             note(f"pipeline {pipeline.name}: {running.plan}")
         while not ended.wait(0.2) and not running.wait(0):
