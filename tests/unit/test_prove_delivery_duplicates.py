@@ -36,7 +36,7 @@ def test_what_was_in_flight_at_a_fault_is_explained_by_it(fault: Fault) -> None:
     [
         (Accepted(90.0, 1, 1), Accepted(103.0, 2, 1)),  # told long before
         (Accepted(98.0, 1, 1), Accepted(99.0, 2, 1)),  # both before it
-        (Accepted(103.0, 1, 1), Accepted(104.0, 2, 1)),  # both after it
+        (Accepted(106.0, 1, 1), Accepted(107.0, 2, 1)),  # both after it
         (Accepted(99.8, 1, 1), Accepted(100.2, 1, 1)),  # the same owner, which was not killed
     ],
 )
@@ -67,6 +67,6 @@ def test_an_answer_that_was_not_heard_is_explained_when_the_worker_said_so() -> 
 
 
 def test_each_repetition_needs_an_explanation_of_its_own() -> None:
-    times = [Accepted(99.9, 1, 1), Accepted(103.0, 2, 1), Accepted(110.0, 3, 1)]
+    times = [Accepted(99.9, 1, 1), Accepted(106.0, 2, 1), Accepted(110.0, 3, 1)]
     found = explain({"a": times}, [KILL], (), in_flight=32)
     assert (found["kill"], found["unexplained"]) == (1, 1)

@@ -12,11 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from parti.prove.delivery_faults import Fault
+from parti.prove.delivery_faults import READ, Fault
 
-# Generous, as the machine may stand still: what counts is that the fault lies between the two acceptances.
-_TOLD = 5.0  # seconds from an endpoint's yes until the server has the acknowledgement
-_READ = 2.0  # seconds until the endpoint has read what was sent before a process was killed
+_TOLD = 5.0  # seconds from an endpoint's yes until the server has the acknowledgement; generous, as READ is
 UNHEARD, UNEXPLAINED = "unheard", "unexplained"
 KINDS = ("kill", "freeze", "server", "stall", UNHEARD, UNEXPLAINED)
 
@@ -65,4 +63,4 @@ def explain(
 
 def _fits(fault: Fault, first: Accepted, again: Accepted) -> bool:
     """Whether the first was on its way when the fault came, or could not be told of, and the second came after."""
-    return fault.begin - _TOLD <= first.at <= fault.last + _READ and fault.begin <= again.at
+    return fault.begin - _TOLD <= first.at <= fault.last + READ and fault.begin <= again.at

@@ -14,7 +14,7 @@ from parti.testing import NatsServer
 
 Kind = Literal["kill", "freeze", "server", "stall"]
 TROUBLES = ("kill", "server", "freeze", "stop")
-_NOTICED = 3.0  # seconds until a worker has said that its lease is lost, and we have read it
+READ = 5.0  # seconds until we have read what a worker has sent, on a machine that stands still now and then
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Troubles:
     clock: Clock
     lease: int
     faults: list[Fault] = field(default_factory=list)
-    _expected: list[tuple[float, float]] = field(default_factory=list)
-    """When leases run out by our own doing: what comes of that has its explanation already."""
+    _expected: list[tuple[Worker, float, float]] = field(default_factory=list)
+    """Whose leases run out when by our own doing: what comes of that has its explanation already."""
 
     async def make(self, trouble: str) -> None:
         victim, clock = self.rng.choice(self.workers), self.clock
@@ -57,20 +57,21 @@ class Troubles:
                 self.faults.append(Fault("freeze", begin, clock.now()))
                 await clock.sleep(3.0 * self.lease)
                 victim.signal(signal.SIGCONT)
-                self._expect(begin)
+                self._expected.append((victim, begin, clock.now() + READ))
             case "server":
                 await asyncio.to_thread(self.server.kill)
                 await clock.sleep(self.rng.uniform(0.1, 1.5))
                 await asyncio.to_thread(self.server.start)
                 # Whoever could not renew goes on until its lease runs out, and cannot tell anybody what it has done.
-                self.faults.append(Fault("server", begin, clock.now() + self.lease))
-                self._expect(begin)
-
-    def _expect(self, begin: float) -> None:
-        self._expected.append((begin, self.clock.now() + self.lease + _NOTICED))
+                last = clock.now() + self.lease
+                self.faults.append(Fault("server", begin, last))
+                self._expected += [(worker, begin, last + READ) for worker in self.workers]
 
     def stalls(self) -> list[Fault]:
         """Leases that ran out without our doing, as the workers say: on a machine that stands still for seconds."""
-        moments = (moment for worker in self.workers for moment in worker.lease_losses)
-        unexpected = [m for m in moments if not any(begin <= m <= end for begin, end in self._expected)]
-        return [Fault("stall", moment - 2 * self.lease, moment) for moment in unexpected]
+        moments = ((worker, moment) for worker in self.workers for moment in worker.lease_losses)
+        return [
+            Fault("stall", moment - 2 * self.lease, moment)
+            for worker, moment in moments
+            if not any(who is worker and begin <= moment <= end for who, begin, end in self._expected)
+        ]
