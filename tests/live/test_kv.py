@@ -1,6 +1,4 @@
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -229,12 +227,8 @@ async def test_a_write_whose_answer_is_lost_is_reported_as_unknown_and_not_repea
         kv = await KeyValue.ensure(JetStreamApi(connection), name, storage="memory", history=5)
         revision = await kv.create("k", b"1")
         # A stopped process keeps its sockets: the write is on its way, and the answer does not come in time.
-        os.kill(own_server.pid, signal.SIGSTOP)
-        try:
-            with pytest.raises(UnknownOutcome) as raised:
-                await kv.update("k", b"2", revision)
-        finally:
-            os.kill(own_server.pid, signal.SIGCONT)
+        with own_server.frozen(), pytest.raises(UnknownOutcome) as raised:
+            await kv.update("k", b"2", revision)
         assert not raised.value.retriable
         async with aclosing(kv.watch("k")) as changes:
             async for change in changes:
@@ -246,9 +240,9 @@ async def test_a_write_whose_answer_is_lost_is_reported_as_unknown_and_not_repea
 async def test_a_write_during_which_the_server_dies_is_unknown(own_server: NatsServer, name: str) -> None:
     async with await connect(ConnectOptions(servers=(own_server.url,))) as connection:
         kv = await KeyValue.ensure(JetStreamApi(connection), name, storage="memory")
-        os.kill(own_server.pid, signal.SIGSTOP)
-        write = asyncio.create_task(kv.put("k", b"1"))
-        await asyncio.sleep(0)
-        await asyncio.to_thread(own_server.kill)
+        with own_server.frozen():
+            write = asyncio.create_task(kv.put("k", b"1"))
+            await asyncio.sleep(0)
+            await asyncio.to_thread(own_server.kill)
         with pytest.raises(UnknownOutcome):
             await write

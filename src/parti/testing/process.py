@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -38,6 +39,14 @@ class ServerProcess:
             raise PortTaken(busy[1], int(busy[2]))
         what = "ended before it was ready" if settled else f"was not ready after {timeout:g} s"
         raise ServerStartFailed(f"nats-server {what}; its log ends:\n" + "\n".join(list(self.tail)[-20:]))
+
+    def freeze(self) -> None:
+        """After this returns, every thread of the process stands still (SIGSTOP) until `thaw`."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)  # the signal alone leaves a busy server time to answer
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
     def end(self, how: signal.Signals) -> None:
         """After this returns, the process is dead and reaped; one that ignores the signal gets SIGKILL."""

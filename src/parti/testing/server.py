@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import json
 import os
@@ -12,6 +13,7 @@ import signal
 import tempfile
 import threading
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -165,6 +167,16 @@ class NatsServer(Running):
         """End the server in an orderly way (SIGTERM, then SIGKILL if it hangs); store and port stay for `start()`."""
         if self._run is not None:
             self._run.end(signal.SIGTERM)
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Inside the block the process stands still and keeps its sockets; nothing is answered before its end."""
+        run = self._running_or_raise()
+        run.freeze()
+        try:
+            yield
+        finally:
+            run.thaw()  # of a process that is gone meanwhile, this is no error
 
     def kill(self) -> None:
         """End the server as a crash would (SIGKILL); after this returns it is dead. Store and port stay."""
