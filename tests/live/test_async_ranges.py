@@ -37,7 +37,7 @@ def large(connection: BlockingConnection, name: str) -> str:
 
 @pytest.fixture
 async def reader(server: NatsServer) -> AsyncIterator[AsyncRangeReader]:
-    opened = AsyncRangeReader(ConnectOptions(servers=(server.url,)), patience=10)
+    opened = AsyncRangeReader(ConnectOptions(servers=(server.url,)), patience=60)
     yield opened
     await opened.close()
     assert reading_threads() == []

@@ -125,6 +125,7 @@ async def test_an_update_renews_the_ttl_instead_of_dropping_it(leases: KeyValue)
     assert change.revision > renewed
 
 
+@pytest.mark.slow
 async def test_an_update_without_a_ttl_makes_the_value_stay(leases: KeyValue) -> None:
     revision = await leases.create("lease", b"a", ttl=3)
     await leases.update("lease", b"b", revision)
@@ -222,7 +223,7 @@ async def test_a_bucket_behind_a_jetstream_domain_is_reached_through_it(name: st
 async def test_a_write_whose_answer_is_lost_is_reported_as_unknown_and_not_repeated(
     own_server: NatsServer, name: str
 ) -> None:
-    options = ConnectOptions(servers=(own_server.url,), request_timeout=0.3)
+    options = ConnectOptions(servers=(own_server.url,), request_timeout=2.0)
     async with await connect(options) as connection:
         kv = await KeyValue.ensure(JetStreamApi(connection), name, storage="memory", history=5)
         revision = await kv.create("k", b"1")

@@ -141,7 +141,7 @@ def test_a_full_stream_is_an_error_after_patience_and_no_error_when_room_comes(o
         publish(options, numbered(f"{name}.a", 8), patience=0.3)
     connection.api(f"STREAM.PURGE.{name}")
 
-    with Publisher(options, patience=20) as publisher:
+    with Publisher(options, patience=60) as publisher:
         publisher.publish(numbered(f"{name}.a", 4), "a")
         publisher.flush()
         blocked = numbered(f"{name}.a", 3, 100)
@@ -208,12 +208,13 @@ def test_a_server_killed_and_brought_back_costs_no_row_and_no_duplicate(own_serv
     assert sorted(values(options, name)) == list(range(10_000))
 
 
+@pytest.mark.slow
 def test_silence_is_an_error_after_patience_and_says_what_is_not_acknowledged(own_server, name):
     with FaultProxy(own_server.url) as proxy:
-        options = ConnectOptions(servers=(proxy.url,), request_timeout=0.2, connect_timeout=0.2)
+        options = ConnectOptions(servers=(proxy.url,), request_timeout=1.0, connect_timeout=5.0)
         with BlockingConnection.open(options) as connection:
             create(connection, name)
-        with Publisher(options, patience=0.5) as publisher:
+        with Publisher(options, patience=3.0) as publisher:
             publisher.publish(numbered(f"{name}.a", 10), "a")
             publisher.flush()
             proxy.half_open()

@@ -35,7 +35,7 @@ def connection(options: ConnectOptions) -> Iterator[BlockingConnection]:
 
 @pytest.fixture
 def reader(options: ConnectOptions) -> Iterator[RangeReader]:
-    opened = RangeReader(options, patience=10)
+    opened = RangeReader(options, patience=60)
     yield opened
     opened.close()
 
@@ -311,7 +311,7 @@ def test_payloads_of_a_raised_maximum_are_read_with_bounded_memory(name: str, pa
             sent[3] = Message(f"{name}.k", b"small")
             for message in sent:
                 publish(connection, name, [message])
-        reader = RangeReader(options, patience=10)
+        reader = RangeReader(options, patience=60)
         assert rows(reader.read(name, 0, len(sent), path=path)) == numbered(sent)
         assert len(reader.connection._buffer) <= (2 * 8 + 1) << 20
         reader.close()

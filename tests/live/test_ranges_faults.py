@@ -44,7 +44,7 @@ def proxied(server: NatsServer, name: str) -> Iterator[tuple[FaultProxy, RangeRe
     """A stream of `COUNT` messages, read through a proxy."""
     filled(server, name)
     with FaultProxy(server.url) as proxy:
-        reader = RangeReader(ConnectOptions(servers=(proxy.url,), request_timeout=1.0), patience=20)
+        reader = RangeReader(ConnectOptions(servers=(proxy.url,), request_timeout=1.0), patience=60)
         yield proxy, reader
         reader.close()
 
@@ -140,7 +140,7 @@ def test_a_server_that_dies_mid_read_and_comes_back_loses_nothing(
     own_server: NatsServer, name: str, path: Path, how: str
 ) -> None:
     many = 80_000  # 20 MB: more than the sockets' buffers and two pulls hold
-    reader = RangeReader(filled(own_server, name, many), patience=30)
+    reader = RangeReader(filled(own_server, name, many), patience=60)
     batches = reader.read(name, 0, many, path=path)
     read = [next(batches)]
     getattr(own_server, how)()
@@ -154,7 +154,7 @@ def test_a_consumer_deleted_mid_read_is_replaced(
     own_server: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = filled(own_server, name)
-    reader = RangeReader(options, patience=10)
+    reader = RangeReader(options, patience=60)
     with BlockingConnection.open(options) as connection:
         monkeypatch.setattr("parti.wire.attempt._PULL_BATCH", 1000)  # so that the read needs many pulls
         batches = reader.read(name, 0, COUNT, path="consumer")

@@ -99,7 +99,7 @@ async def test_a_cut_connection_loses_nothing_and_repeats_nothing(server: NatsSe
     names = [f"p{i}" for i in range(8)]
     async with FaultProxy(server.port) as proxy, bench_on(server, name) as bench:
         await bench.create()
-        options = ConnectOptions(servers=(proxy.url,), connect_timeout=1.0, request_timeout=1.0, reconnect_wait=0.05)
+        options = ConnectOptions(servers=(proxy.url,), connect_timeout=5.0, request_timeout=1.0, reconnect_wait=0.05)
         connection = await connect(options)
         try:
             effects = Effects()
@@ -118,13 +118,14 @@ async def test_a_cut_connection_loses_nothing_and_repeats_nothing(server: NatsSe
             await connection.close()
 
 
+@pytest.mark.slow
 async def test_missed_heartbeats_are_noticed_and_counted_and_a_stall_escalates_once(
     server: NatsServer, name: str
 ) -> None:
     """A half-open connection: nothing breaks, nothing comes. The heartbeats tell."""
     async with FaultProxy(server.port) as proxy, bench_on(server, name) as bench:
         await bench.create()
-        options = ConnectOptions(servers=(proxy.url,), connect_timeout=0.3, request_timeout=0.3, reconnect_wait=0.05)
+        options = ConnectOptions(servers=(proxy.url,), connect_timeout=5.0, request_timeout=0.5, reconnect_wait=0.05)
         connection = await connect(options)
         try:
             effects = Effects()
