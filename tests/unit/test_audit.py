@@ -282,7 +282,7 @@ def test_objectives_that_nothing_measured_stay_open() -> None:
 def test_updates_are_summed_over_the_metrics_pages_of_all_workers(tmp_path) -> None:
     lines = '# TYPE parti_worker_consumer_updates counter\nparti_worker_consumer_updates_total{result="%s"} %d\n'
     pages = []
-    for number, (result, count) in enumerate((("success", 9), ("failure", 1))):
+    for number, (result, count) in enumerate((("success", 9), ("failure", 1), ("noop", 5))):
         pages.append(tmp_path / f"{number}.txt")
         pages[-1].write_text(lines % (result, count))
     assert update_counts(tuple(map(str, pages))) == (9.0, 10.0)

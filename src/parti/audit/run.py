@@ -60,6 +60,7 @@ def audit(
     """Judge effects against what was published. The range is fixed at the start: later messages do not count.
 
     `compare` are the effects of another consumer or run, judged by `compare_rules` (else by the same), and for parity.
+    `updates` are the consumer updates of those who made `effects`: how many succeeded, and all (`update_counts`).
     """
     began = time.perf_counter()
     first_rules = rules or Rules()
@@ -77,7 +78,7 @@ def audit(
                 sums.judged[number],
                 sums.names,
                 sums.tempo,
-                updates,
+                updates if number == 0 else None,
                 whole=not published.subjects,
             ),
             Words(spark, published, tables[number]),

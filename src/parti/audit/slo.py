@@ -9,7 +9,7 @@ from parti.audit.model import Slo
 from parti.errors import ConfigError
 
 _UPDATES = "parti_worker_consumer_updates_total"
-_SUCCESS = "success"
+_SUCCESS, _FAILURE = "success", "failure"
 
 
 def slos(took: Spread, redelivery_ratio: float, updates: tuple[float, float] | None) -> tuple[Slo, ...]:
@@ -32,8 +32,9 @@ def update_counts(paths: tuple[str, ...]) -> tuple[float, float] | None:
         except ValueError as error:
             raise ConfigError(f"{path} is no metrics page in the Prometheus text format: {error}") from error
         for sample in (sample for family in families for sample in family.samples if sample.name == _UPDATES):
-            total += sample.value
-            good += sample.value if sample.labels.get("result") == _SUCCESS else 0.0
+            result = sample.labels.get("result")
+            good += sample.value if result == _SUCCESS else 0.0
+            total += sample.value if result in (_SUCCESS, _FAILURE) else 0.0  # not those with nothing to do
     return (good, total) if paths else None
 
 

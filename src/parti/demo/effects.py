@@ -20,6 +20,7 @@ _SCHEMA: Final = pa.schema(
         ("partition", pa.string()),
         ("key", pa.string()),
         ("attempts", pa.int32()),
+        ("took", pa.float64()),
         ("epoch", pa.int64()),
         ("owner", pa.string()),
         ("timestamp", pa.float64()),
@@ -39,11 +40,12 @@ class EffectLog:
         self._taken = 0
         self._files = 0
 
-    def take(self, effect: Effect, sequence: int, stored: float, attempt: int) -> None:
-        """One more."""
+    def take(self, effect: Effect, sequence: int, stored: float, attempt: int, began: float) -> None:
+        """One more; its handler took from when it began until now, when its effect is here."""
         self._taken += 1
-        where = (effect.partition, effect.key, attempt, effect.epoch, effect.owner)
-        self._rows.append((self._stream, sequence, self._taken, *where, stored, time.time()))
+        now = time.time()
+        where = (effect.partition, effect.key, attempt, max(0.0, now - began), effect.epoch, effect.owner)
+        self._rows.append((self._stream, sequence, self._taken, *where, stored, now))
         if len(self._rows) >= _ROWS:
             self.close()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from parti.audit import Effects, Published, Report, Rules, audit
+from parti.audit.slo import update_counts
 from parti.prove.fleet import STREAM
 from parti.spark.pipeline import Outcomes, Pipeline
 from parti.spark.pipeline.running_query import RunningPipeline
@@ -59,7 +60,7 @@ class DemoPipeline:
         self._running.wait(0)  # raises when the query has failed
         return self._running.totals.messages
 
-    def audit(self, workers: Path, *, repeats: int) -> Report:
+    def audit(self, workers: Path, metrics: Path, *, repeats: int) -> Report:
         """Stop the pipeline and judge both: what the workers' sink accepted, and the pipeline's outcome rows.
 
         Workers keep whole partitions in order and may repeat what was in hand at a crash or a freeze; the pipeline
@@ -73,6 +74,7 @@ class DemoPipeline:
             compare=Effects(path=str(self._folder / "outcomes"), label="pipeline on Spark"),
             rules=Rules(order="partition", duplicates=repeats),
             compare_rules=Rules(order="key"),
+            updates=update_counts(tuple(str(page) for page in sorted(metrics.glob("*.prom")))),
         )
 
     def close(self) -> None:

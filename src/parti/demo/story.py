@@ -65,7 +65,9 @@ async def tell(
         takes=0.0,
         log_level="error",
         worker={"max_subjects": partitions, "max_ack_pending": _IN_HAND},
+        metrics=str(folder / "metrics"),
     )
+    (folder / "metrics").mkdir(exist_ok=True)
     story = _Story(console, rng)
     effects = EffectLog(folder / "effects", STREAM)
     async with herd(shape, rng, fenced_sink=True, record=effects.take) as group:
@@ -87,7 +89,9 @@ async def tell(
                 await asyncio.sleep(2 * _LOOK)
             story.say(f"auditing {last:,} messages against what workers and pipeline did")
             # One worker crashes and one freezes: each may have had this much in hand.
-            report = await asyncio.to_thread(pipeline.audit, folder / "effects", repeats=2 * _IN_HAND)
+            report = await asyncio.to_thread(
+                pipeline.audit, folder / "effects", folder / "metrics", repeats=2 * _IN_HAND
+            )
         finally:
             await asyncio.to_thread(pipeline.close)
     return Told(verdict, group.sink.refused, report, tuple(story.events))

@@ -39,6 +39,8 @@ class Shape:
     ttl: float = 6.0
     takes: float = 0.001
     log_level: str = "warning"
+    metrics: str = ""
+    """A folder where each worker keeps its /metrics page; none when it is empty."""
     control: Mapping[str, Any] = field(default_factory=dict)
     worker: Mapping[str, Any] = field(default_factory=dict)
 
@@ -104,6 +106,7 @@ class Herd:
             "takes": self.shape.takes,
             "returning": returning,
             "log_level": self.shape.log_level,
+            "metrics": self.shape.metrics,
         }
         started = [await WorkerProcess.start(settings) for _ in range(count)]
         self.workers += started

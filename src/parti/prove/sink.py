@@ -17,9 +17,9 @@ from typing import Self
 from parti.clock import SystemClock
 from parti.testing.history import Effect, History, Verdict
 
-Origin = tuple[int, float, int]
-"""The sequence of an effect's message, when that was stored, and which attempt it was."""
-Record = Callable[[Effect, int, float, int], None]
+Origin = tuple[int, float, int, float]
+"""The sequence of an effect's message, when that was stored, which attempt it was, and when its handler began."""
+Record = Callable[[Effect, int, float, int, float], None]
 """Called with each accepted effect and its origin."""
 _GAPS = 200_000  # gaps kept: enough for percentiles of any run
 

@@ -7,12 +7,18 @@ import json
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 from typing import Any
+
+from prometheus_client import write_to_textfile
 
 from parti.config.sections import LogFormat, LogLevel, ObserveSection
 from parti.manager import ControlConfig, Hooks, Manager
 from parti.model import Lease
 from parti.observe.logs import configure_logging
+from parti.observe.metrics import NO_METRICS
+from parti.observe.prometheus import PrometheusMetrics
 from parti.prove.fleet import STREAM
 from parti.prove.sink import SinkClient
 from parti.prove.traffic import value_of
@@ -21,6 +27,8 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 from parti.worker import Message, WorkerConfig, WorkerConsumer
+
+_PAGE = 1.0  # seconds between two saved pages of metrics
 
 
 class StaleEffect(Exception):
@@ -32,21 +40,30 @@ def say(word: str, **fields: Any) -> None:
     print(json.dumps({"say": word, **fields}), flush=True)
 
 
+async def save_pages(metrics: PrometheusMetrics, folder: Path) -> None:
+    """Save this process's /metrics page again and again, for who reads it when the process is dead: until cancelled."""
+    while True:
+        await asyncio.to_thread(write_to_textfile, str(folder / f"{os.getpid()}.prom"), metrics.registry)
+        await asyncio.sleep(_PAGE)
+
+
 async def work(settings: dict[str, Any]) -> None:
     """Until SIGTERM: then hand over and leave."""
     options = ConnectOptions(servers=tuple(settings["urls"]), request_timeout=5.0, name="prove-worker")
     connection = await connect(options)
     sink = await SinkClient.open(int(settings["sink"]))
     config = WorkerConfig(stream=STREAM, subject_template=f"{STREAM}.{{partition}}", **settings["worker"])
-    consumer = WorkerConsumer(JetStreamApi(connection), config)
+    metrics = PrometheusMetrics() if settings["metrics"] else None
+    consumer = WorkerConsumer(JetStreamApi(connection), config, metrics=metrics or NO_METRICS)
     owner, takes = f"pid-{os.getpid()}", float(settings["takes"])
 
     @consumer.handler
     async def handle(message: Message) -> None:
+        began = time.time()
         key, producer, counter = value_of(message)
         if takes:
             await asyncio.sleep(takes)
-        origin = (message.sequence, message.timestamp, message.attempt)
+        origin = (message.sequence, message.timestamp, message.attempt, began)
         effect = Effect(message.partition.id, key, producer, counter, owner, message.lease.epoch)
         if not await sink.effect(effect, origin):
             raise StaleEffect("the sink knows a newer epoch")
@@ -69,11 +86,15 @@ async def work(settings: dict[str, Any]) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
     await manager.start(120.0)
     say("live", worker=manager.worker_id)
+    pages = metrics and asyncio.create_task(save_pages(metrics, Path(settings["metrics"])))
     stop = asyncio.ensure_future(asked.wait())
     await asyncio.wait({stop, manager.ended()}, return_when=asyncio.FIRST_COMPLETED)
     if not stop.done():
         stop.cancel()
         await manager.ended()  # a bug: end with its traceback instead of standing by in silence
+    if pages:
+        pages.cancel()
+        await asyncio.gather(pages, return_exceptions=True)
     await manager.stop(returning=bool(settings["returning"]))
     await sink.close()
     await connection.close()
