@@ -108,10 +108,10 @@ class Feed:
             self.high, self._owed = checkpoint.high, set(checkpoint.open)
         if not self._created and self._journal is not None:
             self._learn(await self._journal.done(created), floor)
-        self._created = created
         # What the owner before (or we, before the trouble) had pending would come back after AckWait, behind newer
         # messages of the same document. After a reset it comes at once, and in order (JETSTREAM.md 6).
         await self._js.consumer_reset(self.stream, self.durable)
+        self._created = created  # not before: an attach that failed learns anew
         for sequence in self._replies:  # as it is now: what was finished meanwhile must not be in hand again, for ever
             self._replies[sequence] = b""
         self._at_server = 0
