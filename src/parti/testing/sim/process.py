@@ -308,7 +308,10 @@ class Process:
         kv = self.cluster.kv
 
         def loaded(found: tuple[Entry, dict[str, Entry]]) -> None:
-            if self.election is None or self.members is None or self.election.term != term:
+            if self.election is None or self.election.term != term:
+                return
+            if self.members is None:  # who led before leads again at once, maybe before it knows who is here
+                self.world.after(TICK, self, again)
                 return
             (stored, revision), claims = found
             self.leader = reconcile.elect(
