@@ -15,7 +15,7 @@ import msgspec
 from parti.config.deliver import DeliverSection
 from parti.errors import PartiError
 from parti.tasks.errors import LeaseLost
-from parti.tasks.journal import Journal
+from parti.tasks.journal import Journal, merged
 from parti.tasks.storage import ensure_consumer
 from parti.wire.api import JetStreamApi
 from parti.wire.columns import Deliveries
@@ -103,11 +103,11 @@ class Feed:
         if self._created and stream["created"] != self._created.split(" ")[0]:
             # What is in hand would be taken for messages of the new stream that have the same sequences.
             raise LeaseLost(f"the stream {self.stream} was made anew: begin anew with it")
-        floor = int(info["ack_floor"]["stream_seq"])
         if checkpoint is not None and checkpoint.created == created:
             self.high, self._owed = checkpoint.high, set(checkpoint.open)
         if not self._created and self._journal is not None:
-            self._learn(await self._journal.done(created), floor)
+            said = await self._journal.done(created)
+            self.high, self._owed = merged(self.high, self._owed, said, int(info["ack_floor"]["stream_seq"]))
         # What the owner before (or we, before the trouble) had pending would come back after AckWait, behind newer
         # messages of the same document. After a reset it comes at once, and in order (JETSTREAM.md 6).
         await self._js.consumer_reset(self.stream, self.durable)
@@ -133,13 +133,6 @@ class Feed:
         )
         self._pull.start()
         self._say()
-
-    def _learn(self, done: set[int], floor: int) -> None:
-        """What the owner before us has done since its checkpoint, or, without one, above what the server knows."""
-        before = max(self.high, floor)
-        self.high = max(before, *done, before)
-        self._owed.update(range(before + 1, self.high + 1))
-        self._owed = {sequence for sequence in self._owed - done if sequence > floor}
 
     def detach(self) -> None:
         """Nothing more comes after this; what is in hand stays so."""

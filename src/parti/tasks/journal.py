@@ -8,7 +8,7 @@ needs no journal.) A checkpoint each second says it all in one message, and what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
 
@@ -26,6 +26,18 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(Entry)
+
+
+def merged(high: int, owed: Set[int], said: Set[int], floor: int) -> tuple[int, set[int]]:
+    """What is done, by all that is known: up to the new `high` everything but the new `owed`.
+
+    Known are a checkpoint in the same form (0 and nothing, without one), what the journal `said`, and the server's
+    ack floor.
+    """
+    before = max(high, floor)
+    top = max([before, *said])
+    still = (owed | set(range(before + 1, top + 1))) - said
+    return top, {sequence for sequence in still if sequence > floor}
 
 
 class Journal:
