@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
@@ -20,13 +21,16 @@ from parti.tasks.order import RuleBook
 from parti.tasks.policy import Outcome
 from parti.tasks.secrets import SecretStore
 from parti.tasks.transport import SendFailed
+from parti.testing import eventually
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def endpoint(serve: Serve) -> AsyncIterator[tuple[str, HttpTransport]]:
+async def endpoint(
+    serve: Serve, create: Callable[[int, int, int], socket.socket] = socket.socket
+) -> AsyncIterator[tuple[str, HttpTransport]]:
     """A url that is answered by `serve`, and a transport that may go there and nowhere else."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,7 +40,7 @@ async def endpoint(serve: Serve) -> AsyncIterator[tuple[str, HttpTransport]]:
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    transport = HttpTransport(DeliverSection(), AddressGuard((f"127.0.0.1/32@{port}",)))
+    transport = HttpTransport(DeliverSection(), AddressGuard((f"127.0.0.1/32@{port}",), create=create))
     await transport.open()
     try:
         yield f"http://127.0.0.1:{port}/hook?a=%20b", transport
@@ -113,19 +117,31 @@ async def test_a_header_with_a_line_break_opens_no_connection(headers: dict[str,
         assert transport.guard.opened == 0
 
 
+LARGE = b"x" * (32 << 20)  # more than the kernel buffers
+
+
 async def test_an_endpoint_that_answers_before_it_has_heard_everything_gets_a_new_connection() -> None:
+    sockets: list[socket.socket] = []
     release = asyncio.Event()
+
+    def create(family: int, kind: int, protocol: int) -> socket.socket:
+        sockets.append(socket.socket(family, kind, protocol))
+        return sockets[-1]
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+        if len(sockets) < 3:
+            writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
         await release.wait()  # never reads the rest
 
-    async with endpoint(serve) as (url, transport):
-        large = b"x" * (32 << 20)  # more than the kernel buffers
+    async with endpoint(serve, create) as (url, transport):
         for _ in range(2):
-            assert (await transport.post(request(url, large))).status == 413
+            assert (await transport.post(request(url, LARGE))).status == 413
         assert transport.guard.opened == 2
+        with pytest.raises(SendFailed):
+            await transport.post(request(url, LARGE, timeout=0.2))
+        # None of them waits for the endpoint to take the rest.
+        await eventually(lambda: all(made.fileno() == -1 for made in sockets))
         release.set()
 
 

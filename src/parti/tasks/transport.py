@@ -127,6 +127,7 @@ class HttpTransport:
                 try:
                     response = await self._exchange(connection, data, request.may_send)
                 except BaseException:
+                    _drop_unsent(connection)
                     connection.close()  # whatever is on its way would answer the next request
                     raise
                 connection.release()
@@ -152,7 +153,7 @@ class HttpTransport:
         while 100 <= message.code < 200 and message.code != _SWITCHING:
             message, content = await protocol.read()
         head = b"" if content.at_eof() else await self._read(content, protocol)
-        if transport.get_write_buffer_size():
+        if _drop_unsent(connection):
             protocol.force_close()  # it answered before it had heard everything
         return Response(message.code, message.headers.get("Retry-After"), head)
 
@@ -188,6 +189,15 @@ class HttpTransport:
                 protocol.force_close()
                 break
         return head
+
+
+def _drop_unsent(connection: Connection) -> bool:
+    """Whether something was still to be sent: a connection that is only closed waits until somebody takes it."""
+    transport = connection.transport
+    if transport is None or not transport.get_write_buffer_size():
+        return False
+    transport.abort()
+    return True
 
 
 def _serialize(first_lines: str, request: Request) -> bytes:
