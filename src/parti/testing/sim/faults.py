@@ -118,7 +118,8 @@ class Faults:
         """Nothing arrives for a while, anywhere."""
         self._world.log("network", "is cut")
         self._world.network = Network(lose=0.9)
-        self._world.after(self._world.rng.uniform(0.1, 1.0), None, self._calm)
+        longest = self._world.rng.choice((1.0, 2 * TERMS.ttl))  # shorter than a lease, or long enough to end them all
+        self._world.after(self._world.rng.uniform(0.1, longest), None, self._calm)
 
     def _leave(self) -> None:
         victim = self._victim()
