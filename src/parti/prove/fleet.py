@@ -26,6 +26,7 @@ from parti.wire.options import ConnectOptions
 from parti.worker import Message, WorkerConfig, WorkerConsumer
 
 STREAM = "PROVE"
+_STARTS_WITHIN = 240.0  # seconds; all workers share a process, and maybe a core with ten others
 
 
 class Scripted:
@@ -103,7 +104,7 @@ class Fleet:
         )
         self.managers.append(manager)
         self._stack.push_async_callback(_end, manager, connection)
-        await manager.start(60.0)
+        await manager.start(_STARTS_WITHIN)
         return manager
 
     async def _handle(self, owner: str, message: Message) -> None:
