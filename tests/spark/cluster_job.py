@@ -6,7 +6,9 @@ import json
 import sys
 from pathlib import Path
 
+from parti.audit import Effects, Published, audit
 from parti.spark import session
+from parti.wire.options import ConnectOptions
 
 master, servers, stream, folder = sys.argv[1:]
 spark = session(
@@ -35,10 +37,20 @@ query = (
     .trigger(availableNow=True)
     .start()
 )
-query.awaitTermination(100)
+query.awaitTermination(500)
 executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1  # the driver is one of them
 rows = spark.read.parquet(str(Path(folder) / "out"))
+effects = rows.where("sequence <> 500").selectExpr("*", "sequence as order")  # one is lost
+published = Published(stream=stream, connect=ConnectOptions(servers=(servers,)))
+(side,) = audit(spark, published, Effects(frame=effects)).sides
 print(
-    json.dumps({"rows": rows.count(), "distinct": rows.select("sequence").distinct().count(), "executors": executors})
+    json.dumps(
+        {
+            "rows": rows.count(),
+            "distinct": rows.select("sequence").distinct().count(),
+            "executors": executors,
+            "audit": {finding.name: list(finding.examples) for finding in side.findings if finding.count},
+        }
+    )
 )
 spark.stop()

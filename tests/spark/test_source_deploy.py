@@ -17,7 +17,7 @@ import pytest
 from parti.java import find_java
 from parti.testing import NatsCluster, eventually_blocking
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 JOB = Path(__file__).with_name("cluster_job.py")
 SPARK_HOME = Path(pyspark.__path__[0])
@@ -36,22 +36,28 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def run_job(master: str, stream, folder: Path) -> dict[str, int]:
+def run_job(master: str, stream, folder: Path) -> dict[str, object]:
     command = [sys.executable, str(JOB), master, stream.url, stream.name, str(folder)]
-    done = subprocess.run(command, env=environment(folder), cwd=folder, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=environment(folder), cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_executors_in_processes_of_their_own_read_everything_once(stream, tmp_path):
+def seen(stream) -> dict[str, object]:
+    """What the job prints when two executors read everything once, and its audit finds the message it kept back."""
+    lost = {"lost": [f"sequence 500 of key {stream.name}.k500"]}
+    return {"rows": 1000, "distinct": 1000, "executors": 2, "audit": lost}
+
+
+def test_executors_in_processes_of_their_own_read_everything_once_and_audit_it(stream, tmp_path):
     stream.publish(1000)
-    assert run_job("local-cluster[2,1,1024]", stream, tmp_path) == {"rows": 1000, "distinct": 1000, "executors": 2}
+    assert run_job("local-cluster[2,1,1024]", stream, tmp_path) == seen(stream)
 
 
-def test_a_standalone_master_with_two_workers_reads_everything_once(stream, tmp_path):
+def test_a_standalone_master_with_two_workers_reads_everything_once_and_audits_it(stream, tmp_path):
     stream.publish(1000)
     with standalone(tmp_path) as master:
-        assert run_job(master, stream, tmp_path) == {"rows": 1000, "distinct": 1000, "executors": 2}
+        assert run_job(master, stream, tmp_path) == seen(stream)
 
 
 @contextlib.contextmanager
