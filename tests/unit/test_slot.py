@@ -101,13 +101,14 @@ def test_a_release_stops_drains_settles_and_passes_the_position_on() -> None:
     assert effects == []
     state, effects = feed(state, Done(11))
     assert effects == [Revoked(claim.lease()), Settle(P, 2)]
+    assert state.unreleased == (prepare.epoch, 14)
     state, effects = feed(state, Settled(1))
     assert effects == []
     state, effects = feed(state, Settled(2))
     assert effects == [WriteClaim(claims.release(prepare, A, cursor=14), 3)]
     released = claims.release(prepare, A, cursor=14)
     state, effects = feed(state, ClaimSeen(released, 4))
-    assert (state.phase, effects) == (Phase.IDLE, [Discard(P)])
+    assert (state.phase, effects, state.unreleased) == (Phase.IDLE, [Discard(P)], None)
 
 
 def test_an_aborted_release_resets_and_goes_on() -> None:

@@ -95,6 +95,15 @@ class Holding:
     def drained(self) -> bool:
         return self.done >= self.tail
 
+    @property
+    def unreleased(self) -> tuple[int, int] | None:
+        """(epoch, cursor) while the last word on a partition that we gave away is not in its claim yet.
+
+        Whoever takes over before it is must find it among our positions, or repeats all since the claim's own cursor.
+        """
+        unheard = self.phase is Phase.RELEASING and self.claim is not None and self.claim.owner == self.me
+        return (self.claim.epoch, self.cursor) if unheard and self.claim is not None else None
+
     def __repr__(self) -> str:
         epoch = self.lease.epoch if self.lease else None
         return f"<Holding {self.partition} {self.phase} epoch={epoch} cursor={self.cursor} T={self.target}>"

@@ -79,6 +79,13 @@ class Slot:
     def drained(self) -> bool:
         return self.done >= self.tail
 
+    @property
+    def unreleased(self) -> tuple[int, int] | None:
+        """As `Holding.unreleased`."""
+        stopped = self.phase in (Phase.SETTLING, Phase.RELEASING)
+        unheard = stopped and self.claim is not None and self.claim.owner == self.me
+        return (self.claim.epoch, self.cursor) if unheard and self.claim is not None else None
+
     def __repr__(self) -> str:
         epoch = self.lease.epoch if self.lease else None
         return f"<Slot {self.partition} {self.phase} epoch={epoch} cursor={self.cursor}>"

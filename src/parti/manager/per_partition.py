@@ -103,7 +103,8 @@ class PerPartitionPlane(SlotPlane):
         """Nothing to prepare: a durable is touched when its partition is ours."""
 
     def positions(self) -> dict[PartitionId, tuple[int, int]]:
-        return {p: (s.lease.epoch, s.cursor) for p, s in self._slots.items() if s.lease is not None}
+        found = {p: (s.lease.epoch, s.cursor) if s.lease is not None else s.unreleased for p, s in self._slots.items()}
+        return {p: at for p, at in found.items() if at is not None}
 
     def tick(self, now: float) -> None:
         for flow in self._flows.values():

@@ -99,6 +99,8 @@ class PerWorkerPlane:
         for partition, held in self._holdings.items():
             if held.lease is not None and partition in self._applied and held.phase is not Phase.ADDING:
                 found[partition] = (held.lease.epoch, self._consumer.position(partition).cursor)
+            elif (unreleased := held.unreleased) is not None:
+                found[partition] = unreleased
         return found
 
     def tick(self, now: float) -> None:  # noqa: ARG002 - the protocol's signature
@@ -118,6 +120,7 @@ class PerWorkerPlane:
         leases = {p: h.lease for p, h in self._holdings.items() if h.lease is not None and p in self._applied}
         cursors = await asyncio.gather(*(self._consumer.stop_partition(p) for p in leases))
         final = {p: (lease.epoch, cursor) for (p, lease), cursor in zip(leases.items(), cursors, strict=True)}
+        final |= {p: h.unreleased for p, h in self._holdings.items() if h.unreleased is not None}
         await self._consumer.close()
         return final
 

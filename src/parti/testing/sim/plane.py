@@ -64,7 +64,8 @@ class Plane(ABC):
         return not any(s.lease is not None or s.phase not in ("idle", "released") for s in self.states())
 
     def positions(self) -> dict[PartitionId, tuple[int, int]]:
-        return {s.partition: (s.lease.epoch, s.cursor) for s in self.states() if s.lease is not None}
+        found = {s.partition: (s.lease.epoch, s.cursor) if s.lease is not None else s.unreleased for s in self.states()}
+        return {p: at for p, at in found.items() if at is not None}
 
     def final_positions(self) -> dict[PartitionId, tuple[int, int]]:
         return self.positions()
