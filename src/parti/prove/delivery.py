@@ -220,7 +220,7 @@ _FAULTS: tuple[Reply, ...] = (
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    rounds, partitions = 3 if ctx.quick else int(ctx.options["rounds"]), int(ctx.options["partitions"])
+    rounds, partitions = len(TROUBLES) if ctx.quick else int(ctx.options["rounds"]), int(ctx.options["partitions"])
     rng, clock = ctx.random(), SystemClock()
     async with _open(rng) as (server, stage, options):
         figures: dict[str, Figure] = {"rounds": rounds}
