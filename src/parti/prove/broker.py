@@ -28,6 +28,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
         partitions=int(options["partitions"]),
         rate=float(options["rate"]),
         layout=str(options["layout"]),
+        retention=str(options["retention"]),
         ttl=float(options["ttl"]),
     )
     cuts = [1.0, 3.0] if ctx.quick else [1.0, 2.0, 5.0, 10.0, 20.0, 30.0]
@@ -133,5 +134,6 @@ PROOF = Proof(
         Option("kills", 5, "times the server is killed"),
         Option("ttl", 6.0, "lease TTL in seconds"),
         Option("layout", "per-worker", "per-worker or per-partition"),
+        Option("retention", "limits", "limits, interest or workqueue"),
     ),
 )
