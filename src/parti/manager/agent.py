@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -157,6 +158,11 @@ class Agent:
 
     def allows(self, lease: Lease) -> bool:
         return self.plane is not None and self.may_act() and self.plane.allows(lease)
+
+    def reconnected(self) -> None:
+        """NATS is back: renew, or look for an id, at the next tick. The lease may have less left than a usual retry."""
+        if not self._identity.hold.waiting:
+            self._identity = replace(self._identity, hold=self._identity.hold.failed(self.clock.now()))
 
     def _end(self, ending: Ending) -> None:
         if not self._ended.done():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Self
 
 from parti.clock import Clock, SystemClock
@@ -27,6 +27,7 @@ from parti.observe.logs import get_logger
 from parti.observe.metrics import NO_METRICS, Metrics
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
+from parti.wire.events import ConnectionEvent, EventKind
 from parti.wire.filters import SubjectFilter
 from parti.worker import WorkerConsumer
 
@@ -86,6 +87,7 @@ class Manager:
         self._degraded = Degraded(config, nc, self._hooks, self._observer, metrics, self._clock)
         self._stopping = False
         self._former = Former()
+        self._unwatch: Callable[[], None] = lambda: None
         self._subscriptions: list[Any] = []
         self._instance = config.instance or f"process-{secrets.token_hex(6)}"
         if isinstance(consumer, WorkerConsumer):
@@ -213,6 +215,7 @@ class Manager:
         )
         self._retention = await self._read_retention()
         self._observer.watch(self)
+        self._unwatch = self._nc.add_listener(self._on_connection)
         self._main = asyncio.get_running_loop().create_task(self._run(), name="parti-manager")
         await self._listen()
         live = asyncio.ensure_future(self._observer.wait_until(self._is_live))
@@ -355,7 +358,12 @@ class Manager:
             await self._nc.subscribe(f"{self._subject}.refresh", cb=refresh),
         ]
 
+    def _on_connection(self, event: ConnectionEvent) -> None:
+        if event.kind is EventKind.RECONNECTED and self._agent is not None:
+            self._agent.reconnected()
+
     async def _unlisten(self) -> None:
+        self._unwatch()
         for subscription in self._subscriptions:
             if not self._nc.is_closed:
                 await subscription.unsubscribe()
