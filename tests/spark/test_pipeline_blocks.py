@@ -6,9 +6,11 @@ import random
 from itertools import pairwise
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parti.spark.pipeline import blocks
 from parti.spark.pipeline.blocks import BLOCK_BYTES, PARKED, Packing, unpacked
 from parti.wire.outgoing import HEADERS
 
@@ -28,9 +30,9 @@ def batch(first: int, partitions: list[int | None], *, size: int = 3, headers: b
     return pa.RecordBatch.from_pydict(columns)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
-    ranges=st.lists(st.lists(st.integers(0, 900), min_size=1, max_size=4), min_size=1, max_size=4),
+    ranges=st.lists(st.lists(st.integers(0, 200), min_size=1, max_size=3), min_size=1, max_size=3),
     tasks=st.integers(1, 5),
     seed=st.integers(0, 1 << 32),
 )
@@ -63,6 +65,22 @@ def test_a_task_gathers_small_batches_and_no_more_than_its_share_of_memory():
     made = list(Packing(8).pack(iter(large)))
     assert len(made) == 3
     assert max(part.nbytes for part in made) < 2 * BLOCK_BYTES
+
+
+@settings(max_examples=40, deadline=None)
+@given(cuts=st.lists(st.integers(1, 599), max_size=8), heavy=st.integers(1, 500), parking=st.booleans())
+def test_blocks_are_the_same_however_their_messages_arrived(cuts, heavy, parking):
+    parts = [batch(1, [number % 7 for number in range(heavy)]), batch(heavy + 1, [3] * 5, size=400)]
+    parts.append(batch(heavy + 6, [number % 5 for number in range(600 - heavy)]))
+    whole = pa.concat_batches(parts)
+    ends = sorted({*cuts, whole.num_rows})
+    packing = Packing(2, parking=parking)
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(blocks, "_ROWS", 40)
+        small.setattr(blocks, "BLOCK_BYTES", 1_000)
+        at_once = list(packing.pack(iter([whole])))
+        assert len(at_once) > 600 // 80
+        assert list(packing.pack(whole.slice(start, end - start) for start, end in pairwise([0, *ends]))) == at_once
 
 
 def test_parked_messages_and_new_ones_have_the_same_columns_wherever_they_come_from():

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -38,8 +39,8 @@ PARKED: Final = pa.schema(
     ]
 )
 """The columns of all messages of a pipeline that parks, whether they come from the stream or were parked."""
-_ENOUGH: Final = 512  # messages of a block, on average, that make its own cost (some 0.1 ms) small
-BLOCK_BYTES: Final = 8 << 20  # bytes that a task gathers before it hands out blocks, whatever their number
+_ROWS: Final = 4096  # messages of a block on average: its own cost, some 0.1 ms, is small beside theirs
+BLOCK_BYTES: Final = 8 << 20  # ... or bytes of payload that make the blocks of all tasks, whatever their number
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +52,32 @@ class Packing:
     """Whether parked messages travel along, with columns of their own."""
 
     def pack(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same messages as rows of `DDL`, in the order they came within each task."""
+        """The same messages as rows of `DDL`, in the order they came within each task.
+
+        Where blocks end depends on the messages alone, not on how they arrived: a task that is run again makes the
+        same rows, which Spark checks by a sum, and else runs again what came behind it.
+        """
         waiting: list[pa.RecordBatch] = []
         rows = size = 0
         for batch in batches:
-            if not batch.num_rows:
-                continue
-            waiting.append(self._completed(batch) if self.parking else batch)
-            rows, size = rows + batch.num_rows, size + batch.nbytes
-            if rows >= _ENOUGH * self.tasks or size >= BLOCK_BYTES:
-                yield self._blocks(waiting)
-                waiting, rows, size = [], 0, 0
+            whole = self._completed(batch) if self.parking else batch
+            sizes = np.asarray(pc.fill_null(pc.binary_length(whole.column("value")), 0), dtype=np.int64)
+            start = 0
+            while start < len(sizes):
+                count = self._until(sizes[start:], rows, size)
+                waiting.append(whole.slice(start, count))
+                rows, size = rows + count, size + int(sizes[start : start + count].sum())
+                start += count
+                if rows >= _ROWS * self.tasks or size >= BLOCK_BYTES:
+                    yield self._blocks(waiting)
+                    waiting, rows, size = [], 0, 0
         if waiting:
             yield self._blocks(waiting)
+
+    def _until(self, sizes: npt.NDArray[np.int64], rows: int, size: int) -> int:
+        """How many of these messages belong to the blocks that hold so many rows and bytes already."""
+        full = int(np.searchsorted(np.cumsum(sizes), BLOCK_BYTES - size)) + 1
+        return min(full, _ROWS * self.tasks - rows, len(sizes))
 
     def _blocks(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
