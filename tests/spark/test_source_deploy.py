@@ -36,28 +36,25 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def run_job(master: str, stream, folder: Path) -> dict[str, object]:
-    command = [sys.executable, str(JOB), master, stream.url, stream.name, str(folder)]
+def run_job(master: str, stream, folder: Path, *more: str) -> dict[str, object]:
+    command = [sys.executable, str(JOB), master, stream.url, stream.name, str(folder), *more]
     done = subprocess.run(command, env=environment(folder), cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def seen(stream) -> dict[str, object]:
-    """What the job prints when two executors read everything once, and its audit finds the message it kept back."""
-    lost = {"lost": [f"sequence 500 of key {stream.name}.k500"]}
-    return {"rows": 1000, "distinct": 1000, "executors": 2, "audit": lost}
-
-
 def test_executors_in_processes_of_their_own_read_everything_once_and_audit_it(stream, tmp_path):
     stream.publish(1000)
-    assert run_job("local-cluster[2,1,1024]", stream, tmp_path) == seen(stream)
+    lost = {"lost": [f"sequence 500 of key {stream.name}.k500"]}  # the audit is not told of that one
+    seen = run_job("local-cluster[2,1,1024]", stream, tmp_path, "audit")
+    assert seen == {"rows": 1000, "distinct": 1000, "executors": 2, "audit": lost}
 
 
-def test_a_standalone_master_with_two_workers_reads_everything_once_and_audits_it(stream, tmp_path):
+def test_a_standalone_master_with_two_workers_reads_everything_once(stream, tmp_path):
     stream.publish(1000)
     with standalone(tmp_path) as master:
-        assert run_job(master, stream, tmp_path) == seen(stream)
+        seen = run_job(master, stream, tmp_path)
+    assert seen == {"rows": 1000, "distinct": 1000, "executors": 2, "audit": {}}
 
 
 @contextlib.contextmanager
