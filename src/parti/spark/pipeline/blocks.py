@@ -1,7 +1,7 @@
 """Messages on their way through a shuffle: whole blocks of them, each one binary value, instead of a row a message.
 
-A row a message cost the JVM 3.5 us of processor time on its way (out of Arrow, into the shuffle, through the sort, and
-back into Arrow), more than reading the message and handling it together; a block costs it nothing but its bytes.
+A row a message cost the JVM's tasks 2.0 us of processor time (out of Arrow, into the shuffle, through the sort, and
+back into Arrow), as much as the Python side of it; in blocks it is 0.9 us, most of that for the bytes.
 
 Order needs no sort of rows either. A reading task yields its range in order, and the ranges of a batch do not overlap:
 so the blocks of a task, sorted by the sequence of their first message, are its messages in stream order.
