@@ -38,7 +38,7 @@ _SIZE = 128
 _WAIT = 0.005
 _RATE = 1_000
 _WITHIN = 300.0
-_WARM = 3  # queries of each kind before they count: in the fifth the compiler still took a fifth of the JVM's time or more
+_WARM = 3  # queries of each kind before they count: in the fifth the JVM's compilers still took a fifth of its time
 _SETTINGS: dict[str, Any] = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": 2}
 
 PlanName = Literal["auto", "fused", "shuffled"]
