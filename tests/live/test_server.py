@@ -410,6 +410,25 @@ async def test_a_cluster_is_current_after_each_step_of_a_rolling_restart(cluster
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
+def test_a_cluster_that_loses_a_node_while_it_forms_is_formed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    start = NatsServer.start
+
+    def start_and_lose_one(server: NatsServer) -> None:
+        start(server)
+        if server.name == "n2" and not killed:
+            killed.append(server.pid)
+            server.kill()
+
+    monkeypatch.setattr(NatsServer, "start", start_and_lose_one)
+    with NatsServer.cluster(3) as cluster:
+        assert "running=3/3" in repr(cluster)
+        assert cluster.meta_leader() in range(3)
+    assert len(killed) == 1
+
+
+@pytest.mark.cluster
 async def test_nodes_that_do_not_advertise_keep_clients_where_they_connected() -> None:
     async with NatsServer.cluster(3, advertise=False) as cluster:
         connection = await nats.connect(cluster.urls[0])

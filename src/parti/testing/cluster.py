@@ -15,7 +15,7 @@ from parti.testing.running import Running
 from parti.testing.server import NatsServer
 
 _CURRENT_WITHIN = 60.0  # electing the first meta leader takes 1 to 5 s; a loaded machine takes longer
-_PORT_TRIES = 5
+_TRIES = 3
 
 
 class NatsCluster(Running):
@@ -39,12 +39,13 @@ class NatsCluster(Running):
 
     def start(self) -> None:
         """After this returns, the cluster has a meta leader and every node has caught up with it."""
-        for left in reversed(range(_PORT_TRIES)):
+        for left in reversed(range(_TRIES)):
             self.servers = self._describe()
             try:
                 self._each(NatsServer.start)
-                self.wait_current()
-            except PortTaken:  # of a route: the servers pick their client ports themselves
+                self._wait_current(_CURRENT_WITHIN, all_run=True)
+            # The port of a route was taken by somebody else; a server may notice that after it has called itself ready.
+            except (PortTaken, NeverHappened):
                 self.stop()
                 if left == 0:
                     raise
@@ -74,9 +75,15 @@ class NatsCluster(Running):
 
     def wait_current(self, timeout: float = _CURRENT_WITHIN) -> None:
         """Return when every stream and consumer of the running nodes has a leader to which all of them are current."""
+        self._wait_current(timeout, all_run=False)
+
+    def _wait_current(self, timeout: float, *, all_run: bool) -> None:
         seen: list[str] = []
 
         def current() -> bool:
+            ended = [server for server in self.servers if not server.running] if all_run else []
+            if ended:
+                raise NeverHappened(f"{ended[0].name} ended while the cluster formed: {ended[0].log_tail()}")
             seen[:] = what_lags(self._reports(), self.size)
             return not seen
 
