@@ -18,7 +18,7 @@ FAST = {"retry_delays": ("10ms",), "max_deliver": 3}
 async def letters(bench: Bench) -> list[DeadLetter]:
     stream = f"{bench.stream}_DLQ"
     state = (await bench.js.stream_info(stream))["state"]
-    found = [await bench.js.msg_get(stream, seq=seq) for seq in range(state["first_seq"], state["last_seq"] + 1)]
+    found = [await bench.js.msg_get(stream, seq=seq) for seq in range(state["first_seq"] or 1, state["last_seq"] + 1)]
     return [DeadLetter.from_stored(stored) for stored in found]
 
 
