@@ -101,8 +101,9 @@ class Holding:
 
         Whoever takes over before it is must find it among our positions, or repeats all since the claim's own cursor.
         """
-        unheard = self.phase is Phase.RELEASING and self.claim is not None and self.claim.owner == self.me
-        return (self.claim.epoch, self.cursor) if unheard and self.claim is not None else None
+        if self.phase is not Phase.RELEASING or self.claim is None or self.claim.owner != self.me:
+            return None
+        return self.claim.epoch, self.cursor
 
     def __repr__(self) -> str:
         epoch = self.lease.epoch if self.lease else None

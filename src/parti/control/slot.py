@@ -83,8 +83,9 @@ class Slot:
     def unreleased(self) -> tuple[int, int] | None:
         """As `Holding.unreleased`."""
         stopped = self.phase in (Phase.SETTLING, Phase.RELEASING)
-        unheard = stopped and self.claim is not None and self.claim.owner == self.me
-        return (self.claim.epoch, self.cursor) if unheard and self.claim is not None else None
+        if not stopped or self.claim is None or self.claim.owner != self.me:
+            return None
+        return self.claim.epoch, self.cursor
 
     def __repr__(self) -> str:
         epoch = self.lease.epoch if self.lease else None

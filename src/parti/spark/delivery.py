@@ -19,7 +19,7 @@ from parti.spark.delivery_task import Before, Deliver
 from parti.spark.pipeline.definition import Outcomes, Pipeline
 from parti.spark.pipeline.lease import Standby
 from parti.spark.pipeline.policy import Retries
-from parti.tasks.feed import Checkpoint
+from parti.tasks.feed import Checkpoint, made_at
 from parti.tasks.guard import AddressGuard
 from parti.tasks.journal import Journal
 from parti.tasks.names import Names
@@ -29,7 +29,6 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.errors import ConsumerNotFound
 from parti.wire.kv import KeyValue
-from parti.wire.kv_model import KeyNotFound
 from parti.wire.options import ConnectOptions
 
 _ONE_ATTEMPT = Retries(attempts=1, then="park")
@@ -123,38 +122,33 @@ async def _prepare(
     try:
         js = JetStreamApi(connection)
         bucket = await ensure_streams(js, msgspec.structs.replace(config, partitions=1))
-        stream = (await js.stream_info(config.stream))["config"]
-        replicas = int(stream["num_replicas"])
+        stream = await js.stream_info(config.stream)
+        replicas = int(stream["config"]["num_replicas"])
         if not taking_over:
             return "earliest", "durable", replicas, Before()
         names = Names(config.stream)
         await _refuse_others(js, bucket, names)
-        if stream["retention"] == "workqueue":
+        if stream["config"]["retention"] == "workqueue":
             return "earliest", "purge", replicas, Before()
         try:
             info = await js.consumer_info(config.stream, config.durable)
         except ConsumerNotFound:
             await ensure_consumer(js, config.stream, config.durable, [f"{config.stream}.>"], config)
             return "earliest", "durable", replicas, Before()
-        before = await _done_before(js, bucket, names, info["created"])
+        before = await _done_before(bucket, Journal(js, names, 0), made_at(stream, info))
         return str(info["ack_floor"]["stream_seq"] + 1), "durable", replicas, before
     finally:
         await connection.close()
 
 
-async def _done_before(js: JetStreamApi, bucket: KeyValue, names: Names, consumer: str) -> Before:
-    """What the TaskConsumer has done above the durable's position: not to be sent again by a change of engines."""
-    stream = await js.stream_info(names.stream)
-    created = f"{stream['created']} {consumer}"
-    said = await Journal(js, names, 0).done(created)
-    try:
-        entry = await bucket.get("done.0")
-        checkpoint = msgspec.json.decode(entry.value, type=Checkpoint)
-    except (KeyNotFound, msgspec.DecodeError):
-        return Before(said=frozenset(said))
-    if checkpoint.created != created:
-        return Before(said=frozenset(said))
-    return Before(checkpoint.high, frozenset(checkpoint.open), frozenset(said))
+async def _done_before(bucket: KeyValue, journal: Journal, created: str) -> Before:
+    """What the TaskConsumer has done above the durable's position: not to be sent again by a change of engines.
+
+    The position itself says nothing here: once this engine has moved it, what it parked lies below.
+    """
+    saved = await Checkpoint.load(bucket, 0)
+    checkpoint = saved if saved is not None and saved.created == created else Checkpoint()
+    return Before(checkpoint.high, frozenset(checkpoint.open), frozenset(await journal.done(created)))
 
 
 async def _refuse_others(js: JetStreamApi, bucket: KeyValue, names: Names) -> None:

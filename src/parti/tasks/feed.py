@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -19,6 +20,8 @@ from parti.tasks.journal import Journal, merged
 from parti.tasks.storage import ensure_consumer
 from parti.wire.api import JetStreamApi
 from parti.wire.columns import Deliveries
+from parti.wire.kv import KeyValue
+from parti.wire.kv_model import KeyNotFound
 from parti.wire.live import LiveConnection
 from parti.wire.pull import LivePull, PullSettings
 from parti.wire.stored import parse_headers
@@ -44,6 +47,22 @@ class Checkpoint(msgspec.Struct, frozen=True):
     created: str = ""
     high: int = 0
     open: tuple[int, ...] = ()
+
+    @classmethod
+    async def load(cls, bucket: KeyValue, slot: int) -> Checkpoint | None:
+        """What the last owner of the partition has left; None when that is nothing, or cannot be read."""
+        try:
+            return msgspec.json.decode((await bucket.get(f"done.{slot}")).value, type=cls)
+        except (KeyNotFound, msgspec.DecodeError):
+            return None
+
+    async def save(self, bucket: KeyValue, slot: int) -> None:
+        await bucket.put(f"done.{slot}", msgspec.json.encode(self))
+
+
+def made_at(stream: Mapping[str, Any], consumer: Mapping[str, Any]) -> str:
+    """Tells this very stream and consumer, by their infos, from later ones of the same names."""
+    return f"{stream['created']} {consumer['created']}"
 
 
 class Feed:
@@ -99,7 +118,7 @@ class Feed:
         await ensure_consumer(self._js, self.stream, self.durable, self._filters, self._config, start)
         info = await self._js.consumer_info(self.stream, self.durable)
         stream = await self._js.stream_info(self.stream)
-        created = f"{stream['created']} {info['created']}"
+        created = made_at(stream, info)
         if self._created and stream["created"] != self._created.split(" ")[0]:
             # What is in hand would be taken for messages of the new stream that have the same sequences.
             raise LeaseLost(f"the stream {self.stream} was made anew: begin anew with it")

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 from typing import Any
 
-import msgspec
-
 from parti.backoff import Backoff
 from parti.errors import PartiError
 from parti.observe import delivery_metrics as m
@@ -22,7 +20,6 @@ from parti.tasks.park import Park, decode_wake
 from parti.tasks.tools import Tools
 from parti.wire.api import JetStreamApi
 from parti.wire.kv import KeyValue
-from parti.wire.kv_model import KeyNotFound
 
 _BACKOFF = Backoff(base=0.05, cap=2.0, max_tries=None)
 _CHECKPOINT_EVERY = 1.0  # seconds; the journal says what happens in between
@@ -196,11 +193,7 @@ class Slot:
         self.lease.check()
         await self._park.claim(self.lease.epoch)
         await self._sweep(self.lanes)
-        try:
-            entry = await self._bucket.get(f"done.{self.lease.slot}")
-            return msgspec.json.decode(entry.value, type=Checkpoint)
-        except (KeyNotFound, msgspec.DecodeError):
-            return None
+        return await Checkpoint.load(self._bucket, self.lease.slot)
 
     async def _sweep(self, lanes: Lanes) -> None:
         """No parked document stays asleep: one without a schedule is woken."""
@@ -243,7 +236,7 @@ class Slot:
         if (journal := self._journal) is not None:
             told = await journal.end()
             checkpoint = self.main.checkpoint()  # after the look at the journal: so it covers all that stands there
-        await self._bucket.put(f"done.{self.lease.slot}", msgspec.json.encode(checkpoint))
+        await checkpoint.save(self._bucket, self.lease.slot)
         self._saved = checkpoint
         if journal is not None and told:
             await journal.forget(told)
