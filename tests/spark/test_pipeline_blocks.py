@@ -88,7 +88,7 @@ def test_parked_messages_and_new_ones_have_the_same_columns_wherever_they_come_f
     entry = pa.struct([("key", pa.string()), ("value", pa.binary())])
     names = {"timestamp": pa.timestamp("us", tz="Etc/UTC"), "headers": pa.list_(pa.field("element", entry))}
     theirs = pa.schema([field.with_type(names.get(field.name, field.type)) for field in PARKED])
-    row = batch(1, [3], headers=True).to_pylist()[0] | {"parked_until": 7.5, "parked_times": 2}
+    row = batch(1, [3], headers=True).to_pylist()[0] | {"parked_until": 7.5, "parked_times": 2, "parked_alone": True}
     parked = pa.RecordBatch.from_pylist([row], theirs)
     packing = Packing(1, parking=True)
     both = [part for source in ([parked], [batch(5, [3])]) for made in packing.pack(iter(source)) for part in (made,)]

@@ -145,6 +145,10 @@ def test_what_is_no_pipeline_is_refused(folder, what, wrong):
         ({"trigger": "soon"}, "soon"),
         ({"handler": 5}, "the handler is int"),
         ({"key": "payload:id", "partition_by": "2"}, "partition is that of the key"),
+        ({"key": "payload:"}, "name a field"),
+        ({"key": "payload:a,b..c"}, "name a field"),
+        ({"key": "payload:a,a.b.c"}, "name a field"),
+        ({"key": "payload:a.b,a"}, "name a field"),
     ],
 )
 def test_a_pipeline_that_cannot_work_is_refused_when_it_is_made(more, wrong):

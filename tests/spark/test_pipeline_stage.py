@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from parti.spark.pipeline import Emit, Retries
 from parti.spark.pipeline.batch_calls import rebatched
+from parti.spark.pipeline.blocks import PARKED, completed, unpacked
 from parti.spark.pipeline.message import RowMessage
 from parti.spark.pipeline.outcomes import Shape
-from parti.spark.pipeline.policy import Policy, Postpone, Rested
+from parti.spark.pipeline.policy import Aside, Policy, Postpone, Rested
 from parti.spark.pipeline.source import PayloadKey
 from parti.spark.pipeline.stage import Stage
 from parti.wire.outgoing import HEADERS
@@ -54,6 +55,7 @@ def batches(count: int, keys: int, size: int = 500) -> Iterator[pa.RecordBatch]:
 def outcomes(handler: Callable[..., Any], parts: Iterable[pa.RecordBatch], **stage: Any) -> list[Any]:
     retries, name = stage.pop("retries", QUICK), stage.pop("name", "test")
     shape = Shape(results=stage.pop("with_results", False), parking=retries.then == "park")
+    parts = (completed(part) if "parked_until" in part.schema.names else part for part in parts)
     made = Stage(handler, name, "IN", policy=Policy(retries), shape=shape, **stage).run(iter(parts))
     return [row for part in made for row in part.to_pylist()]
 
@@ -364,6 +366,105 @@ def test_a_parked_message_waits_as_long_as_its_handler_asks_and_a_postponed_one_
     assert (later.outcome.value, later.park_for, later.counted) == ("parked", 3.0, False)  # type: ignore[union-attr]
     elsewhere = Policy(Retries(attempts=2)).decide(Postpone(3.0), attempt=1, waited=0.0, parked=0)
     assert elsewhere == Again(3.0, "")  # where nothing is parked it is a retry like any other
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_message_that_is_set_aside_lets_later_ones_of_its_key_pass_until_it_is_due(kind):
+    seen: list[int] = []
+
+    def work(message: RowMessage) -> Any:
+        seen.append(message.sequence)
+        return Aside(60.0, "later") if message.sequence == 1 and len(seen) < 4 else None
+
+    async def work_async(message: RowMessage) -> Any:
+        await asyncio.sleep(0)
+        return work(message)
+
+    handler = work if kind == "plain" else work_async
+    rows = outcomes(handler, [batch(["a", "a", "b"])], retries=PARK)
+    assert sorted(seen) == [1, 2, 3]
+    assert [row["outcome"] for row in rows] == ["parked", "done", "done"]
+    (kept,) = [row for row in rows if row["outcome"] == "parked"]
+    assert (kept["parked_times"], kept["parked_alone"]) == (1, True)
+    assert kept["parked_until"] > time.time() + 30
+
+    def again(until: float) -> list[Any]:
+        columns = {"parked_until": [until, 0.0, 0.0], "parked_times": [1, 0, 0], "parked_alone": [True, False, False]}
+        made = batch(["a", "a", "b"], **{name: pa.array(values) for name, values in columns.items()})
+        return outcomes(handler, [made], retries=PARK)
+
+    seen.clear()
+    rows = again(kept["parked_until"])
+    assert sorted(seen) == [2, 3]
+    assert [row["outcome"] for row in rows] == ["parked", "done", "done"]
+    assert (rows[0]["parked_until"], rows[0]["parked_times"], rows[0]["parked_alone"]) == (
+        kept["parked_until"],
+        1,
+        True,
+    )
+    seen[:] = [0, 0, 0, 0]
+    assert [row["outcome"] for row in again(time.time() - 1)] == ["done"] * 3
+    assert seen.index(1) < seen.index(2)
+
+
+def test_a_message_set_aside_is_left_alone_when_the_pipeline_stops_before_it():
+    def work(message: RowMessage) -> Any:
+        return Reject("no") if message.sequence == 4 else Retry(error="down")
+
+    columns = {"parked_until": [0.0, time.time() + 60], "parked_times": [0, 2], "parked_alone": [False, True]}
+    made = batch(["a", "b"], **{name: pa.array(values) for name, values in columns.items()})
+    stage = Stage(
+        work,
+        "test",
+        "IN",
+        policy=Policy(Retries(attempts=1, delays=(0.0,), then="stop")),
+        shape=Shape(parking=True),
+    )
+    rows = [row for part in stage.run(iter([completed(made)])) for row in part.to_pylist()]
+    assert [row["outcome"] for row in rows] == ["failed", "parked"]
+
+
+def test_where_nothing_is_parked_a_message_set_aside_is_a_retry_like_any_other():
+    decided = Policy(Retries(attempts=2)).decide(Aside(3.0), attempt=1, waited=0.0, parked=0)
+    assert decided == Again(3.0, "")
+    parking = Policy(PARK).decide(Aside(3.0, "down", tried=False), attempt=1, waited=0.0, parked=0)
+    assert (parking.counted, parking.alone) == (False, True)  # type: ignore[union-attr]
+
+
+def test_a_batch_function_leaves_alone_what_waits_alone():
+    seen: list[int] = []
+    columns = {"parked_until": [time.time() + 60, 0.0], "parked_times": [1, 0], "parked_alone": [True, False]}
+    made = batch(["a", "a"], **{name: pa.array(values) for name, values in columns.items()})
+
+    def work(table: pa.Table) -> None:
+        seen.extend(table.column("sequence").to_pylist())
+
+    rows = outcomes(work, [made], kind="arrow", retries=PARK)
+    assert seen == [2]
+    assert [row["outcome"] for row in rows] == ["parked", "done"]
+
+
+def test_rows_that_nobody_keeps_bring_what_is_parked_as_one_block():
+    async def work(message: RowMessage) -> Any:
+        return Retry(5.0, "down") if message.sequence in (2, 3) else None
+
+    stage = Stage(work, "test", "IN", policy=Policy(PARK), shape=Shape(counted=True, parking=True))
+    began = time.time()
+    (made,) = stage.run(iter([batch(["a", "b", "c", "b"])]))
+    (row,) = made.to_pylist()
+    assert (row["messages"], row["parked"], row["dead"], row["failed"]) == (4, 3, 0, 0)
+    (parked,) = unpacked(iter([made]))
+    assert parked.schema == PARKED
+    found = parked.to_pylist()
+    assert [(one["sequence"], one["key"], one["value"], one["parked_times"]) for one in found] == [
+        (2, "b", b"2", 1),
+        (3, "c", b"3", 1),
+        (4, "b", b"4", 0),
+    ]
+    assert row["due"] == min(one["parked_until"] for one in found) >= began + 5
+    assert found[0]["parked_until"] == found[2]["parked_until"]
+    (empty,) = stage.run(iter([batch(["a"])]))
+    assert empty.to_pylist()[0]["block"] is None
 
 
 def test_a_message_that_the_handler_put_to_rest_counts_as_dead_lettered_without_a_letter():

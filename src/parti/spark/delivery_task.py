@@ -1,8 +1,9 @@
 """Delivery inside a Spark task: the policy, guard, signatures and dead letters of the TaskConsumer, in lanes.
 
-A task of the stream costs at most one attempt a batch. One that has to wait parks its document in the checkpoint, with
-the wait that the policy asks for, so that no batch waits for a retry. What is known of a host that is down stays with
-the worker process from batch to batch. A task of a driver that another one has followed sends and stores nothing.
+A task of the stream costs at most one attempt a batch. One that has to wait is parked in the checkpoint, with its
+document or by itself as its policy says, and as long as that asks for: no batch waits for a retry. What is known of a
+host that is down stays with the worker process from batch to batch. A task of a driver that another one has followed
+sends and stores nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from parti.config.deliver import DeliverSection
 from parti.errors import PartiError
 from parti.spark.pipeline.fence import StaleEpoch, fence_subject
 from parti.spark.pipeline.message import RowMessage, Rows
-from parti.spark.pipeline.policy import Postpone, Rested
+from parti.spark.pipeline.outcomes import Parked
+from parti.spark.pipeline.policy import Aside, Postpone, Rested
 from parti.tasks.courier import Courier
 from parti.tasks.dead_letters import DeadLetters
 from parti.tasks.endpoints import PREFIX, Endpoints, disabled_endpoints
@@ -154,7 +156,7 @@ class Desk:
             time=message.timestamp,
         )
         # Each time that its document was parked because of it was one attempt.
-        held.attempts = message.rows.tally.parked.get(message.index, (0.0, 0))[1]
+        held.attempts = message.rows.tally.parked.get(message.index, Parked()).times
         if held.refusal is not None:
             refused = Attempt(Outcome.REFUSED, error=str(held.refusal))
             return await self._bury(held, held.refusal.reason, refused)
@@ -166,7 +168,7 @@ class Desk:
             return await self._bury(held, Reason.DISABLED, disabled)
         postponed = await self._gate.admit(held.host, held.trigger, held.rules)
         if postponed is not None:
-            return Postpone(postponed.wait, postponed.why)
+            return _later(held, postponed.wait, postponed.why, tried=False)
         attempt = await self._attempt(held, TaskRight(f"spark-{message.partition.id}", message.rows.epoch))
         if attempt.outcome is Outcome.DELIVERED:
             return None
@@ -177,7 +179,7 @@ class Desk:
                     await self._endpoints.disable(held.task, held.host, why, self._clock.wall())
                 return await self._bury(held, reason, attempt)
             case Again(wait):
-                return Retry(wait, attempt.error) if attempt.outcome not in UNSPENT else Postpone(wait, attempt.error)
+                return _later(held, wait, attempt.error, tried=attempt.outcome not in UNSPENT)
             case _:
                 return None
 
@@ -215,6 +217,13 @@ class Desk:
     async def _bury(self, held: Held, reason: Reason, attempt: Attempt) -> Rested:
         await self._letters.bury(held, reason, attempt)
         return Rested(f"{reason.value}: {attempt.error}")
+
+
+def _later(held: Held, wait: float, error: str, *, tried: bool) -> Aside | Retry | Postpone:
+    """Its document waits with it, unless its policy lets others pass."""
+    if held.rules.order is Order.SKIP:
+        return Aside(wait, error, tried)
+    return Retry(wait, error) if tried else Postpone(wait, error)
 
 
 _DESKS: dict[int, asyncio.Task[Desk]] = {}

@@ -69,11 +69,6 @@ class RuleBook:
         self._default = own.pop("*", self._default)
         self._own = own
 
-    @property
-    def orders(self) -> frozenset[Order]:
-        """Every order policy that some trigger may have."""
-        return frozenset(rules.order for rules in (self._default, *self._own.values()))
-
     def of(self, trigger: str) -> Rules:
         return self._own.get(trigger, self._default)
 

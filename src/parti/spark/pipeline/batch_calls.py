@@ -21,7 +21,7 @@ import pyarrow as pa
 from parti.errors import UsageError
 from parti.spark.pipeline.emit import Emit
 from parti.spark.pipeline.message import RowMessage
-from parti.spark.pipeline.outcomes import Outcome, Tally
+from parti.spark.pipeline.outcomes import Outcome, Parked, Tally
 from parti.spark.pipeline.policy import Ended
 from parti.spark.pipeline.publishing import TaskSinks
 from parti.worker.outcomes import Again, Retry, describe
@@ -63,10 +63,10 @@ class _Calls:
     def run(self, batch: pa.RecordBatch) -> Tally:
         tally = self._stage.open(batch)
         now, keys = time.time(), tally.rows.keys if tally.parked or self._parked else []
-        for index, (until, _) in tally.parked.items():
-            if until > now:
-                self._parked.setdefault(keys[index], until)
-        self._run(tally, np.arange(batch.num_rows))
+        for index, parked in tally.parked.items():
+            if parked.until > now and not parked.alone:
+                self._parked.setdefault(keys[index], parked.until)
+        self._run(tally, np.setdiff1d(np.arange(batch.num_rows), list(tally.aside)))
         tally.remaining = 0
         return tally
 
@@ -101,8 +101,8 @@ class _Calls:
         keys = tally.rows.keys
         held = np.array([keys[index] in self._parked for index in indexes], dtype=bool)
         for index in indexes[held]:
-            times = tally.parked.get(int(index), (0.0, 0))[1]
-            tally.parked[int(index)] = (self._parked[keys[index]], times)
+            before = tally.parked.get(int(index), Parked())
+            tally.parked[int(index)] = before._replace(until=self._parked[keys[index]])
             tally.codes[int(index)], tally.ended[index] = Outcome.PARKED, time.perf_counter()
         return indexes[~held]
 
@@ -147,7 +147,7 @@ class _Calls:
                 tally.results[index] = self._sinks.named(message, tuple(found))
 
     def _end(self, tally: Tally, index: int, error: str, attempts: int) -> None:
-        parked = tally.parked.pop(index, (0.0, 0))[1]
+        parked = tally.parked.pop(index, Parked()).times
         # The waits are over: what counts is only what the policy says at the end of them.
         policy = self._stage.policy
         end = policy.decide(
@@ -162,7 +162,7 @@ class _Calls:
         self._stopped = end.outcome is Outcome.FAILED
         if end.outcome is Outcome.PARKED:
             until = time.time() + end.park_for
-            tally.parked[index] = (until, parked + 1)
+            tally.parked[index] = Parked(until, parked + 1)
             self._parked[message.key] = until
 
     def _bury(self, tally: Tally, message: RowMessage, end: Ended) -> None:

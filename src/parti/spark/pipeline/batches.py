@@ -13,12 +13,12 @@ from typing import Any
 
 from parti.errors import FatalError, PartiError
 from parti.observe.logs import get_logger
-from parti.spark.pipeline.blocks import BLOCK_BYTES, FIRST, TASK, Packing
+from parti.spark.pipeline.blocks import BLOCK, BLOCK_BYTES, FIRST, PARKED, TASK, Packing, unpacked
 from parti.spark.pipeline.definition import Pipeline
 from parti.spark.pipeline.failures import BatchFailed, told
 from parti.spark.pipeline.files import Files
 from parti.spark.pipeline.lease import DriverLease
-from parti.spark.pipeline.outcomes import RESULTS, Counts, Outcome
+from parti.spark.pipeline.outcomes import COUNTED, PARKED_DDL, RESULTS, Counts, Outcome
 from parti.spark.pipeline.parking import Parking
 from parti.spark.pipeline.plan import Plan, PlanKind
 from parti.spark.pipeline.stage import Stage
@@ -97,14 +97,24 @@ class BatchRunner:
             conf.set("spark.sql.adaptive.enabled", "false")  # it would coalesce the ordered tasks
             conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(BLOCK_BYTES))  # by default a task waits for 64M
         outcomes = self._outcomes(frame, number)
-        counts = self._counted(outcomes) if self._stage.shape.counted else self._kept(outcomes, number)
+        counts = self._counted(outcomes, number) if self._stage.shape.counted else self._kept(outcomes, number)
         self._judge(counts, number)
         self._check_lease()
         self._count(counts, number, time.perf_counter() - began)
 
-    def _counted(self, outcomes: Any) -> Counts:
-        """Run the batch; its tasks count by themselves, and their counts are all there is to bring here."""
-        return sum((Counts.of(row) for row in outcomes.collect()), Counts())
+    def _counted(self, outcomes: Any, number: int) -> Counts:
+        """Run the batch; its tasks count by themselves, and only what is parked is kept."""
+        parking = self._parking
+        if parking is None:
+            return _total(outcomes)
+        outcomes = outcomes.persist()  # evaluated again for what is parked, and the handler must run once
+        try:
+            counts = _total(outcomes.select(*COUNTED))
+            blocks = outcomes.select(BLOCK).where(f"{BLOCK} is not null")
+            parking.store(blocks.mapInArrow(unpacked, PARKED_DDL), number, counts.parked, counts.due)
+        finally:
+            outcomes.unpersist()
+        return counts
 
     def _kept(self, outcomes: Any, number: int) -> Counts:
         """Run the batch into the sinks of Spark's side, and count its rows as they pass by."""
@@ -116,7 +126,8 @@ class BatchRunner:
             self._store(outcomes, number)
             counts = Counts.of(counted.get)
             if self._parking is not None:
-                self._parking.store(outcomes, number, counts.parked)
+                parked = outcomes.where(f"outcome = '{Outcome.PARKED}'").select(*PARKED.names)
+                self._parking.store(parked, number, counts.parked, counts.due)
         finally:
             if several:
                 outcomes.unpersist()
@@ -140,7 +151,7 @@ class BatchRunner:
         from pyspark.sql import Observation
 
         # Built once for all batches: each expression is some calls into the JVM, together 25 ms of every batch.
-        self._metrics = self._metrics or _metrics()
+        self._metrics = self._metrics or _metrics(parking=self._parking is not None)
         observation = Observation()
         return outcomes.observe(observation, *self._metrics), observation
 
@@ -198,13 +209,18 @@ class BatchRunner:
             )
 
 
-def _metrics() -> tuple[Any, ...]:
+def _total(rows: Any) -> Counts:
+    return sum((Counts.of(row) for row in rows.collect()), Counts())
+
+
+def _metrics(*, parking: bool) -> tuple[Any, ...]:
     """`Counts` as expressions over outcome rows."""
     from pyspark.sql import functions as f
 
     def count(outcome: Outcome) -> Any:
         return f.count(f.when(f.col("outcome") == outcome.value, 1))
 
+    due = f.when(f.col("outcome") == Outcome.PARKED.value, f.col("parked_until")) if parking else f.lit(None)
     first = f.min(f.when(f.col("outcome") == Outcome.FAILED.value, f.concat_ws(" ", "sequence", "subject", "error")))
     return (
         f.count(f.lit(1)).alias("messages"),
@@ -213,10 +229,11 @@ def _metrics() -> tuple[Any, ...]:
         count(Outcome.FAILED).alias("failed"),
         f.sum("took").alias("took"),
         first.alias("first_failed"),
+        f.min(due).alias("due"),
     )
 
 
-_INTERNAL = frozenset({RESULTS, "value", "timestamp", "headers", "parked_until", "parked_times"})
+_INTERNAL = frozenset({RESULTS, "value", "timestamp", "headers", "parked_until", "parked_times", "parked_alone"})
 
 
 def _exploded(outcomes: Any) -> Any:

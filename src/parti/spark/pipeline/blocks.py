@@ -22,9 +22,9 @@ from parti.wire.columns import HEADER_TYPE
 
 TASK: Final = "task"
 FIRST: Final = "first"
-_BLOCK: Final = "block"
-DDL: Final = f"{TASK} int, {FIRST} bigint, {_BLOCK} binary"
-_SCHEMA: Final = pa.schema([(TASK, pa.int32()), (FIRST, pa.int64()), (_BLOCK, pa.binary())])
+BLOCK: Final = "block"
+DDL: Final = f"{TASK} int, {FIRST} bigint, {BLOCK} binary"
+_SCHEMA: Final = pa.schema([(TASK, pa.int32()), (FIRST, pa.int64()), (BLOCK, pa.binary())])
 PARKED: Final = pa.schema(
     [
         ("key", pa.string()),
@@ -36,6 +36,7 @@ PARKED: Final = pa.schema(
         ("headers", HEADER_TYPE),
         ("parked_until", pa.float64()),
         ("parked_times", pa.int32()),
+        ("parked_alone", pa.bool_()),
     ]
 )
 """The columns of all messages of a pipeline that parks, whether they come from the stream or were parked."""
@@ -60,7 +61,7 @@ class Packing:
         waiting: list[pa.RecordBatch] = []
         rows = size = 0
         for batch in batches:
-            whole = self._completed(batch) if self.parking else batch
+            whole = completed(batch) if self.parking else batch
             sizes = np.asarray(pc.fill_null(pc.binary_length(whole.column("value")), 0), dtype=np.int64)
             start = 0
             while start < len(sizes):
@@ -88,32 +89,32 @@ class Packing:
         filled = np.flatnonzero(counts)
         starts = (np.cumsum(counts) - counts)[filled]
         first = ordered.column("sequence").take(pa.array(starts))
-        blocks = _packed([ordered.slice(*span) for span in zip(starts, counts[filled], strict=True)])
+        blocks = packed([ordered.slice(*span) for span in zip(starts, counts[filled], strict=True)])
         return pa.RecordBatch.from_arrays([pa.array(filled, pa.int32()), first, blocks], schema=_SCHEMA)
 
-    @staticmethod
-    def _completed(batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with all columns of `PARKED`, in exactly its types: Spark names time zones its own way."""
-        columns = []
-        for field in PARKED:
-            if field.name in batch.schema.names:
-                columns.append(batch.column(field.name).cast(field.type))
-            elif field.name == "headers":
-                columns.append(pa.nulls(batch.num_rows, field.type))
-            else:
-                columns.append(pa.repeat(pa.scalar(0, field.type), batch.num_rows))
-        return pa.RecordBatch.from_arrays(columns, schema=PARKED)
+
+def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with all columns of `PARKED`, in exactly its types: Spark names time zones its own way."""
+    columns = []
+    for field in PARKED:
+        if field.name in batch.schema.names:
+            columns.append(batch.column(field.name).cast(field.type))
+        elif field.name == "headers":
+            columns.append(pa.nulls(batch.num_rows, field.type))
+        else:
+            columns.append(pa.repeat(pa.scalar(0, pa.int8()).cast(field.type), batch.num_rows))
+    return pa.RecordBatch.from_arrays(columns, schema=PARKED)
 
 
 def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The messages of rows of `DDL`, block by block."""
+    """The messages of rows that have a block each, block by block."""
     for batch in batches:
-        for block in batch.column(_BLOCK):
+        for block in batch.column(BLOCK):
             with pa.ipc.open_stream(block.as_buffer()) as stream:
                 yield stream.read_next_batch()
 
 
-def _packed(parts: list[pa.RecordBatch]) -> pa.Array:
+def packed(parts: list[pa.RecordBatch]) -> pa.Array:
     """Each part as an Arrow stream of its own, all of them in one column."""
     target = pa.BufferOutputStream()
     ends = [0]

@@ -119,6 +119,7 @@ class Pipeline:
             raise ConfigError(f"pipeline {self.name}: partitions, concurrency and batch_size are at least 1")
         if self.key.startswith(_PAYLOAD) and self.partition_by is not None:
             raise ConfigError(f"pipeline {self.name}: with key {self.key} the partition is that of the key")
+        _ = self.payload_key  # a malformed one is told here
         if self.trigger != "available-now":
             parse_duration(self.trigger)
         self._check_group()
@@ -156,7 +157,7 @@ class Pipeline:
         results = self.results.parquet is not None or self.results.write is not None
         parking = self.retries.then == "park"
         kept = self.outcomes.parquet is not None or self.outcomes.write is not None
-        return Shape(counted=not (kept or results or parking), results=results, parking=parking)
+        return Shape(counted=not (kept or results), results=results, parking=parking)
 
     @property
     def group_setting(self) -> GroupSetting | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from parti.spark.pipeline.emit import Emit
 from parti.spark.pipeline.message import RowMessage
-from parti.spark.pipeline.outcomes import Outcome, Tally
+from parti.spark.pipeline.outcomes import Outcome, Parked, Tally
 from parti.spark.pipeline.policy import Ended, Policy
 from parti.worker.errors import HandlerCancelled, HandlerTimeout
 from parti.worker.outcomes import Ack, Again, Retry, describe
@@ -186,7 +186,7 @@ class Lanes:
     async def _follow(self, lane: Lane, message: RowMessage, outcome: object, started: float) -> bool:
         """Go on with a message that is not simply done, until it has ended; True when its key is parked now."""
         tally, index, waited = self._tally_of(message), message.index, 0.0
-        parked = tally.parked.pop(index, (0.0, 0))[1]
+        parked = tally.parked.pop(index, Parked()).times
         while True:
             now = time.perf_counter()
             tally.took[index] += now - started
@@ -223,8 +223,10 @@ class Lanes:
             self._end(message, ended.outcome)
             return False
         until = time.time() + ended.park_for
-        tally.parked[index] = (until, parked + ended.counted)
+        tally.parked[index] = Parked(until, parked + ended.counted, ended.alone)
         self._end(message, Outcome.PARKED)
+        if ended.alone:
+            return False
         waiting, lane.queue = lane.queue, deque()
         self.park(lane.key, until)
         for behind in waiting:
@@ -234,8 +236,8 @@ class Lanes:
     def _hold(self, message: RowMessage, until: float) -> None:
         """A message behind a parked one of its key: it waits as long, and has lost no attempt."""
         tally = self._tally_of(message)
-        times = tally.parked.get(message.index, (0.0, 0))[1]
-        tally.parked[message.index] = (until, times)
+        before = tally.parked.get(message.index, Parked())
+        tally.parked[message.index] = before._replace(until=until)
         self._end(message, Outcome.PARKED)
 
     def _end(self, message: RowMessage, outcome: Outcome | None) -> None:

@@ -6,13 +6,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from parti.spark.pipeline.blocks import BLOCK, PARKED, completed, packed
 from parti.spark.pipeline.emit import Emit
 from parti.spark.pipeline.message import Rows, micros
 from parti.wire.outgoing import HEADERS
@@ -58,7 +59,11 @@ _PARKED: Final[tuple[tuple[str, str, pa.DataType], ...]] = (
     ),
     ("parked_until", "double", pa.float64()),
     ("parked_times", "int", pa.int32()),
+    ("parked_alone", "boolean", pa.bool_()),
 )
+_DDL: Final = {name: kind for name, kind, _ in _COLUMNS + _PARKED}
+PARKED_DDL: Final = ", ".join(f"{name} {_DDL[name]}" for name in PARKED.names)
+"""The columns of parked messages, as Spark writes them."""
 
 
 _COUNTS: Final[tuple[tuple[str, str, pa.DataType], ...]] = (
@@ -68,7 +73,20 @@ _COUNTS: Final[tuple[tuple[str, str, pa.DataType], ...]] = (
     ("failed", "bigint", pa.int64()),
     ("took", "double", pa.float64()),
     ("first_failed", "string", pa.string()),
+    ("due", "double", pa.float64()),
 )
+COUNTED: Final = tuple(name for name, _, _ in _COUNTS)
+
+
+class Parked(NamedTuple):
+    """Why a message waits in the checkpoint."""
+
+    until: float = 0.0
+    """Seconds since 1970."""
+    times: int = 0
+    """How often it was parked because of itself."""
+    alone: bool = False
+    """Whether later messages of its key may pass it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +101,18 @@ class Counts:
     """Seconds in the handler."""
     first_failed: str | None = None
     """Sequence, subject and error of the first message that stops the pipeline."""
+    due: float | None = None
+    """When the first of the parked messages may be tried again, in seconds since 1970."""
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Counts:
         """From a row of Spark, where what was never counted is null."""
         numbers = {name: int(found[name] or 0) for name in ("messages", "dead", "parked", "failed")}
-        return cls(**numbers, took=float(found["took"] or 0.0), first_failed=found["first_failed"])
+        return cls(**numbers, took=float(found["took"] or 0.0), first_failed=found["first_failed"], due=found["due"])
 
     def __add__(self, other: Counts) -> Counts:
         failures = [text for text in (self.first_failed, other.first_failed) if text]
+        due = [at for at in (self.due, other.due) if at is not None]
         return Counts(
             self.messages + other.messages,
             self.dead + other.dead,
@@ -99,6 +120,7 @@ class Counts:
             self.failed + other.failed,
             self.took + other.took,
             min(failures, key=lambda text: int(text.partition(" ")[0]), default=None),
+            min(due, default=None),
         )
 
 
@@ -114,13 +136,13 @@ class Shape:
     results: bool = False
     """With the results, for sinks on Spark's side."""
     parking: bool = False
-    """With what a parked message needs to come again."""
+    """With what a parked message needs to come again; beside counts, as one block of all that are parked."""
 
     @property
     def columns(self) -> tuple[tuple[str, str, pa.DataType], ...]:
         """Name, type as Spark writes it, type of Arrow."""
         if self.counted:
-            return _COUNTS
+            return (*_COUNTS, (BLOCK, "binary", pa.binary())) if self.parking else _COUNTS
         found = _COLUMNS
         if self.results:
             found += ((RESULTS, "array<struct<subject:string,value:binary>>", pa.list_(_RESULT)),)
@@ -139,7 +161,7 @@ class Shape:
 class Tally:
     """The outcomes of one Arrow batch while its messages run; cheap for the usual case, done at the first attempt."""
 
-    __slots__ = ("codes", "ended", "errors", "parked", "remaining", "results", "rows", "took", "wall")
+    __slots__ = ("aside", "codes", "ended", "errors", "parked", "remaining", "results", "rows", "took", "wall")
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -150,8 +172,10 @@ class Tally:
         self.codes: dict[int, Outcome] = {}
         self.errors: dict[int, str] = {}
         self.results: dict[int, tuple[Emit, ...]] = {}
-        self.parked: dict[int, tuple[float, int]] = {}
-        """(until when, how often so far) of parked messages."""
+        self.parked: dict[int, Parked] = {}
+        """By index: messages that came out of the park, and those that are to go there."""
+        self.aside: set[int] = set()
+        """Messages that nobody is to look at: they wait alone, and not for anything of this batch."""
         self.wall = time.time() - time.perf_counter()
 
     def __repr__(self) -> str:
@@ -162,9 +186,22 @@ class Tally:
         self.took[start:stop] = [each] * (stop - start)
         self.ended[start:stop] = (began + each * np.arange(1, stop - start + 1)).tolist()
 
+    def leave_aside(self) -> None:
+        """Put back what waits alone and is not due yet."""
+        now = time.time()
+        self.aside = {index for index, parked in self.parked.items() if parked.alone and parked.until > now}
+        for index in self.aside:
+            self.codes[index], self.ended[index] = Outcome.PARKED, time.perf_counter()
+        self.remaining -= len(self.aside)
+
+    def open_from(self, start: int) -> int:
+        """How many messages from this one on are to be looked at."""
+        return len(self.rows) - start - sum(index >= start for index in self.aside)
+
     def shorten(self, count: int) -> None:
         """Let the batch end behind its first `count` messages; none of the others may have been started."""
-        self.remaining -= len(self.rows) - count
+        self.remaining -= self.open_from(count)
+        self.aside = {index for index in self.aside if index < count}
         self.rows.batch = self.rows.batch.slice(0, count)
         del self.took[count:], self.ended[count:]
         self.parked = {index: found for index, found in self.parked.items() if index < count}
@@ -172,7 +209,8 @@ class Tally:
     def to_arrow(self, shape: Shape) -> pa.RecordBatch:
         """All rows of the batch with their outcome, in the order they came; or one row with their counts."""
         if shape.counted:
-            return pa.RecordBatch.from_pylist([asdict(self.counts())], schema=shape.schema)
+            counts = asdict(self.counts()) | ({BLOCK: self._block()} if shape.parking else {})
+            return pa.RecordBatch.from_pylist([counts], schema=shape.schema)
         columns = self._full()
         if shape.results:
             columns[RESULTS] = self._results(len(self.rows))
@@ -195,7 +233,24 @@ class Tally:
             found.count(Outcome.FAILED),
             sum(self.took),
             first,
+            min((self.parked[index].until for index in self._waiting()), default=None),
         )
+
+    def _waiting(self) -> list[int]:
+        """The messages that are parked when this batch ends."""
+        return [index for index, code in self.codes.items() if code is Outcome.PARKED]
+
+    def _block(self) -> bytes | None:
+        """All of them, with what they need to come again."""
+        waiting = sorted(self._waiting())
+        if not waiting:
+            return None
+        batch = self.rows.batch.take(pa.array(waiting))
+        until, times, alone = zip(*(self.parked[index] for index in waiting), strict=True)
+        columns = {name: batch.column(name) for name in batch.schema.names if name in PARKED.names}
+        columns |= {"parked_until": pa.array(until), "parked_times": pa.array(times), "parked_alone": pa.array(alone)}
+        whole = completed(pa.RecordBatch.from_pydict(columns))
+        return packed([whole])[0].as_py()  # type: ignore[no-any-return]
 
     def _outcomes(self, count: int) -> pa.Array:
         return _filled(Outcome.DONE.value, {index: code.value for index, code in self.codes.items()}, count)
@@ -235,14 +290,15 @@ class Tally:
         mask = pa.array(kept)
         until = np.zeros(count)
         times = np.zeros(count, dtype=np.int32)
-        for index, (at, often) in self.parked.items():
-            until[index], times[index] = at, often
+        alone = np.zeros(count, dtype=bool)
+        for index, found in self.parked.items():
+            until[index], times[index], alone[index] = found
         batch = self.rows.batch
-        found = {name: kind for name, _, kind in _PARKED}
-        columns = {"parked_until": pa.array(until), "parked_times": pa.array(times)}
+        kinds = {name: kind for name, _, kind in _PARKED}
+        columns = {"parked_until": pa.array(until), "parked_times": pa.array(times), "parked_alone": pa.array(alone)}
         for name in ("value", "timestamp", "headers"):
-            whole = batch.column(name) if name in batch.schema.names else pa.nulls(count, found[name])
-            columns[name] = pc.if_else(mask, whole, pa.scalar(None, whole.type)).cast(found[name])
+            whole = batch.column(name) if name in batch.schema.names else pa.nulls(count, kinds[name])
+            columns[name] = pc.if_else(mask, whole, pa.scalar(None, whole.type)).cast(kinds[name])
         return columns
 
 

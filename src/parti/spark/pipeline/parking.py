@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from parti.errors import FatalError
-from parti.spark.pipeline.blocks import DDL, PARKED, Packing
+from parti.spark.pipeline.blocks import DDL, Packing
 from parti.spark.pipeline.files import Files
-from parti.spark.pipeline.outcomes import Outcome
 
 MOST = 100_000
 """Parked messages; they travel with every batch, so that more of them would slow down everything else."""
@@ -41,24 +40,21 @@ class Parking:
         before = f"{self._folder}/{number - 1}"
         if not self._files.exists(f"{before}/_SUCCESS"):
             return frame
-        parked = frame.sparkSession.read.parquet(self._files.at(before)).select(*PARKED.names)
+        parked = frame.sparkSession.read.parquet(self._files.at(before))
         return frame.unionByName(parked.coalesce(1).sortWithinPartitions("sequence").mapInArrow(packing.pack, DDL))
 
-    def store(self, outcomes: Any, number: int, count: int) -> None:
-        """Keep what is parked after this batch, and leave word when the first of it is due."""
-        from pyspark.sql import functions as f
-
+    def store(self, parked: Any, number: int, count: int, due: float | None) -> None:
+        """Keep these rows, which are parked after this batch, and leave word when the first of them is due."""
         name = f"{self._folder}/{number}"
         if count > MOST:
             raise TooManyParked(f"{count} messages are parked, more than {MOST}: the batch is not committed")
-        if not count:
+        if due is None:
             self._files.delete(name)
             with contextlib.suppress(FileNotFoundError):
                 self._due.unlink()
             return
-        parked = outcomes.where(f.col("outcome") == Outcome.PARKED.value).select(*PARKED.names)
         parked.coalesce(1).write.mode("overwrite").parquet(self._files.at(name))
-        self.announce(parked.agg(f.min("parked_until")).first()[0])
+        self.announce(due)
 
     def resume(self, spark: Any, last_batch: int) -> None:
         """Leave word of what an earlier run has parked."""

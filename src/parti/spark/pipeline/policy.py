@@ -21,6 +21,16 @@ class Postpone:
 
 
 @dataclass(frozen=True, slots=True)
+class Aside:
+    """Not now, and nothing waits for it: parked alone for so many seconds, while later messages of its key go on."""
+
+    after: float
+    error: str = ""
+    tried: bool = True
+    """Whether this was an attempt that failed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rested:
     """Never, and the handler itself has put the message to rest: it counts as dead-lettered, no letter is written."""
 
@@ -60,6 +70,8 @@ class Ended:
     park_for: float = 0.0
     counted: bool = True
     """Whether this parking counts as one; not when nothing was tried."""
+    alone: bool = False
+    """Whether later messages of the key may go on."""
     buried: bool = False
     """Whether the message rests somewhere already."""
 
@@ -84,6 +96,11 @@ class Policy:
         if isinstance(outcome, Postpone):
             if retries.then == "park":
                 return Ended(Outcome.PARKED, clean(outcome.error), park_for=outcome.after, counted=False)
+            outcome = Retry(outcome.after, outcome.error)
+        if isinstance(outcome, Aside):
+            if retries.then == "park":
+                error = clean(outcome.error)
+                return Ended(Outcome.PARKED, error, park_for=outcome.after, counted=outcome.tried, alone=True)
             outcome = Retry(outcome.after, outcome.error)
         decision = RetryPolicy(retries.attempts, retries.delays).decide(outcome, attempt)
         asked = outcome.after if isinstance(outcome, Retry) else None

@@ -75,9 +75,9 @@ class _Task:
     def _park(self, tally: Tally) -> None:
         """Keys whose parked messages are not due stay parked for the whole task."""
         now, keys = time.time(), tally.rows.keys if tally.parked else []
-        for index, (until, _) in tally.parked.items():
-            if until > now and keys[index] not in self.lanes.busy:
-                self.lanes.park(keys[index], until)
+        for index, parked in tally.parked.items():
+            if parked.until > now and not parked.alone and keys[index] not in self.lanes.busy:
+                self.lanes.park(keys[index], parked.until)
 
     def finished(self) -> Iterator[Tally]:
         while self.open and not self.open[0].remaining:
@@ -123,8 +123,10 @@ def _through_lanes(task: _Task, batches: Iterator[pa.RecordBatch], reader: Threa
         if batch is None:
             return False
         tally = task.add(batch)
-        rows, push = tally.rows, lanes.push
+        rows, aside, push = tally.rows, tally.aside, lanes.push
         for index, (key, data) in enumerate(zip(rows.keys, rows.values, strict=True)):
+            if aside and index in aside:
+                continue
             push(RowMessage(rows, index, data), key)
             if lanes.pending > window:
                 await lanes.below(window // 2)
@@ -266,10 +268,11 @@ class _Inline(_Task):
 
     def _skip(self, tally: Tally, start: int) -> None:
         """The pipeline is to stop: try nothing more."""
+        tally.remaining -= tally.open_from(start)
         for index in range(start, len(tally.rows)):
-            tally.codes[index] = Outcome.SKIPPED
-            tally.ended[index] = time.perf_counter()
-        tally.remaining -= len(tally.rows) - start
+            if index not in tally.aside:
+                tally.codes[index] = Outcome.SKIPPED
+                tally.ended[index] = time.perf_counter()
 
     def _run_slice(self, tally: Tally, start: int, stop: int) -> None:
         rows, lanes, make = tally.rows, self.lanes, RowMessage
@@ -278,6 +281,9 @@ class _Inline(_Task):
         elsewhere = 0
         outcome: object
         for index in range(start, stop):
+            if tally.aside and index in tally.aside:
+                elsewhere += 1
+                continue
             message = make(rows, index, values[index])
             if busy and rows.keys[index] in busy:
                 lanes.push(message, rows.keys[index])

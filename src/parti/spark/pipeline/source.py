@@ -11,6 +11,8 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +72,12 @@ class PayloadKey:
     field: str
     partitions: int
 
+    def __post_init__(self) -> None:
+        _decoder(self.field)  # a malformed name is told here, and not by every task
+
     def rekeyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The same messages with key and partition by the payload."""
-        decode = self._composed()
+        decode = _decoder(self.field)
         keys = pa.array([decode(value) for value in batch.column("value").to_pylist()], pa.string())
         partition = Partitioning(self.partitions).column(pc.coalesce(keys, batch.column("subject")))
         columns = [
@@ -81,40 +86,52 @@ class PayloadKey:
         ]
         return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
-    def _composed(self) -> Any:
-        """From payload to key."""
-        decoders = [self._decoder(field) for field in self.field.split(",")]
-        if len(decoders) == 1:
-            return decoders[0]
 
-        def key(value: bytes) -> str | None:
-            parts = [decode(value) for decode in decoders]
-            return None if None in parts else "".join(f"{len(part)}:{part}" for part in parts)
+@lru_cache(maxsize=64)
+def _decoder(fields: str) -> Callable[[bytes], str | None]:
+    """From payload to key. One pass over the bytes for all fields; msgspec reads nothing but those on the paths."""
+    paths = [tuple(field.split(".")) for field in fields.split(",")]
+    tree: dict[str, Any] = {}
+    for path in paths:
+        place: Any = tree
+        for name in path[:-1]:
+            place = place.setdefault(name, {}) if place is not None else None
+        if not all(path) or place is None or place.setdefault(path[-1], None) is not None:
+            raise ConfigError(f"key payload:{fields}: name a field, inner ones as outer.inner, several with commas")
+    decoder = msgspec.json.Decoder(_struct(tree))
+    getters = [attrgetter(".".join(_attribute(name) for name in path)) for path in paths]
 
-        return key
+    def parts(value: bytes) -> list[str] | None:
+        try:
+            found = decoder.decode(value)
+            values = [get(found) for get in getters]
+        except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
+            return None
+        return None if None in values else [part if type(part) is str else str(part) for part in values]
 
-    def _decoder(self, field: str) -> Any:
-        """From payload to one field; msgspec reads nothing but the fields on the path."""
-        *outer, last = field.split(".")
-        if not last or not all(outer):
-            raise ConfigError(f"key payload:{self.field}: name a field, or fields separated by dots")
-        kind: Any = msgspec.defstruct(
-            "Leaf", [("found", str | int | float | bool | None, None)], rename={"found": last}
-        )
-        for name in reversed(outer):
-            kind = msgspec.defstruct("Inner", [("found", kind | None, None)], rename={"found": name})
-        decoder = msgspec.json.Decoder(kind)
+    def single(value: bytes) -> str | None:
+        found = parts(value)
+        return None if found is None else found[0]
 
-        def key(value: bytes) -> str | None:
-            try:
-                found: Any = decoder.decode(value)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                return None
-            while isinstance(found, msgspec.Struct):
-                found = found.found  # type: ignore[attr-defined]
-            return None if found is None else found if isinstance(found, str) else str(found)
+    def several(value: bytes) -> str | None:
+        found = parts(value)
+        return None if found is None else "".join([f"{len(part)}:{part}" for part in found])
 
-        return key
+    return single if len(paths) == 1 else several
+
+
+def _struct(tree: dict[str, Any]) -> Any:
+    """A type with these fields alone, and those inside them."""
+    leaf = str | int | float | bool | None
+    fields = [
+        (_attribute(name), leaf if inner is None else _struct(inner) | None, None) for name, inner in tree.items()
+    ]
+    return msgspec.defstruct("Fields", fields, rename={_attribute(name): name for name in tree})
+
+
+def _attribute(name: str) -> str:
+    """A name that Python takes, whatever the field is called."""
+    return "f_" + name.encode().hex()
 
 
 class PipelineReader(JetStreamStreamReader):

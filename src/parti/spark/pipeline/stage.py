@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from parti.spark.pipeline.blocks import unpacked
 from parti.spark.pipeline.message import Rows
-from parti.spark.pipeline.outcomes import Shape, Tally
+from parti.spark.pipeline.outcomes import Parked, Shape, Tally
 from parti.spark.pipeline.policy import Policy
 from parti.spark.pipeline.publishing import Letters, ResultSink, TaskSinks
 from parti.spark.worker_process import settle
@@ -91,6 +91,7 @@ class Stage:
         tally = Tally(Rows(batch, self.stream, self.epoch, self.owner))
         tally.rows.tally = tally
         if self.shape.parking and "parked_until" in batch.schema.names:
-            until, times = batch.column("parked_until").to_pylist(), batch.column("parked_times").to_pylist()
-            tally.parked = {i: (at, often or 0) for i, (at, often) in enumerate(zip(until, times, strict=True)) if at}
+            columns = (batch.column(name).to_pylist() for name in ("parked_until", "parked_times", "parked_alone"))
+            tally.parked = {index: Parked(*found) for index, found in enumerate(zip(*columns, strict=True)) if found[0]}
+            tally.leave_aside()
         return tally
