@@ -8,26 +8,35 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from parti.bench.deliver_bare import bare_at_once
 from parti.bench.goals import Figure
 from parti.config.deliver import DeliverSection
 from parti.errors import UsageError
 from parti.wire.options import ConnectOptions
 
-_SETTINGS: dict[str, Any] = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": 2}
+_CORES = 2
+_SETTINGS: dict[str, Any] = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": _CORES}
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def measure(config: DeliverSection, options: ConnectOptions, count: int, *, turns: int) -> dict[str, Figure]:
-    """Deliver the `count` tasks of the stream, `turns` times; the best, as disturbances only ever slow one down."""
+def measure(
+    config: DeliverSection, options: ConnectOptions, port: int, count: int, *, bare: int, turns: int
+) -> dict[str, Figure]:
+    """Deliver the `count` tasks of the stream, `turns` times, with `bare` requests of each bare loop in between.
+
+    The best of each, as disturbances only ever slow one down.
+    """
     from parti.spark.delivery import Span, delivery_pipeline
     from parti.spark.session import session
 
-    spark = session("parti-bench-deliver", master="local[2]", fast_checkpoints=True, **_SETTINGS)
+    spark = session("parti-bench-deliver", master=f"local[{_CORES}]", fast_checkpoints=True, **_SETTINGS)
     spark.sparkContext.setLogLevel("ERROR")
-    per_second = per_cpu = 0.0
+    per_second = per_cpu = bare_per_cpu = 0.0
     try:
         for turn in range(turns + 1):
-            tasks = count if turn else count // 4  # the first warms the JVM and the workers up
+            tasks = count if turn else count // 2  # the first warms the JVM and the workers up
+            if turn:
+                bare_per_cpu = max(bare_per_cpu, bare_at_once(_CORES, bare, port))
             with tempfile.TemporaryDirectory() as folder:
                 span = Span("1", str(tasks))
                 pipeline = delivery_pipeline(config, options, checkpoint=folder, span=span, trigger="available-now")
@@ -43,7 +52,13 @@ def measure(config: DeliverSection, options: ConnectOptions, count: int, *, turn
                 per_cpu = max(per_cpu, tasks / cpu)
     finally:
         spark.stop()
-    return {"spark_tasks": count, "spark_per_s": round(per_second), "spark_per_cpu_s": round(per_cpu)}
+    return {
+        "spark_tasks": count,
+        "spark_per_s": round(per_second),
+        "spark_per_cpu_s": round(per_cpu),
+        "bare_at_once_per_cpu_s": round(bare_per_cpu),
+        "spark_of_bare": round(per_cpu / bare_per_cpu, 3),
+    }
 
 
 def _cpu(root: int) -> float:
