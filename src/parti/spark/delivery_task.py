@@ -139,6 +139,7 @@ class Desk:
         self._reader = Reader(config, RuleBook(config.triggers, config.order))
         self._clock = SystemClock()
         self._rng = random.Random()
+        self._rights: dict[str, TaskRight] = {}
         self._newest: WeakKeyDictionary[Rows, dict[tuple[str, str], int]] = WeakKeyDictionary()
         self.resources: AsyncGenerator[Desk, None] | None = None
         """Keeps them open; the end of the task's event loop closes them."""
@@ -169,7 +170,7 @@ class Desk:
         postponed = await self._gate.admit(held.host, held.trigger, held.rules)
         if postponed is not None:
             return _later(held, postponed.wait, postponed.why, tried=False)
-        attempt = await self._attempt(held, TaskRight(f"spark-{message.partition.id}", message.rows.epoch))
+        attempt = await self._attempt(held, self._right(message))
         if attempt.outcome is Outcome.DELIVERED:
             return None
         match self._decide(held, attempt):
@@ -182,6 +183,13 @@ class Desk:
                 return _later(held, wait, attempt.error, tried=attempt.outcome not in UNSPENT)
             case _:
                 return None
+
+    def _right(self, message: RowMessage) -> TaskRight:
+        partition = message.partition.id
+        right = self._rights.get(partition)
+        if right is None:
+            right = self._rights[partition] = TaskRight(f"spark-{partition}", message.rows.epoch)
+        return right
 
     def _is_replaced(self, message: RowMessage, trigger: str) -> bool:
         """Whether a newer task of the same document and trigger waits with it."""

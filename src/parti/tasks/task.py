@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -61,8 +60,7 @@ class DeliveryTask(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         return f"<DeliveryTask {self.trigger_id} {self.event} {self.database}/{self.collection}/{self.document_id}>"
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(msgspec.Struct, frozen=True):
     """A task, and how many fields of it nobody knows."""
 
     task: DeliveryTask
