@@ -19,16 +19,21 @@ import pytest
 from parti.config.deliver import DeliverSection
 from parti.errors import ConfigError, UsageError
 from parti.spark.delivery import Span, delivery_pipeline
+from parti.spark.delivery_task import Deliver
 from parti.spark.pipeline import Pipeline
 from parti.spark.pipeline.fence import fence_subject, raise_fence
 from parti.spark.pipeline.lease import Standby
+from parti.spark.pipeline.running_query import PipelineFailed
 from parti.spark.pipeline.stage import Stage
+from parti.tasks import TaskConsumer
 from parti.tasks.dead_letters import DeadLetters, Letter
+from parti.tasks.engines import spark_word
 from parti.tasks.names import Names
 from parti.testing import eventually_blocking
 from parti.testing.http_server import Answer, FaultHttpServer
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
+from parti.wire.kv import KeyValue
 from parti.wire.options import ConnectOptions
 
 pytestmark = pytest.mark.spark
@@ -113,6 +118,25 @@ def letters(stream: Any) -> list[Letter]:
     return asyncio.run(gather())
 
 
+def word(stream: Any) -> tuple[str, int] | None:
+    """What the engine spark has left for the other: its checkpoint, and how much is parked there."""
+
+    async def read() -> tuple[str, int] | None:
+        connection = await connect(ConnectOptions(servers=(stream.url,)))
+        try:
+            found = await spark_word(await KeyValue.open(JetStreamApi(connection), Names(stream.name).bucket))
+            return None if found is None else (found[0].checkpoint, found[0].parked)
+        finally:
+            await connection.close()
+
+    return asyncio.run(read())
+
+
+def config_of(pipeline: Pipeline) -> DeliverSection:
+    assert isinstance(pipeline.handler, Deliver)
+    return pipeline.handler.config
+
+
 def arrived(endpoint: FaultHttpServer, path: str = "/hook") -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for body in endpoint.bodies(path):
@@ -140,11 +164,18 @@ def test_tasks_arrive_in_order_and_what_waits_is_parked_with_its_document_alone(
     totals, due = run(made, spark)
     assert (totals.done, totals.dead_lettered, totals.parked) == (11, 2, 7)
     assert due is not None
+    # The other engine, and a driver with another folder, would pass what waits here.
+    assert word(stream) == (made.checkpoint, 7)
+    with pytest.raises(UsageError, match="7 tasks"):
+        asyncio.run(TaskConsumer(config_of(made), nats=made.nats).start())
+    with pytest.raises(UsageError, match="go on with that folder"):
+        delivery_pipeline(config_of(made), made.nats, checkpoint=str(tmp_path / "other"))
     assert arrived(endpoint) == {document: list(range(1, 6)) for document in ("a", "b")} | {"passed": [2]}
     while due is not None:  # what is due by now comes with the next run, in order behind its head
         totals, due = run(made, spark)
     assert arrived(endpoint) == {document: list(range(1, 6)) for document in ("a", "b", "held")} | {"passed": [2]}
     assert arrived(endpoint, "/late") == {"passed": [1, 1]}
+    assert word(stream) == (made.checkpoint, 0)
     tries = [(r.headers["x-parti-attempt"], r.headers["webhook-id"]) for r in endpoint.received if r.path == "/bad"]
     assert [attempt for attempt, _ in tries] == ["1", "2"]
     assert len({webhook_id for _, webhook_id in tries}) == 1
@@ -155,6 +186,20 @@ def test_tasks_arrive_in_order_and_what_waits_is_parked_with_its_document_alone(
     assert {row.outcome for row in rows} == {"done", "dead-lettered", "parked"}
     position = stream.connection.api(f"CONSUMER.INFO.{stream.name}.TriggerDeliveryWorker")
     assert position["num_pending"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_driver_that_finds_the_other_engine_at_work_sends_nothing(
+    make: Callable[..., Pipeline], spark: Any, stream: Any, endpoint: FaultHttpServer
+) -> None:
+    publish(stream, endpoint, "a", 1)
+    made = make()
+    asyncio.run(stored(stream, f"$KV.{stream.name}_DELIVER.slot.0", b'{"member":"other","nonce":"x"}'))
+    with pytest.raises(PipelineFailed, match=r"slot\.0.*stop it first"):
+        run(made, spark)
+    assert not endpoint.received
+    assert word(stream) is None
 
 
 @pytest.mark.slow

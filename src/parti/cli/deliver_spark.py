@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -11,6 +9,7 @@ import click
 
 from parti.cli.output import json_option, note, print_json
 from parti.cli.settings import with_config
+from parti.cli.watching import on_signal, watch
 from parti.config import LoadedConfig
 from parti.errors import UsageError
 from parti.observe.logs import configure_logging
@@ -93,30 +92,29 @@ def _pipeline(
 
 def _drive(pipeline: Pipeline, as_json: bool, *, again: bool) -> None:
     """Run it to its end; with `again`, once more whenever parked documents are due, until none is left."""
+    from parti.spark.quiet import without_chatter
     from parti.spark.session import session
 
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+    ended = on_signal()
     counts = {"delivered": 0, "dead_lettered": 0, "parked": 0}
     if as_json:
         print_json({"event": "starting", "stream": pipeline.stream})
-    spark = session(pipeline.name, pipeline.master)
-    try:
-        while True:
-            with pipeline.start(spark) as running:
-                note(f"{pipeline.name}: {running.plan or 'delivers, or stands by until the driver before it ends'}")
-                while not ended.wait(0.2) and not running.wait(0):
-                    pass
-                totals, due = running.totals, running.parked_due
-            counts["delivered"] += totals.done
-            counts["dead_lettered"] += totals.dead_lettered
-            if totals.batches:
-                counts["parked"] = totals.parked
-            if not again or due is None or ended.is_set() or ended.wait(max(0.0, due - time.time())):
-                break
-    finally:
-        spark.stop()
+    with without_chatter():
+        spark = session(pipeline.name, pipeline.master)
+        try:
+            while True:
+                with pipeline.start(spark) as running:
+                    note(f"{pipeline.name}: {running.plan or 'delivers, or stands by until the driver before it ends'}")
+                    watch(running, ended)
+                    totals, due = running.totals, running.parked_due
+                counts["delivered"] += totals.done
+                counts["dead_lettered"] += totals.dead_lettered
+                if totals.batches:
+                    counts["parked"] = totals.parked
+                if not again or due is None or ended.is_set() or ended.wait(max(0.0, due - time.time())):
+                    break
+        finally:
+            spark.stop()
     if as_json:
         print_json(counts)
     else:

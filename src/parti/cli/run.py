@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from typing import TYPE_CHECKING
 
 import click
 
 from parti.cli.output import json_option, note, plain, print_json, print_table
 from parti.cli.settings import with_config
+from parti.cli.watching import on_signal, watch
 from parti.config import LoadedConfig
 from parti.errors import UsageError
 from parti.observe.logs import configure_logging
@@ -87,14 +86,11 @@ def _cores(master: str) -> int:
 def _run(pipeline: Pipeline, as_json: bool) -> None:
     from parti.spark.quiet import without_chatter
 
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+    ended = on_signal()
     with without_chatter(), pipeline.start() as running:
         if running.plan is not None:
             note(f"pipeline {pipeline.name}: {running.plan}")
-        while not ended.wait(0.2) and not running.wait(0):
-            pass
+        watch(running, ended)
         totals = running.totals
     done = {
         "pipeline": pipeline.name,

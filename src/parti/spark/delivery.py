@@ -15,10 +15,12 @@ import msgspec
 
 from parti.config.deliver import DeliverSection
 from parti.errors import UsageError
+from parti.spark.delivery_engine import Announcer, check_parked, refuse_consumers
 from parti.spark.delivery_task import Before, Deliver
 from parti.spark.pipeline.definition import Outcomes, Pipeline
 from parti.spark.pipeline.lease import Standby
 from parti.spark.pipeline.policy import Retries
+from parti.tasks.engines import spark_word
 from parti.tasks.feed import Checkpoint, made_at
 from parti.tasks.guard import AddressGuard
 from parti.tasks.journal import Journal
@@ -76,7 +78,7 @@ def delivery_pipeline(
     # A malformed entry is told here, and not by every task.
     AddressGuard(config.allow_addresses, config.allow_ports)
     RuleBook(config.triggers, config.order)
-    start, commit, replicas, before = asyncio.run(_prepare(config, nats, taking_over=span is None))
+    start, commit, replicas, before = asyncio.run(_prepare(config, nats, checkpoint if span is None else None))
     name = f"deliver-{config.stream}" if span is None else f"replay-{config.stream}"
     handler = Deliver(
         name,
@@ -103,17 +105,18 @@ def delivery_pipeline(
         commit=commit if span is None else "none",
         durable=config.durable if commit == "durable" and span is None else None,
         standby=Standby(replicas=replicas) if span is None else None,
+        companion=Announcer() if span is None else None,
         nats=nats,
         master=master,
     )
 
 
 async def _prepare(
-    config: DeliverSection, nats: ConnectOptions, *, taking_over: bool
+    config: DeliverSection, nats: ConnectOptions, checkpoint: str | None
 ) -> tuple[str, Literal["durable", "purge"], int, Before]:
     """Where to start, how to tell the server what is done, its replicas, and what the TaskConsumer has done already.
 
-    Streams and durable exist afterwards.
+    Streams and durable exist afterwards. A replay has no `checkpoint` here: it asks for nothing of this.
     """
     connection = await connect(nats, name="parti-deliver")
     try:
@@ -121,10 +124,10 @@ async def _prepare(
         bucket = await ensure_streams(js, msgspec.structs.replace(config, partitions=1))
         stream = await js.stream_info(config.stream)
         replicas = int(stream["config"]["num_replicas"])
-        if not taking_over:
+        if checkpoint is None:
             return "earliest", "durable", replicas, Before()
         names = Names(config.stream)
-        await _refuse_others(js, bucket, names)
+        await _refuse_others(js, bucket, names, checkpoint)
         if stream["config"]["retention"] == "workqueue":
             return "earliest", "purge", replicas, Before()
         try:
@@ -148,15 +151,15 @@ async def _done_before(bucket: KeyValue, journal: Journal, created: str) -> Befo
     return Before(checkpoint.high, frozenset(checkpoint.open), frozenset(await journal.done(created)))
 
 
-async def _refuse_others(js: JetStreamApi, bucket: KeyValue, names: Names) -> None:
+async def _refuse_others(js: JetStreamApi, bucket: KeyValue, names: Names, checkpoint: str) -> None:
     if names.lanes in await js.stream_names():
         raise UsageError(
             f"{names.stream} is delivered in partitions, and what is done stands in {names.lanes}: go on with the "
             "engine async, or use `parti deliver replay` for a part of the stream"
         )
-    owned = await bucket.keys("slot.*")
-    if owned:
-        raise UsageError(f"`parti deliver run` delivers {names.stream} ({', '.join(owned)}): stop it first")
+    await refuse_consumers(bucket, names.stream)
+    if (found := await spark_word(bucket)) is not None:
+        check_parked(found[0], names.stream, checkpoint, bucket.bucket)
     for kind in "qts":
         async for page in js.stream_subjects(names.park, f"{names.park}.{kind}.>"):
             if page:

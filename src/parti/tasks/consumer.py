@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from parti.clock import Clock, Randomness, SystemClock
 from parti.config.deliver import DeliverSection
-from parti.errors import UsageError
+from parti.errors import PartiError, UsageError
 from parti.observe import delivery_metrics as m
 from parti.observe.metrics import NO_METRICS, Metrics
 from parti.tasks.courier import Courier
 from parti.tasks.dead_letters import DeadLetters
 from parti.tasks.endpoints import Endpoints
+from parti.tasks.engines import OtherEngine
 from parti.tasks.gate import Gate
 from parti.tasks.guard import AddressGuard
 from parti.tasks.held import Reader
@@ -33,6 +35,20 @@ from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 
 _REPORT_EVERY = 1.0
+
+
+@contextlib.asynccontextmanager
+async def _unwrapped() -> AsyncIterator[None]:
+    """An error of ours comes out of task groups as itself: a caller looks for it by its kind."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        found: Exception = group
+        while isinstance(found, ExceptionGroup) and len(found.exceptions) == 1:
+            found = found.exceptions[0]
+        if not isinstance(found, PartiError):
+            raise
+        raise found from None
 
 
 class TaskConsumer:
@@ -134,6 +150,8 @@ class TaskConsumer:
             endpoints=endpoints,
             recorder=self._recorder,
         )
+        other = OtherEngine(js, bucket, self.config.stream, self._clock)
+        await other.refuse()
         link = Link(self._options, self._recorder, self._clock)
 
         def make_slot(lease: SlotLease) -> Slot:
@@ -144,6 +162,7 @@ class TaskConsumer:
             self.config.partitions,
             self.config.lease,
             make_slot=make_slot,
+            admitted=other.refuse,
             endpoints=endpoints,
             recorder=self._recorder,
             clock=self._clock,
@@ -151,7 +170,7 @@ class TaskConsumer:
         )
         await self._transport.open()
         try:
-            async with asyncio.TaskGroup() as group:
+            async with _unwrapped(), asyncio.TaskGroup() as group:
                 beside = [group.create_task(link.run()), group.create_task(self._report(shares))]
                 sharing = group.create_task(shares.run())
                 self._joined.set()

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import msgspec
 
 from parti.clock import Clock, Randomness
-from parti.errors import PartiError
+from parti.errors import PartiError, UsageError
 from parti.observe import delivery_metrics as m
 from parti.tasks.endpoints import PREFIX, Endpoints
 from parti.tasks.lease import SlotLease
@@ -66,6 +66,7 @@ class Shares:
         ttl: int,
         *,
         make_slot: Callable[[SlotLease], Slot],
+        admitted: Callable[[], Awaitable[None]],
         endpoints: Endpoints,
         recorder: Recorder,
         clock: Clock,
@@ -77,6 +78,7 @@ class Shares:
         self._partitions = partitions
         self._ttl = ttl
         self._make_slot = make_slot
+        self._admitted = admitted
         self._endpoints = endpoints
         self._recorder = recorder
         self._clock = clock
@@ -131,6 +133,14 @@ class Shares:
             # Whether it is ours is not known: it runs out by itself, and is free again then.
             self._recorder.event("deliver.take_failed", warn=True, partition=number, error=str(error))
             return
+        try:
+            await self._admitted()  # asked behind the taking, which whoever delivers otherwise looks for
+        except UsageError:
+            await self._bucket.delete(f"slot.{number}", revision=revision)
+            raise
+        except PartiError as error:
+            self._recorder.event("deliver.take_failed", warn=True, partition=number, error=str(error))
+            return  # it runs out by itself
         lease = SlotLease(self._clock, number, revision, asked, self._ttl)
         slot = self._make_slot(lease)
         self.slots[number], self._owners[number] = slot, owner

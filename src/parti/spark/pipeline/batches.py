@@ -96,10 +96,14 @@ class BatchRunner:
             conf = frame.sparkSession.conf
             conf.set("spark.sql.adaptive.enabled", "false")  # it would coalesce the ordered tasks
             conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(BLOCK_BYTES))  # by default a task waits for 64M
+            if self._pipeline.companion is not None:
+                self._pipeline.companion.begins(self._pipeline)
         outcomes = self._outcomes(frame, number)
         counts = self._counted(outcomes, number) if self._stage.shape.counted else self._kept(outcomes, number)
         self._judge(counts, number)
         self._check_lease()
+        if self._pipeline.companion is not None:
+            self._pipeline.companion.stored(self._pipeline, counts)
         self._count(counts, number, time.perf_counter() - began)
 
     def _counted(self, outcomes: Any, number: int) -> Counts:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from parti.config.units import parse_duration
 from parti.errors import ConfigError
 from parti.spark.pipeline.lease import Standby
-from parti.spark.pipeline.outcomes import Shape
+from parti.spark.pipeline.outcomes import Counts, Shape
 from parti.spark.pipeline.plan import Facts, Plan, choose
 from parti.spark.pipeline.policy import Policy, Retries
 from parti.spark.pipeline.source import PayloadKey
@@ -58,6 +58,16 @@ class Outcomes:
 
     parquet: str | None = None
     write: SparkSink | None = None
+
+
+class Companion(Protocol):
+    """Goes along with a pipeline, on its driver; what it raises ends the query."""
+
+    def begins(self, pipeline: Pipeline) -> None:
+        """A query is about to run its first batch; the lease is held, if there is one."""
+
+    def stored(self, pipeline: Pipeline, counts: Counts) -> None:
+        """Everything that came of a batch is stored, and it is about to be committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +111,7 @@ class Pipeline:
     """Which kind of group, when the name is used by several."""
     standby: Standby | None = None
     """Run behind a lease, so that further drivers may wait to take over."""
+    companion: Companion | None = None
     nats: ConnectOptions = field(default_factory=ConnectOptions)
     master: str = "local[*]"
     spark: Mapping[str, str] = field(default_factory=dict)

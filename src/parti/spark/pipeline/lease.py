@@ -51,6 +51,11 @@ class Standby:
         return LeaseTerms(self.ttl, self.renew_every, self.margin)
 
 
+def lease_key(pipeline: str) -> str:
+    """The key of a pipeline's lease in the bucket."""
+    return f"{pipeline}.leader"
+
+
 class DriverLease:
     """Holds, or waits for, the lease of one pipeline. `start`, `acquire`, work, `close`."""
 
@@ -65,7 +70,7 @@ class DriverLease:
     ) -> None:
         self.owner = owner
         self._connect = options
-        self._key = f"{pipeline}.leader"
+        self._key = lease_key(pipeline)
         self._standby = standby
         self._on_lost = on_lost
         self._clock = SystemClock()
