@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
+import pickle
 from collections.abc import Iterator
 
 import pytest
@@ -40,6 +42,37 @@ def test_an_event_is_one_json_line_with_its_fields() -> None:
         "took": 0.083,
         "level": "info",
     }
+
+
+def test_where_nobody_configured_logging_warnings_go_to_stderr_masked_and_nothing_else_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    structlog.reset_defaults()
+    log = get_logger("x", worker="w-3")
+    log.debug("quiet")
+    log.info("quiet")
+    log.warning("loud", password="hunter2")
+    log.bind(more=1).error("louder")
+    out, err = capsys.readouterr()
+    assert out == ""
+    loud, louder = (json.loads(line) for line in err.splitlines())
+    assert (loud["event"], loud["component"], loud["worker"], louder["more"]) == ("loud", "x", "w-3", 1)
+    assert "hunter2" not in err
+
+
+def test_a_logger_that_was_made_before_the_configuration_follows_it() -> None:
+    structlog.reset_defaults()
+    log = get_logger("x")
+    stream = written()
+    log.info("event")
+    assert json.loads(stream.getvalue())["event"] == "event"
+
+
+def test_a_logger_can_be_copied_with_what_holds_it() -> None:
+    log = pickle.loads(pickle.dumps(copy.deepcopy(get_logger("x", a=1))))
+    stream = written()
+    log.info("event")
+    assert json.loads(stream.getvalue())["a"] == 1
 
 
 def test_events_below_the_level_are_not_written() -> None:

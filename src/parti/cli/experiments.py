@@ -54,8 +54,7 @@ def experiment_command(experiment: Experiment) -> click.Command:
         chosen = seed if seed is not None else random.SystemRandom().randrange(2**31)
         if not as_json:
             note(f"{experiment.kind} {experiment.name}: seed {chosen}{', quick' if quick else ''}")
-        # structlog writes to stdout unless told otherwise, where the result must be alone.
-        configure_logging(ObserveSection(log_level=LogLevel.WARNING))
+        configure_logging(ObserveSection(log_level=LogLevel.WARNING))  # beside a result, changes of state are noise
         context = RunContext(quick=quick, seed=chosen, options=options, show=progress)
         result = execute(experiment, context)
         if html is not None:

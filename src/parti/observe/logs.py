@@ -3,7 +3,8 @@
     log = get_logger("handoff")
     log.info("handoff.committed", partition=7, epoch=42, took=0.083)
 
-A library user who never calls `configure_logging` gets structlog's own defaults, or what their program configured.
+A program that configures structlog itself, or calls `configure_logging`, gets what it asked for. Where nobody did, as
+in a script or in Spark's worker processes, warnings and errors go to stderr, masked like all others.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, MutableMapping
-from typing import Any, Final, TextIO
+from functools import lru_cache
+from typing import Any, Final, TextIO, cast
 
 import structlog
 
@@ -29,8 +31,33 @@ _DEPTH: Final = 4  # deeper than any event we write; a cycle in a caller's value
 
 def get_logger(component: str, **fields: Any) -> structlog.typing.FilteringBoundLogger:
     """A logger whose events carry the component and these fields."""
-    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=component, **fields)
-    return logger
+    return cast("structlog.typing.FilteringBoundLogger", _Logger({"component": component} | fields))
+
+
+class _Logger:
+    """Looks at each use whether somebody has configured logging: modules make their loggers before that."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self._fields = fields
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)  # copying and pickling ask for such names before the fields are there
+        if structlog.is_configured():
+            return getattr(structlog.get_logger(**self._fields), name)
+        if name in ("debug", "info"):
+            return _nowhere
+        return getattr(_last_resort(sys.stderr).bind(**self._fields), name)
+
+
+def _nowhere(event: str, *words: Any, **fields: Any) -> None:
+    """Events that nobody asked for."""
+
+
+@lru_cache(maxsize=1)
+def _last_resort(stream: TextIO) -> Any:
+    settings = _configuration(ObserveSection(log_level=LogLevel.WARNING), stream)
+    return structlog.wrap_logger(settings.pop("logger_factory")(), **settings)
 
 
 def configure_logging(settings: ObserveSection | None = None, *, stream: TextIO | None = None) -> None:
@@ -38,8 +65,10 @@ def configure_logging(settings: ObserveSection | None = None, *, stream: TextIO 
 
     The last call wins. Secrets are masked before rendering, in both formats.
     """
-    settings = settings or ObserveSection()
-    stream = stream if stream is not None else sys.stderr
+    structlog.configure(**_configuration(settings or ObserveSection(), stream if stream is not None else sys.stderr))
+
+
+def _configuration(settings: ObserveSection, stream: TextIO) -> dict[str, Any]:
     tail: list[structlog.typing.Processor]
     if _is_console(settings.log_format, stream):
         # Plain tracebacks: the rich ones print local variables, and those may hold secrets.
@@ -47,18 +76,18 @@ def configure_logging(settings: ObserveSection | None = None, *, stream: TextIO 
         tail = [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
     else:
         tail = [structlog.processors.format_exc_info, redact, structlog.processors.JSONRenderer(default=str)]
-    structlog.configure(
-        processors=[
+    return {
+        "processors": [
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             redact,
             *tail,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.log_level]),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
-        cache_logger_on_first_use=False,
-    )
+        "wrapper_class": structlog.make_filtering_bound_logger(_LEVELS[settings.log_level]),
+        "logger_factory": structlog.WriteLoggerFactory(file=stream),
+        "cache_logger_on_first_use": False,
+    }
 
 
 def _is_console(wanted: LogFormat, stream: TextIO) -> bool:

@@ -19,7 +19,8 @@ from typing import Final, TextIO
 _CHATTER: Final = re.compile(
     r"WARNING: Using incubator modules|Using Spark's default log4j profile|Setting default log level to"
     r"|To adjust logging level use|:: loading settings ::"
-    r"|[\d/]+ [\d:]+ WARN (NativeCodeLoader: Unable to load native-hadoop|Utils: (Your hostname|Set SPARK_LOCAL_IP))"
+    r"|[\d/]+ [\d:]+ WARN (NativeCodeLoader: Unable to load native-hadoop|Utils: (Your hostname|Set SPARK_LOCAL_IP)"
+    r"|ResolveWriteToStream: spark.sql.adaptive.enabled is not|DAGScheduler: Failed to cancel job group)"
 )
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _DAEMON: Final = "pyspark/daemon.py"

@@ -7,16 +7,16 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-import structlog
 from nats import errors as nats_errors
 from nats.aio.client import Client, RawCredentials
 
 from parti.errors import AuthFailed, ConnectionFailed, PartiError, TlsFailed
+from parti.observe.logs import get_logger
 from parti.wire.events import ConnectionEvent, EventKind, Events, Listener
 from parti.wire.options import ConnectOptions
 from parti.wire.requests import Requests
 
-log = structlog.get_logger(__name__)
+log = get_logger("wire")
 
 # How often each server is tried before the first connect gives up. A server that refuses us says why and hangs up;
 # the reset can overtake the reason, so that a hang-up is tried more often, to hear it.
@@ -169,7 +169,8 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
         if self._abandoned:
             return
         event = ConnectionEvent(kind, self._address(), error)
-        log.info(f"connection.{kind.value}", server=event.server, error=str(error) if error else None)
+        tell = log.debug if self._ended and error is None else log.info  # what we asked for is no news
+        tell(f"connection.{kind.value}", server=event.server, error=str(error) if error else None)
         self.events.tell(event)
 
     def _address(self) -> str:

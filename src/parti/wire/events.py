@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-import structlog
+from parti.observe.logs import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger("wire")
 
 
 class EventKind(StrEnum):

@@ -14,12 +14,12 @@ import secrets
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import structlog
 from nats import errors as nats_errors
 
 from parti.backoff import Backoff
 from parti.clock import Clock, SystemClock
 from parti.errors import ConnectionFailed, ConnectionLost, PartiError, TransientError
+from parti.observe.logs import get_logger
 from parti.wire.api import JetStreamApi
 from parti.wire.delivery import Delivery, parse_delivery
 from parti.wire.errors import BatchCompleted, MessageNotFound, NoMessages, PullExpired, status_error
@@ -27,7 +27,7 @@ from parti.wire.events import ConnectionEvent, EventKind
 from parti.wire.kv_model import Change, Operation, SnapshotDone, operation_of
 from parti.wire.requests import Reply, reply_of
 
-log = structlog.get_logger(__name__)
+log = get_logger("wire")
 
 _NANOSECONDS = 1_000_000_000
 _BATCH = 256  # messages a pull may bring; no more than these wait in memory
