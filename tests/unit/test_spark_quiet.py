@@ -16,7 +16,7 @@ Using Spark's default log4j profile: org/apache/spark/log4j2-defaults.properties
 Setting default log level to "WARN".
 To adjust logging level use sc.setLogLevel(newLevel). For SparkR, use setLogLevel(newLevel).
 26/11/15 18:54:26 WARN NativeCodeLoader: Unable to load native-hadoop library for your platform... using builtin-java
-26/11/15 18:54:27 WARN ResolveWriteToStream: spark.sql.adaptive.enabled is not supported in streaming DataFrames/Datasets
+26/11/15 18:54:27 WARN ResolveWriteToStream: spark.sql.adaptive.enabled is not supported
 26/11/15 18:54:29 WARN DAGScheduler: Failed to cancel job group 466ec6a8. Cannot find active jobs for it.
 """
 FAREWELL = """\
