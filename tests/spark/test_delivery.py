@@ -18,7 +18,9 @@ import pytest
 
 from parti.config.deliver import DeliverSection
 from parti.errors import ConfigError, UsageError
+from parti.spark import delivery_task
 from parti.spark.delivery import Span, delivery_pipeline
+from parti.spark.delivery_engine import Announcer
 from parti.spark.delivery_task import Deliver
 from parti.spark.pipeline import Pipeline
 from parti.spark.pipeline.fence import fence_subject, raise_fence
@@ -364,6 +366,27 @@ def test_with_skip_a_task_that_failed_comes_later_and_those_behind_it_go_on(
     assert [request.headers["x-parti-attempt"] for request in endpoint.received if request.path == "/bad"] == list(
         "123"
     )
+
+
+def test_a_driver_that_stops_finishes_what_is_in_flight_and_hands_back_the_rest_without_an_attempt(
+    make: Callable[..., Pipeline], endpoint: FaultHttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery_task, "_LOOK_EVERY", 0.0)
+    made = make(host_concurrency=1)
+    announcer = made.companion
+    assert isinstance(announcer, Announcer)
+    announcer.begins(made)
+    announcer.closes(made)
+    found = drive(made, rows(endpoint, 2_000, "/hook"), epoch=1)
+    done = [row["sequence"] for row in found if row["outcome"] == "done"]
+    handed_back = [row for row in found if row["outcome"] == "parked"]
+    assert len(done) + len(handed_back) == 2_000
+    assert handed_back
+    assert len(endpoint.received) == len(done)
+    assert {row["parked_times"] for row in handed_back} == {0}
+    announcer.begins(made)  # the next driver sends again
+    drive(made, handed_back[:3], epoch=2)
+    assert len(endpoint.received) == len(done) + 3
 
 
 def test_a_replay_is_not_replaced_by_what_comes_behind_its_end(

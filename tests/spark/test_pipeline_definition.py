@@ -41,6 +41,7 @@ handler = "pipeline_app:look_up"
 key = "orders.*"
 checkpoint = "checkpoints/orders"
 batch_size = 5000
+grace = "30s"
 
 [retries]
 attempts = 5
@@ -78,7 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_file_says_everything_about_a_pipeline(folder):
     made = load("pipeline.toml")
     assert (made.name, made.stream, made.subjects, made.batch_size) == ("orders", "ORDERS", ("orders.>",), 5000)
-    assert made.handler.__name__ == "look_up"
+    assert (made.handler.__name__, made.grace) == ("look_up", 30.0)
     assert (made.retries.attempts, made.retries.delays, made.retries.timeout) == (5, (0.1, 1.0), 30.0)
     assert (made.retries.then, made.results.subject) == ("park", "enriched.{key}")
     assert made.standby is not None
@@ -145,6 +146,7 @@ def test_what_is_no_pipeline_is_refused(folder, what, wrong):
         ({"trigger": "soon"}, "soon"),
         ({"handler": 5}, "the handler is int"),
         ({"key": "payload:id", "partition_by": "2"}, "partition is that of the key"),
+        ({"grace": -1.0}, "grace -1.0 must not be negative"),
         ({"key": "payload:"}, "name a field"),
         ({"key": "payload:a,b..c"}, "name a field"),
         ({"key": "payload:a,a.b.c"}, "name a field"),

@@ -265,6 +265,52 @@ def test_a_parked_key_waits_as_a_whole_and_is_driven_again_although_nothing_new_
     assert sorted(sequence for _, sequence in log.calls()) == list(range(1, 46))
 
 
+@PLANS
+def test_a_stop_lets_the_batch_under_way_end_and_be_committed(make, spark, stream, log, plan):
+    stream.publish(40, subject="k{0}")
+
+    async def work(message: Any) -> None:
+        log.note(message)
+        await asyncio.sleep(0.3)
+
+    made = make(
+        work,
+        plan=plan,
+        trigger="100ms",
+        key="subject",
+        concurrency=4,
+        grace=120.0,
+        commit="durable",
+        durable="position",
+    )
+    with made.start(spark):
+        eventually_blocking(lambda: bool(log.calls()), 90, "the batch is under way")
+    assert sorted(sequence for _, sequence in log.calls()) == list(range(1, 41))
+    assert (
+        stream.connection.api(f"CONSUMER.INFO.{stream.name}.position")["num_pending"] == 0
+    )  # the server knows of the last batch, too
+    stream.publish(2, subject="k{0}")
+    run(make(work, plan=plan, key="subject"), spark)
+    assert sorted(sequence for _, sequence in log.calls()) == list(range(1, 43))
+
+
+def test_a_stop_without_grace_interrupts_the_batch_and_the_next_run_replays_it(make, spark, stream, log, tmp_path):
+    stream.publish(4, subject="k{0}")
+    free = tmp_path / "free"
+
+    async def work(message: Any) -> None:
+        log.note(message)
+        while not free.exists():  # noqa: ASYNC110 - the test is another process
+            await asyncio.sleep(0.05)
+
+    made = make(work, trigger="100ms", key="subject", grace=0.0)
+    with made.start(spark):
+        eventually_blocking(lambda: len(log.calls()) == 4, 90, "the batch is under way")
+    free.touch()
+    run(make(work, key="subject"), spark)
+    assert sorted(sequence for _, sequence in log.calls()) == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
 def test_parked_messages_outlive_the_query(make, spark, stream, log, tmp_path):
     stream.publish(6, subject="k1")
     fixed = tmp_path / "fixed"

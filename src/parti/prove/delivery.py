@@ -17,6 +17,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -24,10 +25,10 @@ import msgspec
 from parti.bench.goals import Figure
 from parti.bench.report import Option, Proof, RunContext
 from parti.clock import SystemClock
-from parti.errors import PartiError
+from parti.errors import PartiError, UsageError
 from parti.prove.delivery_duplicates import Accepted, explain
 from parti.prove.delivery_faults import TROUBLES, Fault, Troubles
-from parti.prove.delivery_worker import Worker
+from parti.prove.delivery_worker import SparkWorker, Worker
 from parti.tasks import AddressGuard, DeadLetters, DeliverSection, Letter, TaskConsumer
 from parti.tasks.names import Names
 from parti.tasks.policy import Outcome
@@ -49,6 +50,7 @@ from parti.testing.http_server import (
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.errors import MessageNotFound
+from parti.wire.kv import KeyValue
 from parti.wire.options import ConnectOptions
 
 STREAM = "PROVE"
@@ -79,6 +81,8 @@ class Stage:
         self.requests: Counter[str] = Counter()
         self.published = 0
         self.stale_refused = 0
+        self.timeout = "500ms"
+        """Of requests that may meet a fault; what is sure to be answered has time for it."""
         self.accepted: dict[str, list[Accepted]] = {}
         """By id: when and by whom it was accepted; more than once is a duplicate."""
         self._clock = SystemClock()
@@ -138,7 +142,7 @@ class Stage:
             "documentId": document,
             "event": "update",
             "url": url,
-            "timeout": "500ms" if url.endswith("/hook") else "10s",  # what is sure to be answered has time for it
+            "timeout": self.timeout if url.endswith("/hook") else "10s",
             "payload": {"n": number},
         }
         if url.endswith(("/poison", "/tls")):
@@ -221,12 +225,18 @@ _FAULTS: tuple[Reply, ...] = (
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
     rounds, partitions = len(TROUBLES) if ctx.quick else int(ctx.options["rounds"]), int(ctx.options["partitions"])
-    rng, clock = ctx.random(), SystemClock()
+    rng, clock, engine = ctx.random(), SystemClock(), _ENGINES.get(str(ctx.options["engine"]))
+    if engine is None:
+        raise UsageError(f"engine {ctx.options['engine']!r}: choose {' or '.join(_ENGINES)}")
     async with _open(rng) as (server, stage, options):
         figures: dict[str, Figure] = {"rounds": rounds}
         figures |= await _quiet_phases(stage, options)
-        workers = [Worker(_settings(server, stage.endpoint, partitions)) for _ in range(2)]
-        troubles = Troubles(server, workers, rng, clock, _LEASE)
+        stage.timeout = engine.timeout
+        settings = _settings(server, stage.endpoint, 1 if engine.spark else partitions)
+        workers = [engine.worker([*settings, *engine.settings(server)]) for _ in range(2)]
+        troubles = Troubles(server, workers, rng, clock, engine.lease)
+        if engine.spark:
+            troubles.choose = lambda: _driver_at_work(stage, workers)
         try:
             with ctx.progress("delivery", total=rounds) as advance:
                 for worker in workers:
@@ -237,21 +247,72 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
                     await publishing
                     advance(1)
             with suppress(NeverHappened):  # what has not arrived by then is counted as lost
-                await eventually(stage.settled, _WITHIN, "every task delivered or in the dead letters")
+                await eventually(stage.settled, engine.within, "every task delivered or in the dead letters")
             figures["exit_codes"] = sum([await asyncio.to_thread(worker.stop) for worker in workers])
         finally:
             for worker in workers:
                 await asyncio.to_thread(worker.kill)
         verdict = stage.history.verdict()
         names = ("lost", "duplicated", "inversions", "two_owners", "stale_accepted", "phantom")
-        in_flight = DeliverSection().host_concurrency
         return (
             figures
             | {"tasks": stage.published, "requests": sum(stage.requests.values()), "stale_refused": stage.stale_refused}
             | {name: getattr(verdict, name) for name in names}
-            | await stage.duplicates([*troubles.faults, *troubles.stalls()], in_flight)
+            | await stage.duplicates([*troubles.faults, *troubles.stalls()], engine.in_flight)
             | await stage.judge()
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """What is different between the engines, as the proof sees them."""
+
+    worker: type[Worker]
+    in_flight: int
+    """Tasks that one fault may repeat: with Spark a whole batch, which the stop of a driver waits for."""
+    lease: int = _LEASE
+    timeout: str = "500ms"
+    within: float = _WITHIN
+    spark: bool = False
+
+    def settings(self, server: NatsServer) -> list[str]:
+        if not self.spark:
+            return []
+        return [
+            "--engine",
+            "spark",
+            "--master",
+            "local[2]",
+            "--checkpoint",
+            str(server.store_dir.parent / "checkpoint"),
+        ]
+
+
+async def _driver_at_work(stage: Stage, workers: list[Worker]) -> Worker:
+    """Three times of four the driver that delivers, once it does: Spark takes longer to start than most faults last."""
+    from parti.spark.pipeline.lease import Standby, lease_key  # Spark is an extra: the other engine does without
+
+    before = sum(stage.requests.values())
+
+    async def delivers() -> bool:
+        return sum(stage.requests.values()) > before
+
+    with suppress(NeverHappened):
+        await eventually(delivers, _WITHIN, "a driver delivers")
+    if stage.rng.random() < 0.75:
+        with suppress(PartiError):
+            entry = await (await KeyValue.open(stage.js, Standby().bucket)).get(lease_key(f"deliver-{STREAM}"))
+            for worker in workers:
+                if f"-{worker.pid}-".encode() in entry.value:  # the name of a driver tells its process
+                    return worker
+    return stage.rng.choice(workers)
+
+
+_ENGINES = {
+    "async": _Engine(Worker, DeliverSection().host_concurrency),
+    # It keeps no log of attempts that would tell which answers came too late: so they get more time.
+    "spark": _Engine(SparkWorker, 1_000_000, lease=6, timeout="3s", within=300.0, spark=True),
+}
 
 
 @asynccontextmanager
@@ -358,5 +419,6 @@ PROOF = Proof(
     options=(
         Option("rounds", 16, "rounds of 150 tasks, each with a kill, a freeze, a stop or a dead server"),
         Option("partitions", 4, "of the two processes; with 1, one delivers and the other stands by"),
+        Option("engine", "async", "what delivers: async, or spark (two drivers, one stands by)"),
     ),
 )

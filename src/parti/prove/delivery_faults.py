@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -36,12 +37,15 @@ class Troubles:
     rng: random.Random
     clock: Clock
     lease: int
+    choose: Callable[[], Awaitable[Worker]] | None = None
+    """Whom to hit, and when: returns when it is time. By default anybody, within a second."""
     faults: list[Fault] = field(default_factory=list)
     _expected: list[tuple[Worker, float, float]] = field(default_factory=list)
     """Whose leases run out when by our own doing: what comes of that has its explanation already."""
 
     async def make(self, trouble: str) -> None:
-        victim, clock = self.rng.choice(self.workers), self.clock
+        clock = self.clock
+        victim = await self.choose() if self.choose is not None else self.rng.choice(self.workers)
         await clock.sleep(self.rng.uniform(0.2, 1.0))
         begin = clock.now()
         match trouble:

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from parti.clock import SystemClock
 from parti.errors import TransientError
+from parti.prove.processes import below, kill
 from parti.testing.child import spawn
 
 _READY_WITHIN = 60.0
+_ENDS_WITHIN = 60.0
 
 
 class WorkerNotReady(TransientError):
@@ -23,12 +26,20 @@ class WorkerNotReady(TransientError):
 class Worker:
     """One process, started again and again under the same settings."""
 
+    _READY, _LOST = b'"ready"', b"deliver.lease_lost"
+    """What it says when it has joined, and when a lease of it has run out."""
+
     def __init__(self, settings: Sequence[str]) -> None:
         self._settings = list(settings)
         self._process: subprocess.Popen[bytes] | None = None
         self._clock = SystemClock()
         self.lease_losses: list[float] = []
         """When it said that a lease of it had run out."""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     @property
     def running(self) -> bool:
@@ -44,9 +55,9 @@ class Worker:
         def drain() -> None:  # a full pipe would stop the process
             assert process.stdout is not None
             for line in process.stdout:
-                if b'"ready"' in line:
+                if self._READY in line:
                     ready.set()
-                if b"deliver.lease_lost" in line:
+                if self._LOST in line:
                     self.lease_losses.append(self._clock.now())
                 lines[:] = [*lines[-5:], line.decode(errors="replace")]
             ready.set()
@@ -71,4 +82,24 @@ class Worker:
         """SIGTERM; returns the exit code."""
         assert self._process is not None
         self._process.terminate()
-        return self._process.wait(60)
+        return self._process.wait(_ENDS_WITHIN)
+
+
+class SparkWorker(Worker):
+    """A driver of the engine spark with its JVM and its tasks: what happens to it happens to all of them.
+
+    It has joined when it begins to start: Spark itself takes its time, and the other driver delivers meanwhile.
+    """
+
+    _READY, _LOST = b'"starting"', b"pipeline.lease_lost"
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        for pid in (self._process.pid, *(process.pid for process in below(self._process.pid))):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def kill(self) -> None:
+        tree = below(self._process.pid) if self._process is not None else []
+        super().kill()
+        kill(tree)

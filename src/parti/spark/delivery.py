@@ -98,6 +98,7 @@ def delivery_pipeline(
         start_at=start if span is None else span.start,
         checkpoint=checkpoint,
         trigger=trigger,
+        grace=config.shutdown,
         batch_size=40_000,  # some seconds of work: what fails comes again between batches, and each costs 0.3 s of CPU
         concurrency=config.concurrency,
         retries=_ONE_ATTEMPT,

@@ -6,6 +6,8 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from parti.backoff import Backoff, retry
 from parti.clock import SystemClock
 from parti.errors import PartiError, UnknownOutcome, UsageError
@@ -70,6 +72,12 @@ class Announcer:
         if counts.parked != self._parked:
             self._with_bucket(pipeline, _word(pipeline, counts.parked).put)
             self._parked = counts.parked
+
+    def closes(self, pipeline: Pipeline) -> None:
+        """The tasks of the batch under way look for this every second."""
+        word = msgspec.structs.replace(_word(pipeline, self._parked or 0), closing=True)
+        self._with_bucket(pipeline, word.put)
+        self._parked = None  # whatever comes of the batch is to be said
 
     def _with_bucket(self, pipeline: Pipeline, work: Callable[[KeyValue], Awaitable[None]]) -> None:
         async def once() -> None:

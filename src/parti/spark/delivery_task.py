@@ -13,6 +13,7 @@ import json
 import math
 import random
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -28,6 +29,7 @@ from parti.spark.pipeline.policy import Aside, Postpone, Rested
 from parti.tasks.courier import Courier
 from parti.tasks.dead_letters import DeadLetters
 from parti.tasks.endpoints import PREFIX, Endpoints, disabled_endpoints
+from parti.tasks.engines import spark_word
 from parti.tasks.errors import Reason
 from parti.tasks.gate import Gate
 from parti.tasks.guard import AddressGuard
@@ -44,6 +46,7 @@ from parti.wire.kv import KeyValue
 from parti.wire.options import ConnectOptions
 from parti.worker.outcomes import Retry
 
+_LOOK_EVERY = 1.0
 _STORE_AGAIN = 5.0  # seconds until a task is tried again whose dead letter could not be stored
 
 
@@ -141,6 +144,8 @@ class Desk:
         self._rng = random.Random()
         self._rights: dict[str, TaskRight] = {}
         self._newest: WeakKeyDictionary[Rows, dict[tuple[str, str], int]] = WeakKeyDictionary()
+        self.closing = False
+        """Whether nothing is to be sent any more: what is in flight ends, the rest is handed back."""
         self.resources: AsyncGenerator[Desk, None] | None = None
         """Keeps them open; the end of the task's event loop closes them."""
 
@@ -148,6 +153,8 @@ class Desk:
         return f"<Desk {self._delivery.name} {self._gate!r}>"
 
     async def deliver(self, message: RowMessage) -> object:
+        if self.closing:
+            return Postpone(0.0, "the driver stops")
         held = self._reader.read(
             message.data,
             message.headers,
@@ -274,12 +281,22 @@ async def _fence(js: JetStreamApi, delivery: Deliver, epoch: int) -> Mapping[str
     return expectations(last_subject_seq=marker.seq, last_subject_filter=subject)
 
 
+async def _listen(desk: Desk, bucket: KeyValue) -> None:
+    """Look every second whether the driver wants to stop."""
+    while not desk.closing:
+        await asyncio.sleep(_LOOK_EVERY)
+        with suppress(PartiError):  # the next look tells
+            found = await spark_word(bucket)
+            desk.closing = found is not None and found[0].closing
+
+
 async def _resources(delivery: Deliver, epoch: int) -> AsyncGenerator[Desk, None]:
     """An open desk; what it uses is closed when the loop closes its generators."""
     config, clock, names = delivery.config, SystemClock(), Names(delivery.config.stream)
     guard = AddressGuard(config.allow_addresses, config.allow_ports)
     transport = HttpTransport(config, guard)
     connection = await connect(delivery.nats, name="parti-deliver")
+    listening: asyncio.Task[None] | None = None
     try:
         js = JetStreamApi(connection)
         endpoints = Endpoints(bucket := await KeyValue.open(js, names.bucket))
@@ -290,8 +307,14 @@ async def _resources(delivery: Deliver, epoch: int) -> AsyncGenerator[Desk, None
         fence = await _fence(js, delivery, epoch)
         letters = DeadLetters(js, names, f"{delivery.name}:" if delivery.replay else "", fence)
         await transport.open()
-        yield Desk(delivery, courier, gate, letters, endpoints)
+        desk = Desk(delivery, courier, gate, letters, endpoints)
+        if epoch:
+            listening = asyncio.create_task(_listen(desk, bucket))
+        yield desk
     finally:
+        if listening is not None:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
         _DESKS.pop(id(asyncio.get_running_loop()), None)
         await transport.close()
         await connection.close()

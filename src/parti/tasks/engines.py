@@ -31,6 +31,8 @@ class SparkWord(msgspec.Struct, frozen=True):
     bucket: str
     lease: str
     ttl: float
+    closing: bool = False
+    """Whether the tasks of a batch are to finish what is in flight and hand back the rest."""
 
     async def put(self, bucket: KeyValue) -> None:
         await bucket.put(KEY, msgspec.json.encode(self))

@@ -169,7 +169,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
         if self._abandoned:
             return
         event = ConnectionEvent(kind, self._address(), error)
-        tell = log.debug if self._ended and error is None else log.info  # what we asked for is no news
+        tell = log.debug if self._ended else log.info  # what we asked for is no news
         tell(f"connection.{kind.value}", server=event.server, error=str(error) if error else None)
         self.events.tell(event)
 

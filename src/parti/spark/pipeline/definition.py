@@ -69,6 +69,9 @@ class Companion(Protocol):
     def stored(self, pipeline: Pipeline, counts: Counts) -> None:
         """Everything that came of a batch is stored, and it is about to be committed."""
 
+    def closes(self, pipeline: Pipeline) -> None:
+        """A stop waits for the batch under way, which takes its time: let it end soon."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
@@ -97,6 +100,8 @@ class Pipeline:
     """How often a batch begins (`0s`: as soon as the last one is done), or `available-now`: what is there, then end."""
     batch_size: int | None = 100_000
     """Messages of one batch at most; the memory of a batch is bounded by it."""
+    grace: float = 10.0
+    """Seconds that a stop gives the batch under way; one that takes longer is interrupted, and replayed later."""
     plan: Literal["auto", "fused", "shuffled"] = "auto"
     concurrency: int = 1000
     retries: Retries = field(default_factory=Retries)
@@ -131,6 +136,8 @@ class Pipeline:
         if self.key.startswith(_PAYLOAD) and self.partition_by is not None:
             raise ConfigError(f"pipeline {self.name}: with key {self.key} the partition is that of the key")
         _ = self.payload_key  # a malformed one is told here
+        if self.grace < 0:
+            raise ConfigError(f"pipeline {self.name}: grace {self.grace} must not be negative")
         if self.trigger != "available-now":
             parse_duration(self.trigger)
         self._check_group()

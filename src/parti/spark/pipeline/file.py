@@ -38,9 +38,9 @@ from parti.spark.pipeline.policy import Retries
 from parti.wire.options import ConnectOptions
 
 _TABLES: Mapping[str, Any] = {"retries": Retries, "results": Results, "outcomes": Outcomes, "standby": Standby}
-_DURATIONS = {"delays", "park_delays", "budget", "timeout", "ttl", "renew_every", "margin"}
+_DURATIONS = {"grace", "delays", "park_delays", "budget", "timeout", "ttl", "renew_every", "margin"}
 _FOLDERS = {"checkpoint", "parquet"}
-_NOT_IN_FILE = {"retries", "results", "outcomes", "standby", "nats", "spark", "write"}
+_NOT_IN_FILE = {"companion", "retries", "results", "outcomes", "standby", "nats", "spark", "write"}
 
 
 def load(what: str, nats: ConnectOptions | None = None) -> Pipeline:

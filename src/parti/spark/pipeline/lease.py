@@ -222,7 +222,8 @@ class DriverLease:
                 log.info("pipeline.lease_won", owner=self.owner, epoch=term)
                 self._elected.set()
             case Deposed(term, reason):
-                log.warning("pipeline.lease_lost", owner=self.owner, epoch=term, reason=reason)
+                tell = log.info if reason == "resigned" else log.warning
+                tell("pipeline.lease_lost", owner=self.owner, epoch=term, reason=reason)
                 self._elected.clear()
                 self._on_lost()
         return None

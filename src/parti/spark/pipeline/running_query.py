@@ -15,6 +15,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from parti.spark.pipeline.parking import Parking
 from parti.spark.pipeline.plan import Plan, PlanKind
 from parti.spark.pipeline.publishing import Letters, ResultSink, id_scope
 from parti.spark.pipeline.resume import known_results
-from parti.spark.pipeline.source import pipeline_source
+from parti.spark.pipeline.source import CLOSED, CLOSING, DUE, pipeline_source
 from parti.spark.pipeline.stage import Stage
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
@@ -46,6 +47,8 @@ from parti.worker.dead_letters import dead_letter_stream, ensure_stream
 log = get_logger("spark.pipeline")
 
 _PATIENCE = 30.0  # seconds for the first answers of NATS
+_UNHURRIED = 0.2  # of the grace, in which a batch may end as if nothing were
+_PROMPT = 1.0  # seconds between triggers for which a stop waits, so that the last batch is committed on the server too
 _RESTARTS = 5  # of a query that was refused although the lease is held, as when a stream dropped its marker
 _REFUSED = ("LeaseLost", "StaleEpoch", "WrongLastSequence")
 
@@ -89,7 +92,7 @@ class RunningPipeline:
     def parked_due(self) -> float | None:
         """When the first of the parked messages is due, in seconds since 1970; None when nothing is parked."""
         try:
-            return float((self._folder / "due").read_text())
+            return float((self._folder / DUE).read_text())
         except (FileNotFoundError, ValueError):
             return None
 
@@ -112,9 +115,13 @@ class RunningPipeline:
         self._raise()
         return not self._thread.is_alive()
 
-    def stop(self) -> None:
-        """After this returns the query is stopped and the lease is given back; the batch under way is replayed."""
+    def stop(self, grace: float | None = None) -> None:
+        """After this returns the query is stopped and the lease is given back.
+
+        The batch under way has `grace` seconds to end, by default those of the pipeline; else it is replayed later.
+        """
         self._stopping.set()
+        self._close(self.pipeline.grace if grace is None else grace)
         self._stop_query()
         self._thread.join()
         if self._owns_spark and self._spark is not None:
@@ -125,8 +132,29 @@ class RunningPipeline:
     def __enter__(self) -> RunningPipeline:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.stop(None if kind is None else 0.0)
+
+    def _close(self, grace: float) -> None:
+        """Let no further batch begin, and wait for the end of the one under way."""
+        began, hurried = time.monotonic(), self.pipeline.companion is None
+        with contextlib.suppress(Exception):  # Spark says in many ways that a query, or all of it, has ended already
+            (self._folder / CLOSING).touch()
+            while (waited := time.monotonic() - began) < grace and not self._closed():
+                if not hurried and waited > _UNHURRIED * grace:
+                    hurried = True
+                    assert self.pipeline.companion is not None
+                    self.pipeline.companion.closes(self.pipeline)
+                self._thread.join(0.05)
+
+    def _closed(self) -> bool:
+        """Whether no batch is under way any more."""
+        query = self.query
+        if query is None or not query.isActive or (self._folder / CLOSED).exists():
+            return True
+        # A trigger that comes every minute is not waited for: all it would find is that nothing is to begin.
+        prompt = self.pipeline.trigger == "available-now" or parse_duration(self.pipeline.trigger) <= _PROMPT
+        return not prompt and not query.status["isTriggerActive"]
 
     def _raise(self) -> None:
         if self._failure is not None:
@@ -203,7 +231,7 @@ class RunningPipeline:
         stage = self._stage(files, checkpoint, epoch)
         fused = plan.kind is PlanKind.FUSED
         packing = Packing(plan.tasks, parking=stage.shape.parking)
-        due = self._folder / "due"
+        due = self._folder / DUE
         source = pipeline_source(
             f"parti-{pipeline.name}",
             connect=pipeline.nats,
@@ -211,7 +239,7 @@ class RunningPipeline:
             payload=pipeline.payload_key,
             work=stage.run if fused else packing.pack,
             rows=stage.shape.ddl if fused else DDL,
-            due=due if stage.shape.parking else None,
+            words=self._folder,
         )
         spark.dataSource.register(source)
         runner = self._runner = BatchRunner(pipeline, plan, stage, packing, files, checkpoint, due, self._lease)

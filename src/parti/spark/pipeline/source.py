@@ -40,6 +40,9 @@ from parti.spark.tokens import Partitioning
 from parti.wire.options import ConnectOptions
 
 _REDRIVE = "redrive"
+DUE, CLOSING, CLOSED = "due", "closing", "closed"
+"""Files by which the driver and the reader, which Spark runs in another process on the driver's machine, talk: when
+parked messages are due; that no further batch is to begin; that none does any more, and the last one is committed."""
 
 Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What a reading task does with its messages: `Stage.run` or `Packing.pack`."""
@@ -144,12 +147,12 @@ class PipelineReader(JetStreamStreamReader):
         headers: bool,
         payload: PayloadKey | None,
         work: Work,
-        due: Path | None,
+        words: Path,
     ) -> None:
         super().__init__(message_schema(headers=headers), options)
         self._payload = payload
         self._work = work
-        self._due_file = due
+        self._words = words
         self._due_until = math.inf  # with AvailableNow: what comes due later is for the next run, or it never ends
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -159,6 +162,9 @@ class PipelineReader(JetStreamStreamReader):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """As the source's; when nothing new is there and parked messages are due, an offset that differs in a count."""
         found = super().latestOffset(start, limit)
+        if (self._words / CLOSING).exists():
+            (self._words / CLOSED).touch()
+            return start
         ticks = int(start.get(_REDRIVE, 0))
         if found == {name: value for name, value in start.items() if name != _REDRIVE} and self._is_due():
             ticks += 1
@@ -173,10 +179,8 @@ class PipelineReader(JetStreamStreamReader):
 
     def _is_due(self) -> bool:
         """Whether the driver has left word that parked messages are to be driven by now."""
-        if self._due_file is None:
-            return False
         try:
-            return float(self._due_file.read_text()) <= min(time.time(), self._due_until)
+            return float((self._words / DUE).read_text()) <= min(time.time(), self._due_until)
         except (FileNotFoundError, ValueError):
             return False  # nothing is parked, or the driver is writing it
 
@@ -189,9 +193,11 @@ def pipeline_source(
     payload: PayloadKey | None,
     work: Work,
     rows: str,
-    due: Path | None,
+    words: Path,
 ) -> type[JetStreamDataSource]:
     """A source under this name for `spark.dataSource.register`; `rows` is the schema of what the work yields.
+
+    `words` is a folder of the driver's machine where the two leave word for each other.
 
     The class is made here and not at the top of the module, so that Spark ships it by value, with the user's handler.
     The connection travels in it as well: options show up in plans and logs, where no secret belongs.
@@ -207,6 +213,6 @@ def pipeline_source(
 
         def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002 - Spark's signature
             options = replace(SourceOptions.parse(self.options, streaming=True), connect=connect)
-            return PipelineReader(options, headers=headers, payload=payload, work=work, due=due)
+            return PipelineReader(options, headers=headers, payload=payload, work=work, words=words)
 
     return PipelineSource
