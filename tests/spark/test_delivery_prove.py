@@ -1,4 +1,4 @@
-"""The proof of delivery on Spark, in its smallest size: a driver is killed while it delivers, and another takes over."""
+"""The proof of delivery on Spark, in its smallest size: a driver is killed while it delivers, and another goes on."""
 
 from __future__ import annotations
 
