@@ -276,12 +276,12 @@ class _Inline(_Task):
 
     def _run_slice(self, tally: Tally, start: int, stop: int) -> None:
         rows, lanes, make = tally.rows, self.lanes, RowMessage
-        busy, values = lanes.busy, rows.values
+        busy, values, aside = lanes.busy, rows.values, tally.aside
         call = self._guarded if self._guard.limit else self.stage.handler
         elsewhere = 0
         outcome: object
         for index in range(start, stop):
-            if tally.aside and index in tally.aside:
+            if aside and index in aside:
                 elsewhere += 1
                 continue
             message = make(rows, index, values[index])
