@@ -93,7 +93,7 @@ async def _run(ctx: RunContext) -> dict[str, Figure]:
     }
 
 
-async def _spark(ctx: RunContext, options: ConnectOptions, count: int, port: int, bare: float) -> dict[str, Figure]:
+async def _spark(ctx: RunContext, options: ConnectOptions, count: int, port: int, alone: float) -> dict[str, Figure]:
     """An engine for bulk: to start a query takes it as long as ten thousand deliveries, so it gets more of them."""
     stream = f"BENCH{uuid4().hex[:8]}"
     config = _config(stream, [port])
@@ -102,7 +102,7 @@ async def _spark(ctx: RunContext, options: ConnectOptions, count: int, port: int
             figures = await asyncio.to_thread(
                 measure, config, options, port, _BULK * count, bare=count, turns=1 if ctx.quick else 3
             )
-    return figures | {"spark_of_one_bare": round(float(figures["spark_per_cpu_s"]) / bare, 3)}
+    return figures | {"spark_of_one_bare": round(float(figures["spark_per_cpu_s"]) / alone, 3)}
 
 
 async def _round(

@@ -94,12 +94,11 @@ class SparkWorker(Worker):
     _READY, _LOST = b'"starting"', b"pipeline.lease_lost"
 
     def signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        for pid in (self._process.pid, *(process.pid for process in below(self._process.pid))):
+        for pid in (self.pid, *(process.pid for process in below(self.pid))):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def kill(self) -> None:
-        tree = below(self._process.pid) if self._process is not None else []
+        tree = below(self.pid) if self._process is not None else []
         super().kill()
         kill(tree)
