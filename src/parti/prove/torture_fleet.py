@@ -167,7 +167,7 @@ class TortureFleet:
                 return False
             if self.scenario.retention != "interest":
                 return True
-            wanted = {subject_of(partition) for partition in self.partitions}
+            wanted = {subject_of(partition, "" if self.scenario.literal else "*") for partition in self.partitions}
             return wanted <= {s for found in await self.filters() for s in found}
 
         _: bool = await eventually(reached, timeout, "every partition owned and every subject of interest")
@@ -241,12 +241,11 @@ class TortureFleet:
             },
             "worker": {
                 "stream": STREAM,
-                "subject_template": f"{STREAM}.{{partition}}.*",
+                "subject_template": f"{STREAM}.{{partition}}" if scenario.literal else f"{STREAM}.{{partition}}.*",
                 "lanes": scenario.lanes,
-                "retry_delays": ["50ms"],
+                "retry_delays": [f"{1000 * scenario.retry:.0f}ms"],
                 "pull_timeout": 0.7,
                 "idle_heartbeat": 0.25,
-                "ack_wait": 5.0,
                 "handler_timeout": scenario.timeout,
                 "drain_timeout": 3.0,
             },

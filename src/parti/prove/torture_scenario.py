@@ -171,6 +171,10 @@ class Scenario:
     ttl: float
     takes: float
     """Mean seconds of a handler: up to 80 % of what the lane of the busiest partition has to give."""
+    retry: float
+    """Seconds before a failed message is tried again."""
+    literal: bool
+    """The template names one subject a partition, instead of a wildcard."""
     timeout: float
     """worker.handler_timeout; 0 is none."""
     bouts: tuple[tuple[Fault, ...], ...] = field(default=())
@@ -188,7 +192,7 @@ class Scenario:
         return (
             f"{self.retention} {self.layout} lanes={self.lanes} {self.storage} R{self.replicas} workers={self.workers} "
             f"partitions={self.partitions}x{self.keys} rate={self.rate:g} takes={1000 * self.takes:g}ms "
-            f"ttl={self.ttl:g}"
+            f"ttl={self.ttl:g} retry={self.retry:g}s{' literal' if self.literal else ''}"
         )
 
     def schedule(self) -> str:
@@ -211,12 +215,14 @@ def draw(seed: int, restrict: Restrict | None = None) -> Scenario:
     keys = rng.randint(3, 8)
     busy = rng.choice((0.0, 0.2, 0.5, 0.8))
     rate = rng.choice((200.0, 350.0, 500.0))
-    ttl = restrict.ttl or rng.choice((2.0, 2.4, 3.0))
+    ttl = rng.choice((2.0, 2.4, 3.0))
+    retry = rng.choice((0.05, 0.5, 2.0))
+    literal = rng.random() < 0.4
     planned = rng.random() < 0.25
     if restrict.quick or replicas == 3:  # three servers and six workers are more than two cores run at once
         workers, partitions = 4, min(partitions, 16)
     workers, partitions = restrict.workers or workers, restrict.partitions or partitions
-    rate = restrict.rate or rate
+    rate, ttl = restrict.rate or rate, restrict.ttl or ttl
     allowed = possible(retention, storage, replicas) & (restrict.faults or frozenset(Kind))
     if planned and allowed & PLANNED and not restrict.faults:
         allowed &= PLANNED
@@ -239,6 +245,8 @@ def draw(seed: int, restrict: Restrict | None = None) -> Scenario:
         rate=rate,
         ttl=ttl,
         takes=restrict.takes or round(min(0.06, busy * partitions / rate / HOTTEST), 4),
+        retry=retry,
+        literal=literal and lanes == "partition",
         timeout=1.0 if Kind.HANG in kinds else 0.0,
         bouts=bouts,
     )

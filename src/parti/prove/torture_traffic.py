@@ -23,7 +23,8 @@ _HOT_SHARE = 0.2  # of the draws go to a quarter of the partitions: 1.6 times th
 
 
 def subject_of(partition: str, key: str = "*") -> str:
-    return f"{STREAM}.{partition}.{key}"
+    """With an empty key: of a partition that is one literal subject."""
+    return f"{STREAM}.{partition}.{key}" if key else f"{STREAM}.{partition}"
 
 
 def fate_of(seed: int, unit: str, counter: int) -> str:
@@ -121,6 +122,7 @@ class TortureTraffic:
     def _choose(self) -> tuple[str, str, str] | None:
         partition = self._rng.choice(self._hot if self._rng.random() < _HOT_SHARE else self._partitions)
         key = f"k{self._rng.choices(range(self._scenario.keys), self._weights)[0]}"
+        key = "" if self._scenario.literal else key
         unit = partition if self._scenario.lanes == "partition" else f"{partition}.{key}"
         return None if unit in self._busy or partition in self._muted else (partition, key, unit)
 
