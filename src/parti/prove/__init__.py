@@ -21,4 +21,5 @@ PROOFS: Final[dict[str, str]] = {
     "group": "parti.prove.group",
     "delivery": "parti.prove.delivery",
     "sim": "parti.prove.sim",
+    "torture": "parti.prove.torture",
 }

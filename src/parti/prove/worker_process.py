@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,13 +28,20 @@ class WorkerProcess:
     log: deque[str] = field(default_factory=lambda: deque(maxlen=200))
     ended_at: float | None = None
     frozen: bool = False
+    heard: Callable[[Mapping[str, Any]], None] | None = None
+    """Told whatever the process says."""
     _reader: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, settings: Mapping[str, Any]) -> WorkerProcess:
+    async def start(
+        cls,
+        settings: Mapping[str, Any],
+        program: str = "parti.prove.worker_main",
+        heard: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> WorkerProcess:
         """Returns at once; see `live`."""
-        command = [sys.executable, "-m", "parti.prove.worker_main", json.dumps(settings)]
-        child = cls(await asyncio.to_thread(spawn, command))
+        command = [sys.executable, "-m", program, json.dumps(settings)]
+        child = cls(await asyncio.to_thread(spawn, command), heard=heard)
         child._reader = asyncio.get_running_loop().create_task(child._read(), name="parti-worker-process")
         return child
 
@@ -101,4 +108,7 @@ class WorkerProcess:
                     self.state = told["state"]
                 case None:
                     self.log.append(text)
+                    continue
+            if self.heard is not None:
+                self.heard(told)
         self.ended_at = SystemClock().now()

@@ -1,0 +1,252 @@
+"""The worker processes of a torture run: each in a place that is filled again when its process ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parti.manager.kv_store import Store
+from parti.prove.cluster_faults import Servers
+from parti.prove.torture_judge import Ledger
+from parti.prove.torture_scenario import Kind, Scenario
+from parti.prove.torture_sink import TortureSink
+from parti.prove.torture_traffic import STREAM, subject_of
+from parti.prove.worker_process import WorkerProcess
+from parti.testing import FaultProxy, eventually
+from parti.wire.api import JetStreamApi
+
+NAMESPACE = "torture"
+SECOND = "torture2"
+PROGRAM = "parti.prove.torture_worker"
+_LOG_LINES = 4000
+_LIVE_WITHIN = 60.0
+
+
+@dataclass
+class Place:
+    """Where one worker runs, one process after the other."""
+
+    number: int
+    namespace: str
+    instance: str
+    sink: TortureSink
+    proxies: list[FaultProxy] = field(default_factory=list)
+    process: WorkerProcess | None = None
+    busy: bool = False
+    """A fault is at work on it: nobody else may touch or restart it."""
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=_LOG_LINES))
+
+    @property
+    def owner(self) -> str:
+        return self.process.owner if self.process is not None else ""
+
+
+class TortureFleet:
+    """Starts, watches and restarts worker processes."""
+
+    def __init__(
+        self, scenario: Scenario, servers: Servers, js: JetStreamApi, folder: Path, ledger: Ledger, sink: TortureSink
+    ) -> None:
+        self.scenario = scenario
+        self.servers = servers
+        self.js = js
+        self.ledger = ledger
+        self.sink = sink
+        self.log_level = "info"
+        self.partitions = [f"p{n}" for n in range(scenario.partitions)]
+        self.places: list[Place] = []
+        self.self_exits: list[str] = []
+        self.stalled = 0.0
+        self.misbehaving: deque[Place] = deque()
+        self._source = folder / "partitions.json"
+        self._watcher: asyncio.Task[None] | None = None
+        self.tell_source()
+
+    # -- the source ---------------------------------------------------------------------------------------------------
+
+    def tell_source(self, *, without: str = "", raises: bool = False) -> None:
+        """What the leader's source says from now on."""
+        said = {"partitions": [p for p in self.partitions if p != without], "raises": raises}
+        draft = self._source.with_suffix(".new")
+        draft.write_text(json.dumps(said))
+        draft.replace(self._source)
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """All places of the first namespace filled and every partition owned when this returns."""
+        cut = {
+            fault.target % self.scenario.workers
+            for bout in self.scenario.bouts
+            for fault in bout
+            if fault.kind in (Kind.CUT, Kind.HOLE)
+        }
+        for number in range(self.scenario.workers):
+            place = Place(number, NAMESPACE, f"place-{number}", self.sink)
+            if number in cut:
+                for url in self.servers.urls:
+                    place.proxies.append(await stack.enter_async_context(FaultProxy(url)))
+            self.places.append(place)
+        stack.push_async_callback(self.close)
+        await asyncio.gather(*(self.fill(place) for place in self.places))
+        self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="parti-torture-places")
+        await self.covered()
+
+    async def join_second(self, sink: TortureSink, count: int = 2) -> list[Place]:
+        """A fleet of another namespace on the same stream."""
+        second = [Place(100 + n, SECOND, f"second-{n}", sink) for n in range(count)]
+        self.places += second
+        await asyncio.gather(*(self.fill(place) for place in second))
+        return second
+
+    async def fill(self, place: Place, *, live: bool = True) -> None:
+        """Start a process there."""
+
+        def heard(said: Mapping[str, Any]) -> None:
+            self._heard(place, process, said)
+
+        until = time.monotonic() + _LIVE_WITHIN
+        while True:
+            process = await WorkerProcess.start(self._settings(place), PROGRAM, heard)
+            process.log = place.log
+            place.process = process
+            place.log.append(f"--- {process.owner} as {place.instance or 'nobody'} at {time.monotonic():.2f}")
+            if not live:
+                return None
+            try:
+                return await process.live(_LIVE_WITHIN)
+            except RuntimeError:  # it ended, because the server is away for example: whoever runs it tries again
+                if time.monotonic() > until:
+                    raise
+                self.self_exits.append(f"{process.owner} at its start, {time.monotonic():.2f}")
+
+    def workers(self) -> list[Place]:
+        """The places of the first namespace."""
+        return [place for place in self.places if place.namespace == NAMESPACE]
+
+    def free(self, target: int) -> Place | None:
+        """The place that a fault hits: the target's own, or the next that no other fault has in its hands."""
+        workers = self.workers()
+        for step in range(len(workers)):
+            place = workers[(target + step) % len(workers)]
+            if not place.busy and place.process is not None and place.process.running and place.process.worker:
+                return place
+        return None
+
+    async def leader(self) -> Place | None:
+        """The place whose process leads, as the bucket says."""
+        store = await Store.open(self.js, NAMESPACE, replicas=self.scenario.replicas)
+        record, _ = await store.leader()
+        if record is None or record.leader is None:
+            return None
+        for place in self.workers():
+            process = place.process
+            if process is not None and process.running and process.worker == record.leader.worker and not place.busy:
+                return place
+        return None
+
+    def owner_of(self, partition: str) -> Place | None:
+        for place in self.workers():
+            if place.process is not None and place.process.running and partition in place.process.owned:
+                return place
+        return None
+
+    async def covered(self, timeout: float = 45.0) -> None:
+        """Every partition is owned, and on an interest stream some consumer keeps its messages."""
+
+        async def reached() -> bool:
+            if not all(self.owner_of(partition) for partition in self.partitions):
+                return False
+            if self.scenario.retention != "interest":
+                return True
+            wanted = {subject_of(partition, "" if self.scenario.literal else "*") for partition in self.partitions}
+            return wanted <= {s for found in await self.filters() for s in found}
+
+        _: bool = await eventually(reached, timeout, "every partition owned and every subject of interest")
+
+    async def filters(self) -> list[list[str]]:
+        """The filter subjects of each consumer."""
+        found = []
+        for info in await self.js.consumer_list(STREAM):
+            config = info["config"]
+            one = config.get("filter_subject")
+            found.append([one] if one else list(config.get("filter_subjects") or []))
+        return found
+
+    async def close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+        await asyncio.gather(*(p.process.close() for p in self.places if p.process is not None))
+
+    async def _watch(self) -> None:
+        """Fill a place again whose process ended by itself, as whatever runs processes would."""
+        while True:
+            await asyncio.sleep(0.1)
+            for place in self.places:
+                process = place.process
+                if process is None or process.running or place.busy:
+                    continue
+                code = process.process.returncode
+                self.self_exits.append(f"{place.owner} of {place.instance} with {code} at {time.monotonic():.2f}")
+                fault = self.ledger.disturb("died", time.monotonic() - 0.2, place.owner, explains=True)
+                fault.end = time.monotonic()
+                with contextlib.suppress(Exception):
+                    await self.fill(place, live=False)
+
+    def _heard(self, place: Place, process: WorkerProcess, said: Mapping[str, Any]) -> None:
+        place.log.append(json.dumps(said))
+        if said["say"] == "stall":
+            length = float(said["end"]) - float(said["start"])
+            if length > 0.4 * self.scenario.ttl:
+                fault = self.ledger.disturb("stall", float(said["start"]), process.owner, explains=True)
+                fault.end = float(said["end"])
+                if not place.busy:
+                    self.stalled = max(self.stalled, length)
+        elif said["say"] == "misbehaves":
+            self.misbehaving.append(place)
+
+    def _settings(self, place: Place) -> dict[str, Any]:
+        scenario = self.scenario
+        ttl = scenario.ttl
+        blocks = [f.seconds for bout in scenario.bouts for f in bout if f.kind is Kind.BLOCK]
+        return {
+            "urls": [proxy.url for proxy in place.proxies] or list(self.servers.urls),
+            "sink": place.sink.port,
+            "source": str(self._source),
+            "takes": scenario.takes,
+            "blocks": max(blocks, default=0.0),
+            "log_level": self.log_level,
+            "control": {
+                "namespace": place.namespace,
+                "instance": place.instance,
+                "layout": scenario.layout,
+                "bucket_replicas": scenario.replicas,
+                "heartbeat_ttl": ttl,
+                "heartbeat_interval": ttl / 3,
+                "lease_margin": ttl / 10,
+                "cold_start_window": 0.5,
+                "planned_scale_window": 0.2,
+                "rebalance_cooldown": 0.2,
+                "shutdown_timeout": 4.0,
+                "recovery_grace": ttl,
+            },
+            "worker": {
+                "stream": STREAM,
+                "subject_template": f"{STREAM}.{{partition}}" if scenario.literal else f"{STREAM}.{{partition}}.*",
+                "lanes": scenario.lanes,
+                "retry_delays": [f"{1000 * scenario.retry:.0f}ms"],
+                "pull_timeout": 0.7,
+                "idle_heartbeat": 0.25,
+                "handler_timeout": scenario.timeout,
+                "drain_timeout": 3.0,
+            },
+        }

@@ -1,0 +1,319 @@
+"""What a torture scenario is: a seed decides its shape, its faults and its load. Pure: same seed, same scenario.
+
+Faults come in bouts. Those of one bout overlap or follow each other closely; between two bouts the fleet has to be at
+work again, which is measured.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from parti.errors import UsageError
+
+
+class Kind(StrEnum):
+    """What happens to the fleet."""
+
+    RESTART = "restart"
+    """SIGTERM, `returning`, started again with the same instance name."""
+    LEAVE = "leave"
+    """SIGTERM, partitions handed over, a new process joins."""
+    ADD = "add"
+    REMOVE = "remove"
+    """A partition is no longer told for a while, then again."""
+    SOURCE = "source"
+    """The source raises for a while, and the leader leaves meanwhile."""
+    KILL = "kill"
+    """SIGKILL, started again at once with the same instance name."""
+    REPLACE = "replace"
+    """SIGKILL, another process starts without a name."""
+    LEADER = "leader"
+    """SIGKILL of the leader, started again in place."""
+    FREEZE = "freeze"
+    CUT = "cut"
+    HOLE = "hole"
+    """Connections stay open and carry nothing."""
+    SERVER_KILL = "server-kill"
+    SERVER_FREEZE = "server-freeze"
+    OUTAGE = "outage"
+    STEPDOWN = "stepdown"
+    NODE = "node"
+    DURABLE_DELETE = "durable-delete"
+    DURABLE_EDIT = "durable-edit"
+    CLAIM = "claim"
+    LEASE = "lease"
+    LEADER_RECORD = "leader-record"
+    ASSIGNMENT = "assignment"
+    POSITION = "position"
+    REMAKE = "remake"
+    """The stream is deleted and made anew."""
+    NAMESPACE = "namespace"
+    """A second fleet with a namespace of its own on the same stream."""
+    HANG = "hang"
+    """A handler never ends; handler_timeout has to."""
+    HANG_STOP = "hang-stop"
+    """A handler never ends, there is no handler_timeout, and its worker gets a SIGTERM."""
+    BASE = "base"
+    """A handler raises a BaseException."""
+    EXIT = "exit"
+    """A handler raises SystemExit."""
+    BLOCK = "block"
+    """A handler blocks the event loop beyond the lease."""
+
+
+PLANNED: Final = frozenset({Kind.RESTART, Kind.LEAVE, Kind.ADD, Kind.REMOVE, Kind.SOURCE})
+RECORDS: Final = frozenset({Kind.CLAIM, Kind.LEASE, Kind.LEADER_RECORD, Kind.ASSIGNMENT, Kind.POSITION})
+FATES: Final = frozenset({Kind.HANG, Kind.HANG_STOP, Kind.BASE, Kind.EXIT, Kind.BLOCK})
+_SINGLE: Final = frozenset({Kind.SERVER_KILL, Kind.SERVER_FREEZE, Kind.OUTAGE})
+_CLUSTER: Final = frozenset({Kind.STEPDOWN, Kind.NODE})
+# At most one in a scenario: they change what the rest of the run means.
+_ONCE: Final = frozenset({Kind.REMAKE, Kind.NAMESPACE, Kind.OUTAGE, Kind.HANG_STOP, Kind.HANG, Kind.NODE})
+HOTTEST: Final = 1.6  # times the mean load that the busiest partition has (see `TortureTraffic`)
+RETENTIONS: Final = ("limits", "workqueue", "interest")
+LAYOUTS: Final = ("per-worker", "per-partition")
+LANES: Final = ("partition", "key")
+STORAGES: Final = ("file", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: when in its bout, for how long, and whom it hits (a number that is taken modulo what there is)."""
+
+    offset: float
+    kind: Kind
+    seconds: float
+    target: int
+
+    def __str__(self) -> str:
+        length = f" {self.seconds:g}s" if self.seconds else ""
+        return f"+{self.offset:g}s {self.kind}#{self.target}{length}"
+
+
+@dataclass(frozen=True, slots=True)
+class Restrict:
+    """What may be drawn; empty means everything."""
+
+    retention: str = ""
+    layout: str = ""
+    lanes: str = ""
+    storage: str = ""
+    replicas: int = 0
+    faults: frozenset[Kind] = frozenset()
+    quick: bool = False
+    workers: int = 0
+    partitions: int = 0
+    rate: float = 0.0
+    takes: float = 0.0
+    ttl: float = 0.0
+
+    @classmethod
+    def parse(
+        cls,
+        *,
+        faults: str = "",
+        replicas: int = 0,
+        quick: bool = False,
+        workers: int = 0,
+        partitions: int = 0,
+        rate: float = 0.0,
+        takes: float = 0.0,
+        ttl: float = 0.0,
+        **words: str,
+    ) -> Restrict:
+        """From the options of the command; UsageError names what is allowed."""
+        allowed = {"retention": RETENTIONS, "layout": LAYOUTS, "lanes": LANES, "storage": STORAGES}
+        for name, word in words.items():
+            if word and word not in allowed[name]:
+                raise UsageError(f"--{name} {word!r}: choose one of {', '.join(allowed[name])}")
+        if replicas not in (0, 1, 3):
+            raise UsageError(f"--replicas {replicas}: choose 1 or 3")
+        kinds: set[Kind] = set()
+        for word in filter(None, (part.strip() for part in faults.split(","))):
+            if word == "planned":
+                kinds |= PLANNED
+            elif word == "records":
+                kinds |= RECORDS
+            elif word in list(Kind):
+                kinds.add(Kind(word))
+            else:
+                raise UsageError(f"--faults {word!r}: choose among planned, records, {', '.join(Kind)}")
+        return cls(
+            faults=frozenset(kinds),
+            replicas=replicas,
+            quick=quick,
+            workers=workers,
+            partitions=partitions,
+            rate=rate,
+            takes=takes,
+            ttl=ttl,
+            **words,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that a run of one seed does."""
+
+    seed: int
+    retention: str
+    layout: str
+    lanes: str
+    storage: str
+    replicas: int
+    workers: int
+    partitions: int
+    keys: int
+    rate: float
+    ttl: float
+    takes: float
+    """Mean seconds of a handler: up to 80 % of what the lane of the busiest partition has to give."""
+    retry: float
+    """Seconds before a failed message is tried again."""
+    literal: bool
+    """The template names one subject a partition, instead of a wildcard."""
+    timeout: float
+    """worker.handler_timeout; 0 is none."""
+    bouts: tuple[tuple[Fault, ...], ...] = field(default=())
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        return frozenset(fault.kind for bout in self.bouts for fault in bout)
+
+    @property
+    def planned_only(self) -> bool:
+        """Whether not a single repeat is allowed."""
+        return self.kinds <= PLANNED
+
+    def shape(self) -> str:
+        return (
+            f"{self.retention} {self.layout} lanes={self.lanes} {self.storage} R{self.replicas} workers={self.workers} "
+            f"partitions={self.partitions}x{self.keys} rate={self.rate:g} takes={1000 * self.takes:g}ms "
+            f"ttl={self.ttl:g} retry={self.retry:g}s{' literal' if self.literal else ''}"
+        )
+
+    def schedule(self) -> str:
+        return " | ".join("; ".join(map(str, bout)) for bout in self.bouts)
+
+
+def draw(seed: int, restrict: Restrict | None = None) -> Scenario:
+    """The scenario of this seed."""
+    restrict = restrict or Restrict()
+    rng = random.Random(f"torture {seed}")
+    # Drawn in this order whatever is restricted: a restricted run keeps the rest of its seed's shape.
+    retention = _one(rng, RETENTIONS, restrict.retention)
+    layout = _one(rng, LAYOUTS, restrict.layout)
+    lanes = _one(rng, LANES, restrict.lanes)
+    storage = _one(rng, ("file", "file", "file", "memory"), restrict.storage)
+    drawn_replicas = 3 if rng.random() < 0.15 else 1
+    replicas = restrict.replicas or (1 if restrict.quick else drawn_replicas)
+    workers = rng.randint(4, 6)
+    partitions = rng.choice((8, 12, 16, 24, 40))
+    keys = rng.randint(3, 8)
+    busy = rng.choice((0.0, 0.2, 0.5, 0.8))
+    rate = rng.choice((200.0, 350.0, 500.0))
+    ttl = rng.choice((2.0, 2.4, 3.0))
+    retry = rng.choice((0.05, 0.5, 2.0))
+    literal = rng.random() < 0.4
+    planned = rng.random() < 0.25
+    if restrict.quick or replicas == 3:  # three servers and six workers are more than two cores run at once
+        workers, partitions = 4, min(partitions, 16)
+    workers, partitions = restrict.workers or workers, restrict.partitions or partitions
+    rate, ttl = restrict.rate or rate, restrict.ttl or ttl
+    allowed = possible(retention, storage, replicas) & (restrict.faults or frozenset(Kind))
+    if planned and allowed & PLANNED and not restrict.faults:
+        allowed &= PLANNED
+    if restrict.quick:
+        allowed -= {Kind.OUTAGE, Kind.NAMESPACE, Kind.HANG_STOP}
+    if not allowed:
+        raise UsageError(f"none of these faults is possible with {retention}, {storage} and R{replicas}")
+    bouts = _bouts(rng, allowed, quick=restrict.quick, ttl=ttl)
+    kinds = {fault.kind for bout in bouts for fault in bout}
+    return Scenario(
+        seed=seed,
+        retention=retention,
+        layout=layout,
+        lanes=lanes,
+        storage=storage,
+        replicas=replicas,
+        workers=workers,
+        partitions=partitions,
+        keys=keys,
+        rate=rate,
+        ttl=ttl,
+        takes=restrict.takes or round(min(0.06, busy * partitions / rate / HOTTEST), 4),
+        retry=retry,
+        literal=literal and lanes == "partition",
+        timeout=1.0 if Kind.HANG in kinds else 0.0,
+        bouts=bouts,
+    )
+
+
+def possible(retention: str, storage: str, replicas: int) -> frozenset[Kind]:
+    """The faults that a fleet of this shape can be held to.
+
+    On an interest stream the server itself drops what an alien takes the interest from, and a memory stream on one
+    server does not outlive it: no client can do anything about either. A work queue refuses a second consumer.
+    """
+    kinds = set(Kind) - (_CLUSTER if replicas == 1 else _SINGLE)
+    if retention == "interest":
+        kinds -= {Kind.DURABLE_DELETE, Kind.DURABLE_EDIT}
+    if retention == "workqueue":
+        kinds -= {Kind.NAMESPACE}
+    if storage == "memory":
+        kinds -= {Kind.SERVER_KILL, Kind.OUTAGE, Kind.NODE}
+    return frozenset(kinds)
+
+
+def _bouts(rng: random.Random, allowed: Iterable[Kind], *, quick: bool, ttl: float) -> tuple[tuple[Fault, ...], ...]:
+    kinds = sorted(allowed)
+    used: set[Kind] = set()
+    bouts: list[tuple[Fault, ...]] = []
+    for _ in range(2 if quick else rng.choice((2, 2, 3))):
+        bout: list[Fault] = []
+        for _ in range(rng.choice((1, 2, 2, 3))):
+            free = [kind for kind in kinds if kind not in (used & _ONCE) and _fits(kind, used)]
+            if not free:
+                break
+            kind = rng.choice(free)
+            used.add(kind)
+            bout.append(Fault(round(rng.uniform(0, 1.5), 2), kind, _length(rng, kind, quick, ttl), rng.randrange(1000)))
+        if bout:
+            bouts.append(tuple(sorted(bout, key=lambda fault: fault.offset)))
+    return tuple(bouts)
+
+
+def _fits(kind: Kind, used: set[Kind]) -> bool:
+    """A hanging handler with a time limit and one without exclude each other: the limit is one setting."""
+    return not ({kind, *used} >= {Kind.HANG, Kind.HANG_STOP})
+
+
+def _length(rng: random.Random, kind: Kind, quick: bool, ttl: float) -> float:
+    match kind:
+        case Kind.FREEZE:
+            long = 4.0 if quick else rng.choice((3.0, 5.0, 8.0, 15.0))
+            return round(rng.uniform(1.0, long), 2)
+        case Kind.CUT | Kind.HOLE:
+            return round(rng.uniform(0.5, 4.0 if quick else 7.0), 2)
+        case Kind.SERVER_KILL:
+            return round(rng.uniform(0.1, 2.0), 2)
+        case Kind.SERVER_FREEZE:
+            return round(rng.uniform(0.5, 3.0 if quick else 5.0), 2)
+        case Kind.NODE:
+            return round(rng.uniform(2.0, 5.0), 2)
+        case Kind.OUTAGE:
+            return 10.0
+        case Kind.STEPDOWN | Kind.REMOVE | Kind.SOURCE:
+            return round(rng.uniform(1.0, 3.0), 2)
+        case Kind.BLOCK:
+            return round(ttl + rng.uniform(0.5, 3.0), 2)
+        case _:
+            return 0.0
+
+
+def _one(rng: random.Random, words: tuple[str, ...], given: str) -> str:
+    drawn = rng.choice(words)
+    return given or drawn

@@ -1,0 +1,152 @@
+"""The program of a worker process in `parti prove torture`: handlers retry, raise, reject and misbehave as told.
+
+A message says its own fate. Misbehaviour happens once a message: whoever gets it next can go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from parti.config.sections import LogFormat, LogLevel, ObserveSection
+from parti.manager import CallableSource, ControlConfig, Hooks, Manager
+from parti.model import Lease
+from parti.observe.logs import configure_logging
+from parti.prove.torture_sink import SinkCaller
+from parti.wire.api import JetStreamApi
+from parti.wire.connect import connect
+from parti.wire.options import ConnectOptions
+from parti.worker import Message, Outcome, Reject, Retry, WorkerConfig, WorkerConsumer
+
+_TICK = 0.1
+_STALL = 0.5
+
+
+class Misbehaviour(BaseException):
+    """What no handler should raise."""
+
+
+class StaleEffect(Exception):
+    """The sink refused: somebody else owns the partition by now."""
+
+
+def say(word: str, **fields: Any) -> None:
+    """One line to the proof."""
+    print(json.dumps({"say": word, **fields}), flush=True)
+
+
+async def watch_stalls() -> None:
+    """Tell when this process stood still: starved by the machine, frozen or blocked. Until cancelled."""
+    before = time.monotonic()
+    while True:
+        await asyncio.sleep(_TICK)
+        now = time.monotonic()
+        if now - before - _TICK > _STALL:
+            say("stall", start=before, end=now)
+        before = now
+
+
+class Handler:
+    """What each message does."""
+
+    def __init__(self, sink: SinkCaller, takes: float, blocks: float) -> None:
+        self._sink = sink
+        self._takes = takes
+        self._blocks = blocks
+        self._owner = f"pid-{os.getpid()}"
+
+    async def __call__(self, message: Message) -> Outcome:
+        began = time.monotonic()
+        unit, counter, fate = json.loads(message.data)
+        if fate == "reject":
+            return Reject("told to")
+        if fate in ("retry", "raise") and message.attempt == 1:
+            if fate == "raise":
+                raise RuntimeError("told to")
+            return Retry()
+        if fate in ("hang", "base", "exit", "block") and await self._sink.ask("misbehave", f"{unit}#{counter}"):
+            await self._misbehave(fate)
+        if self._takes:
+            await asyncio.sleep(self._takes * (0.5 + (counter % 7) / 6))
+        effect = (message.partition.id, unit, counter, self._owner, message.lease.epoch)
+        if not await self._sink.ask("effect", *effect, began, message.sequence, message.attempt):
+            raise StaleEffect("the sink knows a newer epoch")
+        return None
+
+    async def _misbehave(self, fate: str) -> None:
+        say("misbehaves", fate=fate, at=time.monotonic())
+        match fate:
+            case "hang":
+                await asyncio.Event().wait()
+            case "base":
+                raise Misbehaviour("told to")
+            case "exit":
+                raise SystemExit(3)
+            case _:
+                time.sleep(self._blocks)  # noqa: ASYNC251 - that is the fault
+
+
+def told(path: Path) -> list[str]:
+    """The source: what the proof's file says."""
+    said = json.loads(path.read_text())
+    if said["raises"]:
+        raise RuntimeError("the source was told to raise")
+    return list(said["partitions"])
+
+
+async def work(settings: dict[str, Any]) -> None:
+    """Until SIGTERM: then leave as the proof says."""
+    connection = await connect(
+        ConnectOptions(servers=tuple(settings["urls"]), request_timeout=5.0, name="torture-worker")
+    )
+    sink = await SinkCaller.open(int(settings["sink"]))
+    consumer = WorkerConsumer(JetStreamApi(connection), WorkerConfig(**settings["worker"]))
+    consumer.handler(Handler(sink, float(settings["takes"]), float(settings["blocks"])))
+
+    def granted(lease: Lease) -> None:
+        say("granted", partition=lease.partition, epoch=lease.epoch, at=time.monotonic())
+
+    def revoked(lease: Lease) -> None:
+        say("revoked", partition=lease.partition, epoch=lease.epoch, at=time.monotonic())
+
+    hooks = Hooks(
+        on_partition_granted=granted,
+        on_partition_revoked=revoked,
+        on_state_changed=lambda _, new: say("state", state=new.value, at=time.monotonic()),
+    )
+    path = Path(settings["source"])
+    source = CallableSource(lambda: told(path), every=0.3)
+    manager = Manager(ControlConfig(**settings["control"]), connection, source, consumer=consumer, hooks=hooks)
+    asked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def stop(returning: bool) -> None:
+        if not asked.done():
+            asked.set_result(returning)
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop, False)
+    loop.add_signal_handler(signal.SIGUSR1, stop, True)  # SIGTERM of one that will be back
+    await manager.start(60.0)
+    say("live", worker=manager.worker_id)
+    stalls = asyncio.create_task(watch_stalls())
+    ending: set[asyncio.Future[Any]] = {asked, manager.ended()}
+    await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+    if not asked.done():
+        await manager.ended()
+    await manager.stop(returning=asked.done() and asked.result())
+    stalls.cancel()
+    await sink.close()
+    await connection.close()
+    say("stopped")
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    configure_logging(ObserveSection(log_format=LogFormat.JSON, log_level=LogLevel(given["log_level"])))
+    asyncio.run(work(given))
