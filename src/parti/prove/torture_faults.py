@@ -357,10 +357,15 @@ class TortureFaults:
         except NeverHappened:
             return self._skip(fault)
         place = self.fleet.misbehaving[0]
+        # A partition has one position: other keys that went past the one that hangs are repeated by the next owner.
+        by_key = self.fleet.scenario.lanes == "key"
+        hangs = self._note(fault, place.owner, explains=by_key)
         await asyncio.sleep(0.5)
         if place.busy:
             return self._skip(fault)
-        return await self._stopped(place, fault, returning=fault.target % 2 == 0)
+        over = await self._stopped(place, fault, returning=fault.target % 2 == 0)
+        hangs.end = over
+        return over
 
     # -- notes --------------------------------------------------------------------------------------------------------
 
