@@ -27,6 +27,7 @@ from parti.manager.host import Plane, PlaneFactory
 from parti.manager.kv_store import AssignmentChange, ClaimChange, Complete, LeaderChange, LeaseChange, Store, Told
 from parti.manager.leading import Leadership, rules_of
 from parti.manager.observer import Observer
+from parti.manager.partition_feed import Check
 from parti.manager.positions import Checkpointer
 from parti.manager.sources import PartitionSource
 from parti.model import Assignment, Claim, Lease, Member, PartitionId, Retention, WorkerId
@@ -58,6 +59,7 @@ class Agent:
         config: ControlConfig,
         *,
         source: PartitionSource,
+        check: Check,
         strategy: Strategy,
         retention: Retention,
         plane: PlaneFactory,
@@ -90,6 +92,7 @@ class Agent:
         )
         self._former = former
         self._source = source
+        self._check = check
         self._strategy = strategy
         self._retention = retention
         self._make_plane = plane
@@ -239,6 +242,7 @@ class Agent:
             member,
             self._terms,
             source=self._source,
+            check=self._check,
             strategy=self._strategy,
             rules=rules_of(self, self._retention),
             former=self._former.lives,

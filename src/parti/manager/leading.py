@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
+from parti.backoff import Backoff
 from parti.control import election, reconcile
 from parti.control.assign import Strategy
 from parti.control.handoff import Finished, HandoffTerms, Nudge, StageDone
@@ -22,6 +23,7 @@ from parti.errors import PartiError
 from parti.manager.claim_writer import hear_again, stamp
 from parti.manager.host import Host
 from parti.manager.leader_writes import LeaderWrites, Tell
+from parti.manager.partition_feed import Check, PartitionFeed
 from parti.manager.sources import PartitionSource
 from parti.model import Assignment, Claim, Layout, Member, Partition, PartitionId, Retention
 from parti.observe import control_metrics as m
@@ -32,6 +34,7 @@ _GATHER = 0.1  # seconds without a join or leave, after which those before becom
 _GATHER_MOST = 1.0  # of a crowd; one that leaves works on until it is relieved, so nothing stands still meanwhile
 _WRITERS = 128  # writes in flight at once
 _AGAIN = 0.1
+_PATIENCE = 0.5  # seconds a new leader waits for the source before it goes on with the stored partitions
 
 _Wish = reconcile.WriteAssignment | reconcile.WriteClaim | reconcile.ReadPositions
 
@@ -50,6 +53,13 @@ def rules_of(host: Host, retention: Retention) -> Rules:
     )
 
 
+def partitions_of(assignment: Assignment | None) -> tuple[Partition, ...]:
+    """The partitions that a stored assignment speaks of: the last list that a leader took for good."""
+    if assignment is None:
+        return ()
+    return tuple(Partition(tuple(p.split(".")), assignment.weights.get(p, 1)) for p in sorted(assignment.owners))
+
+
 class Leadership:
     """One member's part in electing a leader, and its work while it is one."""
 
@@ -60,6 +70,7 @@ class Leadership:
         terms: LeaseTerms,
         *,
         source: PartitionSource,
+        check: Check,
         strategy: Strategy,
         rules: Rules,
         former: Iterable[Member],
@@ -74,7 +85,7 @@ class Leadership:
         self.members: Membership | None = None
         self._host = host
         self._member = member
-        self._source = source
+        self.feed = PartitionFeed(source, check, clock=host.clock, told=self.partitions_changed, failed=host.failed)
         self._strategy = strategy
         self._rules = rules
         self._start_cursor = start_cursor
@@ -164,9 +175,12 @@ class Leadership:
         self._lead(reconcile.PartitionsChanged(self._host.clock.now(), partitions, refresh))
 
     async def refresh(self) -> None:
-        """Read the source again and rebalance at once; does nothing on a follower."""
+        """Read the source again and rebalance at once; does nothing on a follower.
+
+        What is wrong with the source is raised, and the partitions there were stay in force.
+        """
         if self.leader is not None:
-            self.partitions_changed(await self._source.partitions(), refresh=True)
+            self.partitions_changed(await self.feed.ask(), refresh=True)
 
     async def resign(self) -> None:
         """Leave the term behind, so that the next leader need not wait for a lease to run out."""
@@ -228,9 +242,10 @@ class Leadership:
             self._term_task.cancel()
         self._term_task = asyncio.current_task()
         try:
-            await self._adopt(term)
-            async for partitions in self._source.changes():
-                self.partitions_changed(partitions)
+            async with asyncio.TaskGroup() as group:
+                following = group.create_task(self.feed.run(), name="parti-source")
+                await self._adopt(term)
+                await following
         except asyncio.CancelledError:
             if self.election.leading and self.election.term == term:
                 raise
@@ -239,17 +254,21 @@ class Leadership:
 
     async def _adopt(self, term: int) -> None:
         host = self._host
+        waits = Backoff(base=_AGAIN / 2, cap=1.0, max_tries=None).delays()
         while True:
             try:
-                partitions = await self._source.partitions()
                 stored, revision = await host.store.assignment()
                 claims = await host.store.claims()
                 break
             except PartiError as error:
                 host.failed(error)
-                await host.clock.sleep(_AGAIN)
+                await host.clock.sleep(next(waits))
         while self.members is None:
             await host.clock.sleep(_AGAIN)
+        partitions = await self.feed.first(None if stored is None else _PATIENCE)
+        if partitions is None:
+            partitions = partitions_of(stored)
+            self._log.warning("leader.source_silent", term=term, op="adopt", result="stored", known=len(partitions))
         if not self.leading or self.election.term != term:
             return
         self.leader = reconcile.elect(
