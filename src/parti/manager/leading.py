@@ -7,7 +7,7 @@ was deposed without knowing cannot undo a newer leader's work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +15,7 @@ from parti.backoff import Backoff
 from parti.control import election, reconcile
 from parti.control.assign import Strategy
 from parti.control.handoff import Finished, HandoffTerms, Nudge, StageDone
+from parti.control.leader_signals import traces_of
 from parti.control.lease import LeaseTerms
 from parti.control.membership import Change, Died, Membership
 from parti.control.reconcile import Leader, Rules
@@ -36,7 +37,7 @@ _WRITERS = 128  # writes in flight at once
 _AGAIN = 0.1
 _PATIENCE = 0.5  # seconds a new leader waits for the source before it goes on with the stored partitions
 
-_Wish = reconcile.WriteAssignment | reconcile.WriteClaim | reconcile.ReadPositions
+_Wish = reconcile.WriteAssignment | reconcile.WriteClaim | reconcile.ReadPositions | reconcile.ReadTraces
 
 
 def rules_of(host: Host, retention: Retention) -> Rules:
@@ -78,8 +79,10 @@ class Leadership:
         nudge: Callable[[Member, PartitionId], None],
         heard_assignment: Callable[[Assignment, int], None],
         changed: Callable[[], None],
+        remembered: Callable[[], Mapping[PartitionId, Claim]],
     ) -> None:
-        """`start_cursor`: where a partition begins that nobody ever owned; `changed`: tell that we lead, or no more."""
+        """`start_cursor`: where a partition begins that nobody ever owned; `changed`: tell that we lead, or no more;
+        `remembered`: every claim that this member ever heard of, also if it is gone."""
         self.election = election.candidate(member, terms=terms, former=former)
         self.leader: Leader | None = None
         self.members: Membership | None = None
@@ -92,8 +95,10 @@ class Leadership:
         self._nudge = nudge
         self._heard_assignment = heard_assignment
         self._changed = changed
+        self._remembered = remembered
         self._term_task: asyncio.Task[None] | None = None
         self._batch: dict[PartitionId, tuple[Claim, int]] = {}
+        self._gone: dict[PartitionId, reconcile.Gone] = {}
         self._flush_due = False
         self._changes: tuple[Change, ...] = ()
         self._gathering: asyncio.TimerHandle | None = None
@@ -117,8 +122,8 @@ class Leadership:
         if lead:
             self._lead(reconcile.Tick(now))
 
-    def leader_seen(self, record: election.LeaderRecord | None, revision: int) -> None:
-        floor = self.leader.assignment.term if self.leader is not None else 0
+    def leader_seen(self, record: election.LeaderRecord | None, revision: int, floor: int) -> None:
+        """`floor`: the highest term found in any other record."""
         self._elect(election.LeaderSeen(self._host.clock.now(), record, revision, floor))
 
     def claim_seen(self, claim: Claim, revision: int) -> None:
@@ -127,12 +132,28 @@ class Leadership:
         known = self._batch.get(claim.partition)
         if known is None or revision > known[1]:
             self._batch[claim.partition] = (claim, revision)
+        self._flush_soon()
+
+    def claim_gone(self, partition: PartitionId, revision: int, expected: int) -> None:
+        if self.leader is not None:
+            self._gone[partition] = reconcile.Gone(revision, expected)
+            self._flush_soon()
+
+    def assignment_gone(self, revision: int, expected: int) -> None:
+        if self.leader is not None and revision >= self.leader.assignment_revision > 0:
+            self._log.warning("assignment.lost", worker_id=self._member.worker, op="assignment", result="rewritten")
+            self._lead(reconcile.AssignmentLost(self._host.clock.now(), expected))
+
+    def _flush_soon(self) -> None:
         if not self._flush_due:
             self._flush_due = True
             asyncio.get_running_loop().call_later(_BATCH, self._flush)
 
     def _flush(self) -> None:
         self._flush_due = False
+        gone, self._gone = self._gone, {}
+        if gone:
+            self._lead(reconcile.ClaimsLost(self._host.clock.now(), gone))
         batch, self._batch = tuple(self._batch.values()), {}
         if batch:
             self._lead(reconcile.ClaimsSeen(self._host.clock.now(), batch))
@@ -217,6 +238,7 @@ class Leadership:
     def _depose(self) -> None:
         self.leader = None
         self._batch.clear()
+        self._gone.clear()
         self._writes.forget()
         if self._term_task is not None:
             self._term_task.cancel()
@@ -227,7 +249,7 @@ class Leadership:
             record, revision = await self._host.store.leader()
         except PartiError:
             return  # the next tick asks again
-        self.leader_seen(record, revision)
+        self._host.heard_leader(record, revision)
 
     async def _write_leader(self, record: election.LeaderRecord, expected: int) -> None:
         revision = await self._host.store.write_leader(record, expected)
@@ -258,7 +280,8 @@ class Leadership:
         while True:
             try:
                 stored, revision = await host.store.assignment()
-                claims = await host.store.claims()
+                claims, gone = await host.store.claims_and_gone()
+                traces = traces_of(await host.store.checkpoints())
                 break
             except PartiError as error:
                 host.failed(error)
@@ -279,10 +302,16 @@ class Leadership:
             stored=stored,
             stored_revision=revision,
             claims=claims,
+            lost={p: reconcile.Gone(told.revision, told.expected) for p, told in gone.items()},
+            remembered=self._remembered(),
+            traces=traces,
             rules=self._rules,
             strategy=self._strategy,
         )
-        self._log.info("leader.adopted", term=term, partitions=len(partitions), claims=len(claims))
+        lost = sorted(p for p in self.leader.lost if p in self.leader.partitions)
+        self._log.info("leader.adopted", term=term, partitions=len(partitions), claims=len(claims), lost=len(lost))
+        if lost and stored is not None:
+            self._log.warning("leader.claims_missing", op="adopt", result="lost", count=len(lost), first=lost[0])
         self._changed()
         self._lead(reconcile.Tick(host.clock.now()))
 
@@ -301,6 +330,8 @@ class Leadership:
                     self._writes.want(f"claim {claim.partition}", effect)
                 case reconcile.ReadPositions(member):
                     self._writes.want(f"positions {member}", effect)
+                case reconcile.ReadTraces():
+                    self._writes.want("traces", effect)
                 case Nudge(member, partition):
                     self._nudge(member, partition)
                 case StageDone(stage, seconds):
@@ -318,8 +349,10 @@ class Leadership:
         match wish:
             case reconcile.WriteAssignment(assignment, expected):
                 return await self._write_assignment(assignment, expected)
-            case reconcile.WriteClaim(claim, expected, reason):
-                return await self._write_claim(claim, expected, reason)
+            case reconcile.WriteClaim():
+                return await self._write_claim(wish)
+            case reconcile.ReadTraces(partitions):
+                return await self._read_traces(partitions)
             case reconcile.ReadPositions(member, partitions, _):
                 return await self._read_positions(member, partitions)
 
@@ -334,25 +367,36 @@ class Leadership:
             found, revision = await store.assignment()
         except PartiError:
             return None  # decided anew when the leader looks again
-        return partial(self._heard_assignment, found, revision) if found is not None else None
+        if found is None:
+            return partial(self.assignment_gone, max(revision, expected), revision)
+        return partial(self._heard_assignment, found, revision)
 
-    async def _write_claim(self, claim: Claim, expected: int, reason: str) -> Tell | None:
-        host = self._host
+    async def _write_claim(self, wish: reconcile.WriteClaim) -> Tell | None:
+        host, claim, expected, reason = self._host, wish.claim, wish.expected, wish.reason
         if self._overtaken(claim.partition, expected):
             return None  # it waited, and somebody moved the claim on: the leader knows, and decides from that
-        if expected == 0:
+        if wish.fresh:
             try:
                 claim = replace(claim, cursor=max(claim.cursor, await self._start_cursor()))
             except PartiError as error:
                 host.failed(error)
                 return None  # decided anew when the leader looks again
         stamped = stamp(claim, host.clock)
-        self._log.debug("claim.written", claim=str(claim), reason=reason)
+        told = self._log.warning if reason in ("lost", "found") else self._log.debug
+        told("claim.written", claim=str(claim), reason=reason)
         revision = await host.store.write_claim(stamped, expected)
         if revision is not None:
             return partial(host.heard_claim, stamped, revision)
         # Read outside of this write: a broker that does not answer must not keep the key busy.
         return partial(host.spawn, hear_again(host, host.store, claim.partition), "parti-claim")
+
+    async def _read_traces(self, partitions: tuple[PartitionId, ...]) -> Tell | None:
+        """What anybody noted about partitions whose claims were lost."""
+        try:
+            found = traces_of(await self._host.store.checkpoints(), partitions)
+        except PartiError:
+            return None  # the leader asks again
+        return partial(self._lead, reconcile.TracesRead(self._host.clock.now(), partitions, found))
 
     def _overtaken(self, partition: PartitionId, expected: int) -> bool:
         known = self.leader.claims.get(partition) if self.leader is not None else None

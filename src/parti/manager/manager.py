@@ -13,13 +13,14 @@ from parti.config.control import ControlConfig
 from parti.control.assign import Strategy, strategy_named
 from parti.control.reconcile import at_rest
 from parti.errors import ConfigError, PartiError, UsageError
-from parti.manager.agent import Agent, Ending
+from parti.manager.agent import Agent
 from parti.manager.degraded import Degraded
 from parti.manager.former import Former
 from parti.manager.hooks import HookRunner, Hooks, ManagerState
 from parti.manager.host import Host, Plane
 from parti.manager.kv_store import Store
 from parti.manager.layouts import check_layout, overlap_check, plane_for
+from parti.manager.lease_keeper import Ending
 from parti.manager.observer import Observer
 from parti.manager.sources import PartitionSource, StaticSource
 from parti.model import Lease, Member, Partition, PartitionId, Retention, WorkerId
@@ -368,7 +369,7 @@ class Manager:
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         if event.kind is EventKind.RECONNECTED and self._agent is not None:
-            self._agent.reconnected()
+            self._agent.renew_soon()
 
     async def _unlisten(self) -> None:
         self._unwatch()
