@@ -86,6 +86,20 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         int, Setting("failures within the window that make the worker unhealthy, and refresh it once", at_least=1)
     ] = 3
     health_window: Annotated[float, Setting("the window of those failures", Unit.DURATION, at_least=1)] = 60.0
+    stall_limit: Annotated[
+        float,
+        Setting(
+            "a handler that runs for longer, or work of which nothing gets done, is a stall", Unit.DURATION, at_least=1
+        ),
+    ] = 120.0
+    unhealthy_limit: Annotated[
+        float,
+        Setting(
+            "unhealthy for longer: the partitions go to others, a worker process ends; 0s: never",
+            Unit.DURATION,
+            at_least=0,
+        ),
+    ] = 300.0
     catch_up: Annotated[
         Literal["auto", "never"], Setting("auto: range reads when a file stream with many filters has a backlog")
     ] = "auto"

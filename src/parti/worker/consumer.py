@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -86,6 +86,9 @@ class WorkerConsumer:
         self._health = HealthTracker(threshold=config.health_failure_threshold, window=config.health_window)
         self._recorder = Recorder(metrics, self._health)
         self._recorder.show_health()
+        self.on_blocked: Callable[[str], None] | None = None
+        """Called from a thread when a handler has blocked the event loop for longer than `worker.unhealthy_limit`: a
+        process whose loop is blocked can only be ended. Set it before the first update."""
         self._worker_id = ""
         self._main: asyncio.Task[None] | None = None
         self._closing = False
@@ -303,8 +306,24 @@ class WorkerConsumer:
         return self._health.snapshot()
 
     def health_check(self) -> HealthCheck:
-        """For `/readyz`: fails while the worker is unhealthy, with the last error as the reason."""
-        return HealthCheck("worker", lambda: None if self.is_healthy else self._health.last_error or "unhealthy")
+        """For `/readyz`: fails while the worker is unhealthy, with the cause as the reason."""
+        return HealthCheck("worker", lambda: None if self.is_healthy else self._health.cause())
+
+    def liveness_check(self) -> HealthCheck:
+        """For `/healthz`: fails when only a restart helps, because a bug ended the worker or it is past its limit."""
+        return HealthCheck("worker-alive", lambda: self.hopeless() or None, live=True)
+
+    def hopeless(self) -> str:
+        """Why this worker should give its partitions to others; empty while it should not.
+
+        A bug has ended it, or it has been unhealthy for longer than `worker.unhealthy_limit`.
+        """
+        if self._health.broken:
+            return f"the worker ended: {self._health.broken}"
+        limit, lasting = self.config.unhealthy_limit, self._health.hopeless_for(self._clock.now())
+        if limit and lasting > limit:
+            return f"unhealthy for {lasting:.0f} s (worker.unhealthy_limit is {limit:g} s): {self._health.cause()}"
+        return ""
 
     def info(self) -> WorkerInfo:
         """Everything an operator asks first."""
@@ -341,6 +360,7 @@ class WorkerConsumer:
                 fence=self._fence,
                 clock=self._clock,
                 backoff=self._backoff,
+                on_blocked=self.on_blocked,
             )
             self._main = asyncio.get_running_loop().create_task(self._engine.run(), name="parti-worker")
         return self._engine

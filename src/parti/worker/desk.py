@@ -228,8 +228,7 @@ class Desk:
         answers.extend(ACK % message._reply for message in state.open.values() if message._reply)
         state.open.clear()
         state.ranged = 0
-        for lane in state.lanes.values():
-            lane.queue.clear()
+        self.pool.forget(state)
         self._kick_later()
         return count
 
@@ -319,8 +318,7 @@ class Desk:
         for waited in (state.whole, state.idle):
             if waited is not None:
                 waited.set()
-        for lane in state.lanes.values():
-            lane.queue.clear()
+        self.pool.forget(state)
         if answers and self.retention is Retention.LIMITS and self.connection is not None:
             self.connection.write(b"".join(answers))
         self._kick_later()

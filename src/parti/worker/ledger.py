@@ -29,6 +29,7 @@ class PartitionState:
     __slots__ = (
         "dead_letters",
         "done",
+        "draining",
         "finish",
         "furthest",
         "held",
@@ -64,6 +65,7 @@ class PartitionState:
         self.finish = 0
         self.furthest = 0  # the highest sequence that is done: with a lane per key, earlier ones may not be
         self.running = 0
+        self.draining: float | None = None  # since when something is waited for that has to end before it can go
         self.idle: asyncio.Event | None = None
         self.lanes: dict[str, Lane] = {}
         self.main = self.lane(partition.id)
@@ -190,7 +192,9 @@ class Ledger:
     def let_go(self, message: Message) -> bool:
         """The message is done; False when it had been taken from us before."""
         state = message._lane.state
-        if state.open.pop(message.sequence, None) is None:
+        if (held := state.open.pop(message.sequence, None)) is not message:
+            if held is not None:
+                state.open[message.sequence] = held  # it came again under a newer lease: not ours to finish
             return False
         self.in_hand -= 1
         if message.sequence > state.furthest:
