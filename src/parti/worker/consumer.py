@@ -217,7 +217,7 @@ class WorkerConsumer:
         # The owner before us may have come further than T before it stopped: what is held up to there is done.
         target = max(state.target, after)
         engine.desk.extend(state, target)
-        state.seen, state.lease, state.stopped = after, lease, False
+        state.seen, state.lease, state.stopped, state.turn = after, lease, False, state.turn + 1
         engine.begin_catch_up([state])
         return target
 

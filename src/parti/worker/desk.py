@@ -225,6 +225,7 @@ class Desk:
             return 0
         count = len(state.open)
         state.target, state.seen, state.range_end = state.seen, min(state.open) - 1, None
+        state.turn += 1
         answers.extend(ACK % message._reply for message in state.open.values() if message._reply)
         state.open.clear()
         state.ranged = 0
@@ -280,7 +281,7 @@ class Desk:
     def _kick(self) -> None:
         """Room was made while it was short: ask for more, once a turn of the loop."""
         self._kick_due = False
-        if self._has_room():
+        if self.has_room():
             self._room.set()
         if self.pull is not None:
             self._adapt(self._loop.time())
@@ -292,7 +293,7 @@ class Desk:
 
     async def room(self) -> None:
         """Return when a range read may bring another message."""
-        while not self._has_room():
+        while not self.has_room():
             self._room.clear()
             self._starved += 1
             try:
@@ -300,7 +301,7 @@ class Desk:
             finally:
                 self._starved -= 1
 
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
         """What is held waits for the range read itself: if only that fills the desk, the read must go on."""
         in_hand, capacity = self.ledger.in_hand, self.config.capacity
         if in_hand < capacity:
@@ -312,6 +313,7 @@ class Desk:
         """Forget what is in hand of a partition that is no longer ours; on limits its acks are bookkeeping only."""
         answers = [ACK % message._reply for message in state.open.values() if message._reply]
         self.ledger.in_hand -= len(state.open)
+        state.turn += 1
         state.open.clear()
         state.held.clear()
         state.ranged = 0

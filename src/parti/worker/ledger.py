@@ -47,6 +47,7 @@ class PartitionState:
         "seen",
         "stopped",
         "target",
+        "turn",
         "whole",
     )
 
@@ -61,6 +62,7 @@ class PartitionState:
         self.whole: asyncio.Event | None = None
         self.open: dict[int, Message] = {}  # in hand: queued, running, waiting for a retry, or held
         self.held: deque[Message] = deque()
+        self.turn = 0  # counts up whenever what is in hand is forgotten: a read that began before is not for it
         self.stopped = False
         self.finish = 0
         self.furthest = 0  # the highest sequence that is done: with a lane per key, earlier ones may not be
