@@ -36,6 +36,12 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     max_ack_pending: Annotated[
         int, Setting("messages held at once, queued or running; 80 % of it stops the pulling", at_least=2)
     ] = 500
+    max_bytes: Annotated[
+        int,
+        Setting(
+            "bytes of messages in hand and on their way; half of it in hand stops the pulling", Unit.SIZE, at_least=1
+        ),
+    ] = 64 << 20
     pull_batch_size: Annotated[
         int, Setting("first size of a pull; it then follows what the handlers manage in 100ms", at_least=1)
     ] = 50

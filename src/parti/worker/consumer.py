@@ -21,7 +21,7 @@ from parti.worker.engine import Engine
 from parti.worker.errors import MaxSubjectsExceeded, WorkerClosed, WorkerIdMutation
 from parti.worker.handler import AdaptedHandler, Handler
 from parti.worker.health import HealthTracker, WorkerHealth
-from parti.worker.info import Fence, PartitionInfo, WorkerInfo
+from parti.worker.info import Fence, PartitionInfo, Shown, WorkerInfo
 from parti.worker.ledger import PartitionState
 from parti.worker.recorder import Recorder
 from parti.worker.routing import Routes, SubjectTemplate, consumer_name
@@ -44,6 +44,7 @@ class WorkerParts:
     fence: Fence
     backoff: Backoff
     clock: Clock
+    on_blocked: Callable[[str], None] | None = None
 
 
 class _Open:
@@ -94,6 +95,7 @@ class WorkerConsumer:
         self._closing = False
         self._closed = asyncio.Event()
         self._engine: Engine | None = None
+        self._show: Callable[[], Shown] | None = None
         self._stream: MessageStream | None = None
 
     def __repr__(self) -> str:
@@ -236,7 +238,14 @@ class WorkerConsumer:
         if self._handler is None:
             raise UsageError("this worker has no handler: pass one, or use @consumer.handler")
         return WorkerParts(
-            self._js, self.config, self._handler, self._recorder, self._fence, self._backoff, self._clock
+            self._js,
+            self.config,
+            self._handler,
+            self._recorder,
+            self._fence,
+            self._backoff,
+            self._clock,
+            self.on_blocked,
         )
 
     def use_fence(self, fence: Fence) -> None:
@@ -262,6 +271,10 @@ class WorkerConsumer:
 
     def position(self, partition: PartitionId) -> PartitionInfo:
         """Where the partition stands."""
+        if self._engine is None and self._show is not None:
+            for info in self._show().partitions:
+                if info.partition.id == partition:
+                    return info
         engine, state = self._state(partition)
         return engine.partition_info(state)
 
@@ -289,13 +302,13 @@ class WorkerConsumer:
 
     @property
     def consumer_name(self) -> str:
-        """The durable in use; empty before the first update."""
-        return self._engine.durable.name if self._engine is not None else ""
+        """The durable in use, or the beginning of their names where each partition has one; empty before the first."""
+        return self._shown().consumer
 
     @property
     def subjects(self) -> tuple[str, ...]:
         """The subjects in force."""
-        return self._engine.desk.ledger.routes.subjects if self._engine is not None else ()
+        return self._shown().subjects
 
     @property
     def is_healthy(self) -> bool:
@@ -328,18 +341,29 @@ class WorkerConsumer:
     def info(self) -> WorkerInfo:
         """Everything an operator asks first."""
         self._metrics.count(m.DUMP_REQUESTS)
-        engine = self._engine
+        shown = self._shown()
         return WorkerInfo(
-            worker_id=self._worker_id,
-            consumer=engine.durable.name if engine is not None else "",
+            worker_id=shown.worker_id or self._worker_id,
+            consumer=shown.consumer,
             stream=self.config.stream,
-            subjects=self.subjects,
-            in_hand=engine.desk.ledger.in_hand if engine is not None else 0,
-            batch_size=engine.desk.batches.size if engine is not None else self.config.pull_batch_size,
-            pulling=engine is not None and engine.desk.pull is not None,
+            subjects=shown.subjects,
+            in_hand=shown.in_hand,
+            batch_size=shown.batch_size,
+            pulling=shown.pulling,
             health=self.health(),
-            partitions=tuple(engine.partition_info(s) for s in engine.desk.ledger.states.values()) if engine else (),
+            partitions=shown.partitions,
         )
+
+    def _shown(self) -> Shown:
+        if self._engine is not None:
+            return self._engine.shown()
+        if self._show is not None:
+            return self._show()
+        return Shown("", "", (), 0, self.config.pull_batch_size, False, ())
+
+    def show(self, plane: Callable[[], Shown] | None) -> None:
+        """Let `info()` and `position()` speak of this: a layout that reads by itself (parti.manager.per_partition)."""
+        self._show = plane
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from parti.worker.durable import Durable
 from parti.worker.errors import WorkerClosed
 from parti.worker.handler import AdaptedHandler
 from parti.worker.health import Part
-from parti.worker.info import Fence, PartitionInfo
+from parti.worker.info import Fence, PartitionInfo, Shown
 from parti.worker.ledger import PartitionState
 from parti.worker.outcomes import RetryPolicy
 from parti.worker.recorder import Recorder
@@ -132,6 +132,19 @@ class Engine:
             dead_letters=state.dead_letters,
             stopped=state.stopped,
             held=state.stopped and state.target is not None,
+        )
+
+    def shown(self) -> Shown:
+        """What an operator asks first."""
+        ledger = self.desk.ledger
+        return Shown(
+            worker_id=self.desk.worker_id,
+            consumer=self.durable.name,
+            subjects=ledger.routes.subjects,
+            in_hand=ledger.in_hand,
+            batch_size=self.desk.batches.size,
+            pulling=self.desk.pull is not None,
+            partitions=tuple(self.partition_info(state) for state in ledger.states.values()),
         )
 
     async def run(self) -> None:

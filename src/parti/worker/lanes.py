@@ -190,6 +190,8 @@ class LanePool:
             async with asyncio.timeout_at(state.draining + within):
                 await state.finished()
         except TimeoutError:
+            if not state.stopped:
+                return  # it goes on: whoever asked for the stop has changed his mind
             state.finish = 0
             await self.cancel(state)
         if not state.running:

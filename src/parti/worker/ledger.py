@@ -161,6 +161,8 @@ class Ledger:
         """Everything of the live partitions up to here was received."""
         self.owed: set[int] = set()
         self.in_hand = 0
+        self.bytes = 0
+        """Payload of what is in hand."""
         self._lane_per_key = lane_per_key
         self._places: dict[bytes, Place | None] = {}
 
@@ -199,12 +201,19 @@ class Ledger:
                 state.open[message.sequence] = held  # it came again under a newer lease: not ours to finish
             return False
         self.in_hand -= 1
+        self.bytes -= len(message.data)
         if message.sequence > state.furthest:
             state.furthest = message.sequence
         if message.delivered == 0:
             state.ranged -= 1
             state.check_whole()
         return True
+
+    def forget(self, messages: Iterable[Message]) -> None:
+        """These are not in hand any more, and not done."""
+        for message in messages:
+            self.in_hand -= 1
+            self.bytes -= len(message.data)
 
     def floor(self) -> int:
         """The consumer may be set to just behind this: all below is done, or comes by a range read."""
