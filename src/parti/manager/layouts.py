@@ -61,4 +61,6 @@ def plane_for(
     if Layout(layout) is Layout.PER_WORKER:
         return PerWorkerPlane(host, member, consumer, retention)
     subjects = source.subjects_of if isinstance(source, SlotSource) else None
-    return PerPartitionPlane(host, member, consumer.parts(), retention, subjects)
+    plane = PerPartitionPlane(host, member, consumer.parts(), retention, subjects)
+    consumer.show(plane.shown)
+    return plane

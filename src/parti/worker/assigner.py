@@ -44,8 +44,6 @@ class Assigner:
         catch_up: Callable[[list[PartitionState]], None],
     ) -> None:
         self.positions: dict[PartitionId, int] = {}
-        self.cancellable = True
-        """False for handlers in threads: nobody can end them, so that giving a partition away has to wait for them."""
         self._config = config
         self._durable = durable
         self._desk = desk
@@ -292,20 +290,13 @@ class Assigner:
     async def stop(self, state: PartitionState) -> None:
         """When this returns nothing of the partition runs or will start, and its cursor is exact.
 
-        What takes longer than `drain_timeout` is cancelled; then later messages of other keys may be repeated.
+        What takes longer than `drain_timeout` is cancelled, and left behind if it ignores that or sits in a thread;
+        then it is repeated elsewhere, and so may be later messages of other keys.
         """
         if self._desk.by_reset:
             self._desk.put_aside(state)
         state.stop(self._desk.pool.running_of(state))
-        try:
-            async with asyncio.timeout(self._config.drain_timeout):
-                await state.finished()
-        except TimeoutError:
-            state.finish = 0
-            for runner in list(self._desk.pool.running) if self.cancellable else ():
-                if runner.lane is not None and runner.lane.state is state and runner.task is not None:
-                    runner.task.cancel()
-            await state.finished()
+        await self._desk.pool.drained(state, self._config.drain_timeout)
         state.finish = 0
         if self._desk.by_reset and state.stopped:
             self._desk.give_back(state)

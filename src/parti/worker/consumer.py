@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -21,7 +21,7 @@ from parti.worker.engine import Engine
 from parti.worker.errors import MaxSubjectsExceeded, WorkerClosed, WorkerIdMutation
 from parti.worker.handler import AdaptedHandler, Handler
 from parti.worker.health import HealthTracker, WorkerHealth
-from parti.worker.info import Fence, PartitionInfo, WorkerInfo
+from parti.worker.info import Fence, PartitionInfo, Shown, WorkerInfo
 from parti.worker.ledger import PartitionState
 from parti.worker.recorder import Recorder
 from parti.worker.routing import Routes, SubjectTemplate, consumer_name
@@ -44,6 +44,7 @@ class WorkerParts:
     fence: Fence
     backoff: Backoff
     clock: Clock
+    on_blocked: Callable[[str], None] | None = None
 
 
 class _Open:
@@ -86,11 +87,15 @@ class WorkerConsumer:
         self._health = HealthTracker(threshold=config.health_failure_threshold, window=config.health_window)
         self._recorder = Recorder(metrics, self._health)
         self._recorder.show_health()
+        self.on_blocked: Callable[[str], None] | None = None
+        """Called from a thread when a handler has blocked the event loop for longer than `worker.unhealthy_limit`: a
+        process whose loop is blocked can only be ended. Set it before the first update."""
         self._worker_id = ""
         self._main: asyncio.Task[None] | None = None
         self._closing = False
         self._closed = asyncio.Event()
         self._engine: Engine | None = None
+        self._show: Callable[[], Shown] | None = None
         self._stream: MessageStream | None = None
 
     def __repr__(self) -> str:
@@ -210,7 +215,7 @@ class WorkerConsumer:
         # The owner before us may have come further than T before it stopped: what is held up to there is done.
         target = max(state.target, after)
         engine.desk.extend(state, target)
-        state.seen, state.lease, state.stopped = after, lease, False
+        state.seen, state.lease, state.stopped, state.turn = after, lease, False, state.turn + 1
         engine.begin_catch_up([state])
         return target
 
@@ -229,7 +234,14 @@ class WorkerConsumer:
         if self._handler is None:
             raise UsageError("this worker has no handler: pass one, or use @consumer.handler")
         return WorkerParts(
-            self._js, self.config, self._handler, self._recorder, self._fence, self._backoff, self._clock
+            self._js,
+            self.config,
+            self._handler,
+            self._recorder,
+            self._fence,
+            self._backoff,
+            self._clock,
+            self.on_blocked,
         )
 
     def use_fence(self, fence: Fence) -> None:
@@ -256,6 +268,10 @@ class WorkerConsumer:
 
     def position(self, partition: PartitionId) -> PartitionInfo:
         """Where the partition stands."""
+        if self._engine is None and self._show is not None:
+            for info in self._show().partitions:
+                if info.partition.id == partition:
+                    return info
         engine, state = self._state(partition)
         return engine.partition_info(state)
 
@@ -283,13 +299,13 @@ class WorkerConsumer:
 
     @property
     def consumer_name(self) -> str:
-        """The durable in use; empty before the first update."""
-        return self._engine.durable.name if self._engine is not None else ""
+        """The durable in use, or the beginning of their names where each partition has one; empty before the first."""
+        return self._shown().consumer
 
     @property
     def subjects(self) -> tuple[str, ...]:
         """The subjects in force."""
-        return self._engine.desk.ledger.routes.subjects if self._engine is not None else ()
+        return self._shown().subjects
 
     @property
     def is_healthy(self) -> bool:
@@ -300,24 +316,51 @@ class WorkerConsumer:
         return self._health.snapshot()
 
     def health_check(self) -> HealthCheck:
-        """For `/readyz`: fails while the worker is unhealthy, with the last error as the reason."""
-        return HealthCheck("worker", lambda: None if self.is_healthy else self._health.last_error or "unhealthy")
+        """For `/readyz`: fails while the worker is unhealthy, with the cause as the reason."""
+        return HealthCheck("worker", lambda: None if self.is_healthy else self._health.cause())
+
+    def liveness_check(self) -> HealthCheck:
+        """For `/healthz`: fails when only a restart helps, because a bug ended the worker or it is past its limit."""
+        return HealthCheck("worker-alive", lambda: self.hopeless() or None, live=True)
+
+    def hopeless(self) -> str:
+        """Why this worker should give its partitions to others; empty while it should not.
+
+        A bug has ended it, or it has been unhealthy for longer than `worker.unhealthy_limit`.
+        """
+        if self._health.broken:
+            return f"the worker ended: {self._health.broken}"
+        limit, lasting = self.config.unhealthy_limit, self._health.hopeless_for(self._clock.now())
+        if limit and lasting > limit:
+            return f"unhealthy for {lasting:.0f} s (worker.unhealthy_limit is {limit:g} s): {self._health.cause()}"
+        return ""
 
     def info(self) -> WorkerInfo:
         """Everything an operator asks first."""
         self._metrics.count(m.DUMP_REQUESTS)
-        engine = self._engine
+        shown = self._shown()
         return WorkerInfo(
-            worker_id=self._worker_id,
-            consumer=engine.durable.name if engine is not None else "",
+            worker_id=shown.worker_id or self._worker_id,
+            consumer=shown.consumer,
             stream=self.config.stream,
-            subjects=self.subjects,
-            in_hand=engine.desk.ledger.in_hand if engine is not None else 0,
-            batch_size=engine.desk.batches.size if engine is not None else self.config.pull_batch_size,
-            pulling=engine is not None and engine.desk.pull is not None,
+            subjects=shown.subjects,
+            in_hand=shown.in_hand,
+            batch_size=shown.batch_size,
+            pulling=shown.pulling,
             health=self.health(),
-            partitions=tuple(engine.partition_info(s) for s in engine.desk.ledger.states.values()) if engine else (),
+            partitions=shown.partitions,
         )
+
+    def _shown(self) -> Shown:
+        if self._engine is not None:
+            return self._engine.shown()
+        if self._show is not None:
+            return self._show()
+        return Shown("", "", (), 0, self.config.pull_batch_size, False, ())
+
+    def show(self, plane: Callable[[], Shown] | None) -> None:
+        """Let `info()` and `position()` speak of this: a layout that reads by itself (parti.manager.per_partition)."""
+        self._show = plane
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -338,6 +381,7 @@ class WorkerConsumer:
                 fence=self._fence,
                 clock=self._clock,
                 backoff=self._backoff,
+                on_blocked=self.on_blocked,
             )
             self._main = asyncio.get_running_loop().create_task(self._engine.run(), name="parti-worker")
         return self._engine

@@ -49,3 +49,16 @@ class WorkerInfo:
     pulling: bool
     health: WorkerHealth
     partitions: tuple[PartitionInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a layout shows of itself; the rest of `WorkerInfo` is the same in both."""
+
+    worker_id: str
+    consumer: str
+    subjects: tuple[str, ...]
+    in_hand: int
+    batch_size: int
+    pulling: bool
+    partitions: tuple[PartitionInfo, ...]
