@@ -49,6 +49,13 @@ class Place:
         return self.process.owner if self.process is not None else ""
 
 
+def last_words(place: Place) -> str:
+    """The line of its log that says why a process ended."""
+    lines = [line.strip(" |") for line in place.log if line and not line.startswith(("{", "---"))]
+    named = [line for line in lines if "Error" in line or "Exit" in line or "Exception" in line]
+    return (named or lines or ["nothing"])[-1][:200]
+
+
 class TortureFleet:
     """Starts, watches and restarts worker processes."""
 
@@ -63,7 +70,9 @@ class TortureFleet:
         self.log_level = "info"
         self.partitions = [f"p{n}" for n in range(scenario.partitions)]
         self.places: list[Place] = []
-        self.self_exits: list[str] = []
+        self.died: list[str] = []
+        """Processes that ended although nobody had asked them to."""
+        self.at_start: list[str] = []
         self.stalled = 0.0
         self.misbehaving: deque[Place] = deque()
         self._source = folder / "partitions.json"
@@ -126,7 +135,7 @@ class TortureFleet:
             except RuntimeError:  # it ended, because the server is away for example: whoever runs it tries again
                 if time.monotonic() > until:
                     raise
-                self.self_exits.append(f"{process.owner} at its start, {time.monotonic():.2f}")
+                self.at_start.append(f"{process.owner} at its start, {time.monotonic():.2f}")
 
     def workers(self) -> list[Place]:
         """The places of the first namespace."""
@@ -196,7 +205,8 @@ class TortureFleet:
                 if process is None or process.running or place.busy:
                     continue
                 code = process.process.returncode
-                self.self_exits.append(f"{place.owner} of {place.instance} with {code} at {time.monotonic():.2f}")
+                told = f"{place.owner} of {place.instance} with {code} at {time.monotonic():.2f}"
+                (self.died if process.worker else self.at_start).append(f"{told}: {last_words(place)}")
                 fault = self.ledger.disturb("died", time.monotonic() - 0.2, place.owner, explains=True)
                 fault.end = time.monotonic()
                 with contextlib.suppress(Exception):

@@ -135,7 +135,7 @@ class Watch:
 
     async def _gone(self) -> list[int]:
         state = await self._state()
-        return [*range(1, int(state["first_seq"])), *(state.get("deleted") or ())]
+        return [*range(1, int(state["first_seq"])), *(s for s in state.get("deleted") or () if s)]
 
     async def _state(self) -> dict[str, Any]:
         answer = await self._js.request(f"STREAM.INFO.{STREAM}", {"deleted_details": True})
