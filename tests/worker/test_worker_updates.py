@@ -50,6 +50,7 @@ async def test_an_update_that_changes_nothing_is_not_sent(bench: Bench) -> None:
 
 
 async def test_only_the_filters_change_on_an_update(bench: Bench) -> None:
+    await bench.publish("a", 1)
     worker = bench.worker(Effects(), start="new")
     await worker.update_worker_consumer("w1", parts("a"))
     before = (await bench.info())["config"]
@@ -59,7 +60,7 @@ async def test_only_the_filters_change_on_an_update(bench: Bench) -> None:
         config.pop("filter_subjects")
         config.pop("metadata")
     assert before == after
-    assert before["deliver_policy"] == "new"
+    assert before["deliver_policy"] == "by_start_sequence"
 
 
 async def test_the_pull_loop_is_not_restarted_for_an_update(bench: Bench) -> None:

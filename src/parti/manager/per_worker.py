@@ -161,26 +161,35 @@ class PerWorkerPlane:
                 self._host.spawn(self._read_last(partition, ticket), "parti-read-last")
             case CatchUp(_, _, upto, ticket):
                 self._catching[partition] = (upto, ticket)
+                self._engage(partition)
             case StopLane():
                 self._host.spawn(self._stop_lane(partition), "parti-stop-lane")
             case WriteClaim(claim, expected):
                 self._writer.write(claim, expected)
             case Granted(lease):
-                self._start(lease)
+                self._engage(partition)
                 self._host.granted(lease)
             case Revoked(lease):
                 self._host.revoked(lease)
-            case Discard() | Offer():
+            case Offer():
+                self._engage(partition)
+            case Discard():
                 pass  # the consumer keeps what it holds behind its own stop, and releases it in order by itself
 
-    def _start(self, lease: Lease) -> None:
-        """The lease is ours: begin at the cursor, go on from where we had stopped, or just carry the new epoch."""
-        partition = lease.partition
+    def _engage(self, partition: PartitionId) -> None:
+        """Where the lease is ours: begin at the cursor, go on from where we had stopped, or just carry the new epoch.
+
+        A partition that a move gave up and an abort gave back may have to wait for its filter: told again, it begins.
+        """
+        held = self._holdings[partition]
+        lease = held.lease
+        if lease is None or held.phase is Phase.ADDING or partition not in self._applied:
+            return
         where = self._consumer.position(partition)
-        if not where.stopped or self._holdings[partition].phase is Phase.STOPPING:
+        if not where.stopped or held.phase is Phase.STOPPING:
             self._consumer.renew_lease(lease)
         elif where.held:
-            self._consumer.take_over(partition, after=self._holdings[partition].queued, lease=lease)
+            self._consumer.take_over(partition, after=held.queued, lease=lease)
         else:
             self._consumer.resume_partition(partition, lease)
 

@@ -95,8 +95,7 @@ class Assigner:
             for key in fresh:
                 desk.drop(states.pop(key))
             for state in removed:
-                state.stopped = False
-                desk.pool.resume(state)
+                self.go_on(state)
             desk.ledger.forget_places()
             raise
         self._forget(removed, cursors)
@@ -190,9 +189,10 @@ class Assigner:
     async def _create_first(
         self, wanted: Wanted, filters: tuple[str, ...], fresh: Mapping[PartitionId, PartitionState], last: int
     ) -> None:
-        known = [wanted.positions[key] for key in fresh if key in wanted.positions]
-        complete = len(known) == len(fresh) and bool(known)
-        after = min(known) if known and (complete or self._config.start == "new") else None
+        # "new" is this moment, not that in which the server makes the consumer, nor a later one after it was deleted.
+        unknown = last if self._config.start == "new" and self._desk.retention is not Retention.WORKQUEUE else 0
+        begins = {key: wanted.positions.get(key, unknown) for key in fresh}
+        after = min(begins.values(), default=unknown)
         await self._durable.create(filters, Memory(), after=after, retention=self._desk.retention)
         self._session().stale = False
         self._session().next_sequence = 1
@@ -200,9 +200,8 @@ class Assigner:
             if key in wanted.hold:
                 continue
             state.target = None  # nothing was delivered yet: the consumer itself begins early enough
-            state.seen = wanted.positions.get(key, last if after is not None and self._config.start == "new" else 0)
-        if after is not None:
-            self._desk.ledger.high = after
+            state.seen = begins[key]
+        self._desk.ledger.high = after
 
     async def _begin_claimed(
         self,
@@ -279,16 +278,11 @@ class Assigner:
         """The filter is in force: everything behind T reaches us by itself, everything up to T by a range read."""
         if not states:
             return
-        if self._desk.retention is Retention.WORKQUEUE and not wanted.claimed:
-            for state in states:
-                state.target = None
-                state.seen = 0
-            self._session().interrupt(Interrupted("partitions were added to a work queue"))
-            return
         last = await self._durable.last_sequence()
+        queue = self._desk.retention is Retention.WORKQUEUE
         for state in states:
             unknown = state.id not in wanted.positions and state.id not in self.positions and not state.seen
-            if unknown and self._config.start == "new" and state.id not in wanted.hold:
+            if unknown and self._config.start == "new" and state.id not in wanted.hold and not queue:
                 state.seen = last
             self._desk.extend(state, max(last, state.target or 0))
         self._catch_up([state for state in states if not state.stopped])
@@ -300,6 +294,8 @@ class Assigner:
 
         What takes longer than `drain_timeout` is cancelled; then later messages of other keys may be repeated.
         """
+        if self._desk.by_reset:
+            self._desk.put_aside(state)
         state.stop(self._desk.pool.running_of(state))
         try:
             async with asyncio.timeout(self._config.drain_timeout):
@@ -311,6 +307,16 @@ class Assigner:
                     runner.task.cancel()
             await state.finished()
         state.finish = 0
+        if self._desk.by_reset and state.stopped:
+            self._desk.give_back(state)
+
+    def go_on(self, state: PartitionState) -> None:
+        """Start again with a stopped partition, from its cursor."""
+        state.stopped = False
+        if state.catching_up:
+            self._catch_up([state])
+        else:
+            self._desk.pool.resume(state)
 
     async def _stop_all(self, states: Iterable[PartitionState]) -> None:
         async with asyncio.TaskGroup() as group:
@@ -339,7 +345,8 @@ class Assigner:
         """Make the consumer anew just behind what is done: nothing that is done comes again."""
         durable, metrics, started = self._durable, self._recorder.metrics, self._clock.now()
         await self._notice_new_stream()
-        after = self._desk.ledger.floor() or None
+        # Never by the configured start: that would skip what came while there was no consumer.
+        after = self._desk.ledger.lowest() if self._desk.by_reset else self._desk.ledger.floor()
         chosen = filters if filters is not None else durable.filters
 
         async def attempt() -> object:

@@ -195,13 +195,9 @@ class WorkerConsumer:
     def resume_partition(self, partition: PartitionId, lease: Lease | None = None) -> None:
         """Go on with a stopped partition from its cursor."""
         engine, state = self._state(partition)
-        state.stopped = False
         if lease is not None:
             state.lease = lease
-        if state.catching_up:
-            engine.begin_catch_up([state])
-        else:
-            engine.desk.pool.resume(state)
+        engine.assigner.go_on(state)
 
     def take_over(self, partition: PartitionId, *, after: int, lease: Lease) -> int:
         """Begin with a held partition whose position is now known; returns its target T.
@@ -251,7 +247,8 @@ class WorkerConsumer:
         if not state.stopped or state.running:
             raise UsageError(f"partition {partition} is at work: stop it before it is held")
         engine.desk.drop(state)
-        state.seen = state.target = max(state.seen, engine.desk.ledger.high)
+        # Somebody else may have it: until `take_over` names the position nothing of it counts as done.
+        state.seen, state.target = 0, max(state.seen, engine.desk.ledger.high)
         state.range_end = None
         last = await engine.durable.last_sequence()
         engine.desk.extend(state, max(last, state.target or 0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from parti.config.worker import WorkerConfig
 from parti.model import Retention
@@ -59,6 +59,11 @@ class Desk:
 
     def __repr__(self) -> str:
         return f"<Desk {self.ledger!r} {self.pool!r}>"
+
+    @property
+    def by_reset(self) -> bool:
+        """Whether an ack deletes: then what is left comes by a reset of the consumer, and nothing by range reads."""
+        return self.retention is not Retention.LIMITS
 
     # -- coming in ----------------------------------------------------------------------------------------------------
 
@@ -184,25 +189,25 @@ class Desk:
         if held is not None:
             held._reply = reply  # after a reset only the newest delivery can be acknowledged
             return b""
+        if state.target is not None and self.by_reset:
+            return b""  # aside: not ours, or not yet; the reset that begins it brings this again
         if sequence in self.ledger.owed:
             self.ledger.owed.discard(sequence)
             return None
         if state.target is not None and sequence > state.target:
             return None
-        if state.target is not None and sequence > state.seen and self.retention is not Retention.LIMITS:
-            return b""  # the range read will bring it; an ack now could delete it before
         return ACK % reply
 
     def _hold(self, state: PartitionState, message: Message, answers: list[bytes]) -> None:
         """Keep a live message until the catch-up has reached its target; too many of them move the target instead."""
         state.held.append(message)
-        if len(state.held) > self.config.capacity // 4 and self.retention is Retention.LIMITS:
+        if len(state.held) > self.config.capacity // 4:
             answers.extend(self._extended(state, message.sequence))
 
     def extend(self, state: PartitionState, target: int) -> None:
         """Let the catch-up of the partition go on to this target; what is held up to it will come by the range read."""
         answers = self._extended(state, target)
-        if answers and self.connection is not None and self.retention is Retention.LIMITS:
+        if answers and self.connection is not None:
             self.connection.write(b"".join(answers))
 
     def _extended(self, state: PartitionState, target: int) -> list[bytes]:
@@ -219,7 +224,7 @@ class Desk:
 
     def _give_up(self, state: PartitionState, answers: list[bytes]) -> int:
         """A stopped partition must not fill the desk: beyond its share its messages are read again if it goes on."""
-        if len(state.open) <= self.config.capacity // 4 or self.retention is not Retention.LIMITS:
+        if len(state.open) <= self.config.capacity // 4:
             return 0
         if state.running or state.unfinished:
             return 0
@@ -241,8 +246,31 @@ class Desk:
         while state.held:
             message = state.held.popleft()
             state.seen = max(state.seen, message.sequence)
+            # A lane of a key ends with its work: the one known when this was held may have been followed by another.
+            message._lane = state.lane(message._lane.key)
             self.pool.push(message)
         state.check_whole()
+
+    def put_aside(self, state: PartitionState) -> None:
+        """From now on ignore what comes of the partition; a reset brings it again when it goes on.
+
+        Its cursor is as exact as before: what is in hand keeps it down, and what is ignored never moves it.
+        """
+        if state.target is None:
+            state.seen = max(state.seen, self.ledger.high)
+            state.target = state.seen
+
+    def give_back(self, state: PartitionState) -> None:
+        """Let go of what did not start of a partition that is aside: the server has it, and delivers it again."""
+        state.seen = self.ledger.cursor(state.id)
+        self.drop(state)
+
+    def begin(self, states: Iterable[PartitionState]) -> list[PartitionState]:
+        """The consumer was reset: these partitions are live; returns those that were not taken away meanwhile."""
+        begun = [s for s in states if self.ledger.states.get(s.id) is s and not s.stopped and s.target is not None]
+        for state in begun:
+            state.range_end, state.target = state.target, None
+        return begun
 
     def _count(self, messages: int, redelivered: int, dropped: int, now: float) -> None:
         metrics = self._metrics

@@ -24,7 +24,7 @@ from parti.errors import Category, PartiError, RequestTimeout
 from parti.model import PartitionId, Retention
 from parti.wire.api import JetStreamApi
 from parti.wire.api_consumers import filters_of
-from parti.wire.errors import ConsumerDoesNotExist, ConsumerNotFound
+from parti.wire.errors import ConsumerDoesNotExist, ConsumerInvalidReset, ConsumerNotFound, MessageNotFound
 from parti.worker.recorder import Op, Recorder
 
 T = TypeVar("T")
@@ -110,6 +110,16 @@ class Durable:
     async def last_sequence(self) -> int:
         return (await self.facts()).last_seq
 
+    async def next_sequence(self, subject: str, at_least: int) -> int | None:
+        """The first message of the subject from this sequence on that the stream's leader holds; None for none."""
+        try:
+            found = await self._call(
+                "info", lambda: self.js.msg_get(self._config.stream, seq=at_least, next_by_subj=subject)
+            )
+        except MessageNotFound:
+            return None
+        return found.seq
+
     async def info(self) -> Json | None:
         """The consumer's info, None when it does not exist."""
         try:
@@ -119,16 +129,19 @@ class Durable:
         self._remember(info)
         return info
 
-    async def create(self, filters: Sequence[str], memory: Memory, *, after: int | None, retention: Retention) -> Json:
-        """Make the consumer; it delivers what lies behind `after`, or by the configured start when that is None."""
+    async def create(self, filters: Sequence[str], memory: Memory, *, after: int, retention: Retention) -> Json:
+        """Make the consumer; it delivers what lies behind `after`."""
         return await self._call("create", lambda: self.create_once(filters, memory, after=after, retention=retention))
 
-    async def create_once(
-        self, filters: Sequence[str], memory: Memory, *, after: int | None, retention: Retention
-    ) -> Json:
+    async def create_once(self, filters: Sequence[str], memory: Memory, *, after: int, retention: Retention) -> Json:
         """`create` without a second try."""
-        config = self._whole(filters, memory, after=after, retention=retention)
+        whole = retention is Retention.INTEREST and self.js.can_reset
+        config = self._whole(filters, memory, after=0 if whole else after, retention=retention)
         info = await self.js.consumer_create(self._config.stream, config, action="create")
+        if whole and after:
+            # A reset may go back to where the consumer was made to begin, and no further (10204). Here it must be able
+            # to: a partition that comes is not done from an earlier sequence on than those that were here.
+            await self.js.consumer_reset(self._config.stream, self.name, after + 1)
         self._remember(info)
         return info
 
@@ -139,8 +152,8 @@ class Durable:
         self._remember(info)
         return info
 
-    async def reset(self, after: int | None) -> bool:
-        """Deliver from behind `after` (or from the ack floor) with a sequence that begins at 1; False when it is gone.
+    async def reset(self, after: int, *, not_above_floor: bool = False) -> bool:
+        """Deliver from behind `after`, or the ack floor if lower, with a sequence from 1 on; False when it is gone.
 
         The reset is repeated until it is answered (CLUSTER.md 3.6). A missing consumer does not answer at all, so
         that is asked first.
@@ -149,19 +162,23 @@ class Durable:
             info = await self.info()
             if info is None:
                 return False
+            start = min(after, int(info["ack_floor"]["stream_seq"])) if not_above_floor else after
             if not self.js.can_reset:
-                await self._make_anew(after if after is not None else int(info["ack_floor"]["stream_seq"]))
+                await self._make_anew(start)
                 return True
             try:
-                sequence = None if after is None else after + 1
-                answer = await self.js.consumer_reset(self._config.stream, self.name, sequence)
+                answer = await self.js.consumer_reset(self._config.stream, self.name, start + 1)
                 self.pending = int(answer.get("num_pending") or 0)
+                return True
+            except ConsumerInvalidReset:
+                await self._make_anew(start)  # somebody made it to begin later than we need
                 return True
             except RequestTimeout as error:
                 self._recorder.retried("iterate", 1, 0.0, error)
 
     async def _make_anew(self, after: int) -> None:
         retention = (await self.facts()).retention
+        after = 0 if retention is Retention.INTEREST else after
         config = self._whole(self.filters, Memory.read(self._stored), after=after, retention=retention)
         guarded = retention is Retention.INTEREST
         remake = self.js.consumer_remake
@@ -183,7 +200,7 @@ class Durable:
         self.known = True
         self.pending = int(info.get("num_pending") or 0)
 
-    def _whole(self, filters: Sequence[str], memory: Memory, *, after: int | None, retention: Retention) -> Json:
+    def _whole(self, filters: Sequence[str], memory: Memory, *, after: int, retention: Retention) -> Json:
         config = self._tunables(filters, memory) | {
             "name": self.name,
             "durable_name": self.name,
@@ -191,11 +208,8 @@ class Durable:
             "replay_policy": "instant",
             "deliver_policy": "all",
         }
-        if retention is not Retention.WORKQUEUE:  # a work queue always begins at what is left of it (10101)
-            if after is not None:
-                config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": after + 1}
-            elif self._config.start == "new":
-                config["deliver_policy"] = "new"
+        if retention is not Retention.WORKQUEUE and after:  # a work queue begins at what is left of it (10101)
+            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": after + 1}
         return config
 
     def _tunables(self, filters: Sequence[str], memory: Memory) -> Json:

@@ -10,7 +10,6 @@ from parti.backoff import Backoff
 from parti.clock import Clock
 from parti.config.worker import WorkerConfig
 from parti.errors import PartiError
-from parti.model import Retention
 from parti.observe import worker_metrics as m
 from parti.wire.api import JetStreamApi
 from parti.wire.events import ConnectionEvent, EventKind
@@ -32,6 +31,7 @@ from parti.worker.routing import SubjectTemplate
 from parti.worker.session import Interrupted, Session
 from parti.worker.updates import Batch, Coalescer
 
+_CALLS = 16  # questions to the server at once
 _CLOSING_CALLS = 2.0  # seconds that the last calls of close() may take
 
 
@@ -80,6 +80,7 @@ class Engine:
             backoff=backoff,
             lock=lock,
             recreate=lambda reason: self.assigner.recreate(reason),
+            begun=self._begun,
         )
         self.assigner = Assigner(
             config,
@@ -192,6 +193,10 @@ class Engine:
 
     def begin_catch_up(self, states: list[PartitionState]) -> None:
         """Bring these partitions to their targets, beside everything else."""
+        if self.desk.by_reset:
+            if states:
+                self.session.interrupt(Interrupted("partitions begin: what is left of them is delivered anew"))
+            return
         self._behind += states
         if self._behind and not self._reading and self._group is not None:
             self._reading = True
@@ -233,15 +238,44 @@ class Engine:
                 state.whole = asyncio.Event()
                 await state.whole.wait()
         self.recorder.event("worker.take_over", op="catch_up", result="success", partitions=len(states))
-        # The catch-up is done, so that a crash need not repeat it. If this fails the next update brings it.
+        await self._remember()
+
+    async def _remember(self) -> None:
+        """A catch-up is done, so that a crash need not repeat it. If this fails the next update brings it."""
         with contextlib.suppress(PartiError):
             async with self._lock:
                 if self.durable.memory() != self.assigner.memory():
                     await self.durable.update(self.durable.filters, self.assigner.memory())
-        if self.desk.retention is not Retention.LIMITS:
-            # What came by the range read was never acked, and a work queue keeps it until it is: have it delivered
-            # once more, so that the ledger knows it as done and acks it.
-            self.session.interrupt(Interrupted("a take-over is complete"))
+
+    def _begun(self, states: list[PartitionState]) -> None:
+        if states and self._group is not None:
+            self._group.create_task(self._reach(states), name="parti-worker-reach")
+
+    async def _reach(self, states: list[PartitionState]) -> None:
+        """Bring the positions of these partitions to their targets also where nothing is left up to there.
+
+        Only the stream's leader can say so: the consumer's may know less than was published (CLUSTER.md 3.2).
+        """
+        calls = asyncio.Semaphore(_CALLS)
+        await asyncio.gather(*(self._reach_one(state, calls) for state in states))
+        self.recorder.event("worker.take_over", op="catch_up", result="success", partitions=len(states))
+        await self._remember()
+
+    async def _reach_one(self, state: PartitionState, calls: asyncio.Semaphore) -> None:
+        ledger, subject = self.desk.ledger, SubjectTemplate(self.config.subject_template).subject(state.partition)
+        waits = Backoff(base=0.02, cap=1.0, max_tries=None).delays()
+        while state.range_end is not None and ledger.states.get(state.id) is state and not state.stopped:
+            target = state.range_end
+            if max(state.seen, ledger.high) >= target:
+                break
+            with contextlib.suppress(PartiError):
+                async with calls:
+                    left = await self.durable.next_sequence(subject, state.seen + 1)
+                if left is None or left > target:
+                    state.seen = max(state.seen, target)
+                    break
+            await self.clock.sleep(next(waits))
+        state.range_end = None
 
     def _subjects_of(self, states: list[PartitionState]) -> tuple[str, ...]:
         template = SubjectTemplate(self.config.subject_template)

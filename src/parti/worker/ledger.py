@@ -8,6 +8,12 @@ Pure bookkeeping, no I/O. Three facts carry everything else:
   from the consumer (DESIGN.md 5). Until then it is *catching up*, and live messages are held;
 - after a worker was stopped with messages in hand, `owed` names them: of what lies at or below `seen`, only those are
   still to be done.
+
+The invariant of work queues and interest streams, where an ack deletes: **a sequence leaves the stream only by an ack
+that follows its own effect or letter.** So `seen` never claims more than what was received here in stream order, or
+what the claim of the partition says is done; what is merely held or ignored is never acknowledged (`Desk.take`). On
+those streams nothing is read by range: a reset of the consumer brings what is left, in order, and a partition that
+comes to us stays *aside* (its deliveries are ignored) until that reset.
 """
 
 from __future__ import annotations
@@ -171,6 +177,13 @@ class Ledger:
     def forget_places(self) -> None:
         self._places.clear()
 
+    def rebase(self) -> None:
+        """The consumer begins anew with what is left of the stream: what it delivered before is kept per partition."""
+        for state in self.states.values():
+            if state.target is None:
+                state.seen = max(state.seen, self.high)
+        self.high = 0
+
     def place(self, subject: bytes) -> Place | None:
         """Where messages of this subject go; None when they belong to no partition of ours."""
         try:
@@ -206,6 +219,10 @@ class Ledger:
         if self.owed:
             lowest.append(min(self.owed))
         return min(lowest) - 1 if lowest else self.high
+
+    def lowest(self) -> int:
+        """Up to here every partition that is at work is done."""
+        return min((self.cursor(key) for key, state in self.states.items() if not state.stopped), default=0)
 
     def cursor(self, partition: PartitionId) -> int:
         """Up to here the partition is done."""

@@ -25,11 +25,13 @@ from parti.worker.catchup import CatchUp
 from parti.worker.desk import Desk
 from parti.worker.durable import Durable, is_gone
 from parti.worker.health import Part
+from parti.worker.ledger import PartitionState
 from parti.worker.recorder import Recorder
 
 _CHECKPOINT = 1.0  # seconds of work that a crash in the middle of a catch-up may repeat
 _FEW = 500  # pending messages that even a consumer on the cliff delivers quickly enough
 _WITHOUT = 30.0  # seconds without catch-up after one failed: better slowly than not at all
+NEVER = 1 << 62  # above every sequence
 _CLIFF_FILTERS = 8  # a consumer with fewer filters drains a backlog at tens of thousands a second (JETSTREAM.md 4.4)
 
 
@@ -57,7 +59,9 @@ class Session:
         backoff: Backoff,
         lock: asyncio.Lock,
         recreate: Callable[[str], Awaitable[None]],
+        begun: Callable[[list[PartitionState]], None],
     ) -> None:
+        """`begun`: told which partitions were aside and went live by a reset of the consumer."""
         self.stale = True
         """The consumer has to be set to our position before anything is pulled."""
         self.next_sequence: int | None = None
@@ -71,6 +75,7 @@ class Session:
         self._backoff = backoff
         self._lock = lock
         self._recreate = recreate
+        self._begun = begun
         self._trouble: asyncio.Future[PartiError] | None = None
         self._running = asyncio.Event()
         self._back = asyncio.Event()
@@ -180,9 +185,14 @@ class Session:
         async with self._lock:
             if self._refresh:
                 await self._reapply()
-            if self.stale:
-                await self._resync()
-            self.stale = self._refresh = False
+            while self.stale:  # who interrupts while the consumer is being reset wants another reset
+                self.stale = False
+                try:
+                    await self._resync()
+                except BaseException:
+                    self.stale = True
+                    raise
+            self._refresh = False
         # Known before the first message: a consumer on the cliff takes seconds to deliver it.
         if self._durable.pending >= _FEW and self._cliff_threatens():
             lag = await self._durable.last_sequence() - self._desk.ledger.high
@@ -195,14 +205,22 @@ class Session:
             await self._durable.update(self._durable.filters, self._durable.memory())
 
     async def _resync(self) -> None:
-        ledger = self._desk.ledger
-        after: int | None = ledger.floor() or None
-        if self._desk.retention is Retention.WORKQUEUE:
-            after = 0  # what is left of a work queue is what is not done
-        elif self._desk.retention is Retention.INTEREST:
-            after = None  # an ack that got lost keeps its message alive: from the ack floor on
-        if not await self._durable.reset(after):
+        """The consumer stands at our position. Where an ack deletes, that is the first message that is left."""
+        ledger, desk = self._desk.ledger, self._desk
+        joining = [s for s in ledger.states.values() if s.target is not None and not s.stopped and desk.by_reset]
+        if desk.retention is Retention.WORKQUEUE:
+            after = 0  # what is left of a work queue is what is not done, or whose ack got lost
+        elif desk.retention is Retention.INTEREST:
+            # From the ack floor on: an ack that got lost keeps its message alive. From further down, when a partition
+            # that came is not done from there on: the reset makes its messages ours, also older ones (docs/guarantees).
+            after = min((s.seen for s in joining), default=NEVER)
+        else:
+            after = ledger.floor()
+        if not await self._durable.reset(after, not_above_floor=desk.by_reset):
             await self._recreate("iterator_error" if self._refresh else "not_found")
+        if desk.by_reset:
+            ledger.rebase()
+            self._begun(desk.begin(joining))
         self.next_sequence = 1
         self._recorder.event("worker.attached", op="iterate", result="success", after=after)
 
@@ -210,6 +228,8 @@ class Session:
         """Pull until there is trouble, and return it."""
         connection, config, desk = self._desk.connection, self._config, self._desk
         assert connection is not None
+        if self.stale:
+            return Interrupted("interrupted before the first pull")
         trouble = self._trouble = asyncio.get_running_loop().create_future()
         size = desk.batches.size
         desk.on_first = self._works
