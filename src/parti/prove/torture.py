@@ -213,6 +213,7 @@ async def _tortured(scenario: Scenario, stack: AsyncExitStack, fleet: TortureFle
     report.examples |= {"died": fleet.died, "bad_exits": faults.bad_exits}
     report.examples["unacked"] = [str(sequence) for sequence in unacked[:12]]
     report.notes |= {
+        "consumers": await watch.consumers(),
         "violations": watch.counts,
         "skipped": faults.skipped,
         "exits": [round(e, 2) for e in faults.exits],

@@ -68,6 +68,9 @@ class TortureFleet:
         self.ledger = ledger
         self.sink = sink
         self.log_level = "info"
+        self.program = PROGRAM
+        self.blocks = max((f.seconds for bout in scenario.bouts for f in bout if f.kind is Kind.BLOCK), default=0.0)
+        """Seconds for which a handler that blocks the loop does so."""
         self.partitions = [f"p{n}" for n in range(scenario.partitions)]
         self.places: list[Place] = []
         self.died: list[str] = []
@@ -124,7 +127,7 @@ class TortureFleet:
 
         until = time.monotonic() + _LIVE_WITHIN
         while True:
-            process = await WorkerProcess.start(self._settings(place), PROGRAM, heard)
+            process = await WorkerProcess.start(self._settings(place), self.program, heard)
             process.log = place.log
             place.process = process
             place.log.append(f"--- {process.owner} as {place.instance or 'nobody'} at {time.monotonic():.2f}")
@@ -227,13 +230,12 @@ class TortureFleet:
     def _settings(self, place: Place) -> dict[str, Any]:
         scenario = self.scenario
         ttl = scenario.ttl
-        blocks = [f.seconds for bout in scenario.bouts for f in bout if f.kind is Kind.BLOCK]
         return {
             "urls": [proxy.url for proxy in place.proxies] or list(self.servers.urls),
             "sink": place.sink.port,
             "source": str(self._source),
             "takes": scenario.takes,
-            "blocks": max(blocks, default=0.0),
+            "blocks": self.blocks,
             "log_level": self.log_level,
             "control": {
                 "namespace": place.namespace,
