@@ -41,6 +41,18 @@ class ConfigError(FatalError):
     """A setting is unknown, malformed or out of range: correct the value that the message names."""
 
 
+class OverlappingPartitions(ConfigError):
+    """Two partitions share subjects: change the subject template or the partition keys. Nothing was changed."""
+
+    def __init__(self, first: str, first_subject: str, second: str, second_subject: str) -> None:
+        super().__init__(
+            f"partitions {first} and {second} share subjects ({first_subject}, {second_subject}): change the subject "
+            "template or the partition keys"
+        )
+        self.partitions = (first, second)
+        self.subjects = (first_subject, second_subject)
+
+
 class UsageError(FatalError):
     """The caller broke a precondition of the API: correct the code."""
 

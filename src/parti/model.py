@@ -140,6 +140,9 @@ class Claim:
     """Term of the leader that decided this."""
     updated: float = 0.0
     """Unix seconds, for people; never used in a decision."""
+    lost: bool = False
+    """The record was removed or damaged, and this UNASSIGNED one stands in its place: whoever holds the partition
+    writes it anew, and nobody else gets it before all who might hold it have spoken."""
 
     @property
     def caught_up(self) -> bool:
@@ -154,7 +157,7 @@ class Claim:
 
     def __str__(self) -> str:
         arrow = f"{self.owner}->{self.pending}" if self.pending else str(self.owner)
-        flag = "+" if self.accepted else ""
+        flag = "+" if self.accepted else "?" if self.lost else ""
         return f"{self.partition} {self.state}{flag} {arrow} epoch={self.epoch} cursor={self.cursor} T={self.target}"
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from manager_fleet import fleet_on
+import pytest
+from manager_fleet import HASTY, fleet_on, partition
 
-from parti.manager import CallableSource, KvSource, StaticSource, SubjectSource
+from parti.errors import OverlappingPartitions
+from parti.manager import CallableSource, Hooks, KvSource, StaticSource, SubjectSource
 from parti.model import Partition
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.wire.kv import KeyValue
+from parti.worker import WorkerConfig, WorkerConsumer
 
 
 async def test_partitions_of_a_list_that_come_and_go_are_assigned_and_retired(server: NatsServer, name: str) -> None:
@@ -87,3 +90,69 @@ async def test_what_a_function_returns_is_followed_and_its_failures_change_nothi
         assert one.owned() == {"p0", "p1"}
         answers.append(["p1"])
         await eventually(lambda: one.owned() == {"p1"}, 60, "and was asked again")
+
+
+async def test_partitions_that_share_subjects_are_refused_when_they_are_given(server: NatsServer, name: str) -> None:
+    """`eu` and `eu.1` with `t.{partition}.>` would lose what both match: 2,085 of 8,000 in a run of others."""
+    async with fleet_on(server, name) as fleet:
+        wide = {"subject_template": f"{name}.{{partition}}.>"}
+        with pytest.raises(OverlappingPartitions, match=r"eu and eu\.1 share"):
+            await fleet.worker(source=["eu", "eu.1", "us"], worker=wide)
+        source = StaticSource(["eu.1", "us"])
+        one = await fleet.worker(source=source, worker=wide)
+        with pytest.raises(OverlappingPartitions, match=r"eu and eu\.1 share"):
+            source.update(["eu", "eu.1", "us"])
+        source.update(["eu.1", "us", "us2"])
+        await eventually(lambda: one.owned() == {"eu.1", "us", "us2"}, 60, "the good list is in force")
+        with pytest.raises(OverlappingPartitions, match="share subjects"):
+            await WorkerConsumer(
+                fleet.js, WorkerConfig(stream=name, **wide), handler=lambda _: None
+            ).update_worker_consumer("w", [partition("eu"), partition("eu.1")])
+
+
+async def test_a_function_that_tells_overlapping_partitions_leaves_the_last_good_ones_in_force(
+    server: NatsServer, name: str
+) -> None:
+    async with fleet_on(server, name) as fleet:
+        told, errors = [["eu", "us"]], []
+        source = CallableSource(lambda: told[-1], every=0.05)
+        hooks = Hooks(on_error=errors.append)
+        one = await fleet.worker(source=source, hooks=hooks, worker={"subject_template": f"{name}.{{partition}}.>"})
+        await eventually(lambda: one.owned() == {"eu", "us"}, 60, "both are owned")
+        told.append(["eu", "eu.1", "us"])
+        await eventually(lambda: any(isinstance(e, OverlappingPartitions) for e in errors), 60, "it is refused")
+        problem = one.health_check().probe()
+        assert isinstance(problem, str)
+        assert "eu and eu.1 share subjects" in problem
+        assert one.owned() == {"eu", "us"}
+        with pytest.raises(OverlappingPartitions):
+            await one.refresh_partitions()
+        told.append(["eu", "us", "asia"])
+        await eventually(lambda: one.owned() == {"eu", "us", "asia"}, 60, "the next good list is in force")
+        assert one.health_check().probe() is None
+
+
+async def test_a_source_that_raises_while_the_leader_changes_delays_nothing_but_itself(
+    server: NatsServer, name: str
+) -> None:
+    async with fleet_on(server, name) as fleet:
+        broken = False
+
+        def told() -> list[str]:
+            if broken:
+                raise RuntimeError("the database is away")
+            return fleet.partitions
+
+        managers = [await fleet.worker(source=CallableSource(told, every=0.05), **HASTY) for _ in range(2)]
+        await fleet.spread(timeout=60)
+        broken = True
+        leader = next(m for m in managers if m.is_leader)
+        other = next(m for m in managers if m is not leader)
+        await leader.stop()
+        fleet.managers.remove(leader)
+        await eventually(lambda: other.owned() == set(fleet.partitions), 20, "the other one goes on with all")
+        await eventually(lambda: "the database is away" in str(other.health_check().probe()), 20, "health tells")
+        await fleet.publish(12)
+        await fleet.handled(12)
+        broken = False
+        await eventually(lambda: other.health_check().probe() is None, 20, "the source is well again")

@@ -7,17 +7,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from parti.bench.report import RunContext, execute
-from parti.control import claims, holding, slot
+from parti.control import claims, holding, reconcile, slot
 from parti.control.continuity import Continuity
 from parti.control.holding import Holding
 from parti.control.identity import Identity
+from parti.control.leader import Leader
 from parti.control.lease import Fence, Hold, Sighting
 from parti.control.membership import Membership
 from parti.control.signals import FilterAdded, Verdict
+from parti.control.slot import Slot
 from parti.model import Layout, Retention
 from parti.prove.sim import PROOF
 from parti.testing.sim import Outcome, Plan, Shape, simulate
@@ -46,15 +49,24 @@ def test_a_seed_keeps_every_promise(seed: int) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("seed", range(8))
+def test_records_that_are_removed_and_damaged_lose_and_repeat_nothing(shape: Shape, seed: int) -> None:
+    """Nobody crashes: whatever was lost, somebody knows it and writes it again."""
+    outcome = simulate(seed, shape=shape, plan=Plan(crashes=False, weather=False, events=12, tampering=True))
+    assert outcome.ok, outcome.story()
+    assert outcome.verdict.duplicated == 0
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("seed", range(5))
 def test_joins_leaves_and_restarts_repeat_nothing(shape: Shape, seed: int) -> None:
-    outcome = simulate(seed, shape=shape, plan=Plan(crashes=False, weather=False, events=8))
+    outcome = simulate(seed, shape=shape, plan=Plan(crashes=False, weather=False, events=8, tampering=False))
     assert outcome.ok, outcome.story()
     assert outcome.verdict.duplicated == 0
 
 
 def test_on_a_quiet_network_less_than_half_a_percent_of_the_writes_conflict() -> None:
-    outcomes = [simulate(s, plan=Plan(crashes=False, weather=False, events=8)) for s in range(20)]
+    outcomes = [simulate(s, plan=Plan(crashes=False, weather=False, events=8, tampering=False)) for s in range(20)]
     assert sum(o.handoffs.get("success", 0) for o in outcomes) > 100
     assert sum(o.cas_conflicts for o in outcomes) < 0.005 * sum(o.cas_writes for o in outcomes)
 
@@ -135,6 +147,15 @@ def slot_without_gap_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def forgets_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = reconcile.elect
+
+    def elect(*args: Any, **known: Any) -> Leader:
+        return replace(original(*args, **known), lost={})
+
+    monkeypatch.setattr(reconcile, "elect", elect)
+
+
 Break = Callable[[pytest.MonkeyPatch], None]
 BROKEN: dict[str, tuple[str, Break]] = {
     "ack floor trusted before the catch-up is done": (
@@ -161,6 +182,19 @@ BROKEN: dict[str, tuple[str, Break]] = {
     "drops the filter at once on an interest stream": (
         "interest",
         lambda m: m.setattr(holding, "_keeps_filter", lambda *_: False),
+    ),
+    "a lost claim is not written again by who holds it": (
+        "limits",
+        lambda m: m.setattr(holding, "_write_again", lambda state, *_: (state, ())),
+    ),
+    "a lost claim is given away before all have spoken": (
+        "limits",
+        lambda m: m.setattr(Membership, "know", lambda *_: True),
+    ),
+    "a claim that a new leader does not find is a new partition": ("per-partition", forgets_what_was),
+    "who holds a lost partition does not say so": (
+        "per-partition",
+        lambda m: m.setattr(Slot, "unspoken", property(lambda _: None)),
     ),
     "no fence": ("limits", lambda m: m.setattr(Identity, "may_act", lambda *_: True)),
     "lease counted from the answer": ("limits", counts_the_lease_from_later_than_it_was_sent),

@@ -140,9 +140,23 @@ def test_a_key_that_the_server_expired_proves_the_end_and_one_deleted_by_hand_do
     view.sees(0.0, B)
     assert view.feed(LeaseSeen(5.0, W0, None, 10, expired=True)) == [Left(A)]
     assert view.state.gone(A, 5.0)
-    assert view.feed(LeaseSeen(5.0, W1, None, 11)) == [Left(B)]
-    assert not view.state.gone(B, 11.0)
-    assert view.state.gone(B, 11.4)
+    assert view.feed(LeaseSeen(5.0, W1, None, 11)) == [], "its holder may write it again"
+    assert not view.state.gone(B, 11.4), "only a read that still finds nothing proves it"
+    assert view.feed(Tick(11.4)) == [Confirm(W1)]
+    assert view.feed(LeaseSeen(11.5, W1, None, 0, asked=11.4)) == [Died(B)]
+    assert view.state.gone(B, 11.5)
+
+
+def test_a_record_that_its_holder_writes_again_is_no_news() -> None:
+    view = View()
+    view.sees(0.0, A)
+    assert view.feed(LeaseSeen(1.0, W0, None, 20)) == []
+    assert view.state.healthy(A)
+    assert not view.state.know(0, 10.0), "a member whose record is missing says nothing"
+    assert view.feed(LeaseSeen(1.1, W0, LeaseRecord(A, seen=20), 21)) == []
+    assert view.feed(LeaseSeen(2.0, W0, None, 0, asked=1.0)) == [], "asked before it was seen again: out of date"
+    assert view.state.know(20, 10.0)
+    assert not view.state.know(21, 10.0)
 
 
 def test_an_old_revision_changes_nothing() -> None:

@@ -7,6 +7,9 @@
 The leader writes assign, prepare, abort, roll_back, redirect and take_over; the member that takes over writes ready,
 accept and caught_up; the old owner writes release. Every change of who may act raises the epoch. Because accept
 is the owner's own CAS, an unaccepted COMMIT can be undone exactly: either it was accepted, or nobody acted on it.
+
+A record that was removed or damaged is written anew by whoever holds the partition (`reclaim`). Where nobody does, a
+`mislaid` one takes its place, so that the partition is not taken for a new one, and `find` gives it to somebody.
 """
 
 from __future__ import annotations
@@ -25,10 +28,14 @@ class IllegalTransition(UsageError):
         self.claim = claim
 
 
-def assign(claim: Claim, to: Member, *, term: int) -> Claim:
-    """An unowned partition gets an owner, who starts at the cursor once it has accepted."""
-    _require(claim.state is ClaimState.UNASSIGNED, f"assign to {to}", claim)
-    return _commit(claim, to, previous=claim.previous, cursor=claim.cursor, term=term)
+def assign(claim: Claim, to: Member, *, term: int, above: int = 0) -> Claim:
+    """An unowned partition gets an owner, who starts at the cursor once it has accepted.
+
+    `above`: the epoch is higher than this, for a partition of which nothing is known, maybe not for the first time.
+    """
+    _require(claim.state is ClaimState.UNASSIGNED and not claim.lost, f"assign to {to}", claim)
+    known = replace(claim, epoch=max(claim.epoch, above))
+    return _commit(known, to, previous=claim.previous, cursor=claim.cursor, term=term)
 
 
 def prepare(claim: Claim, to: Member | None, *, term: int) -> Claim:
@@ -111,6 +118,53 @@ def take_over(claim: Claim, to: Member | None, *, start: int, term: int) -> Clai
     taken = _commit(claim, to, previous=previous, cursor=start, term=term)
     # The member that had prepared keeps its T; it filters the partition since then.
     return replace(taken, target=claim.target) if claim.pending == to else taken
+
+
+def reclaim(known: Claim, by: Member, *, cursor: int, epoch: int = 0) -> Claim:
+    """The record of a partition that `by` holds was lost: it is as `by` knows it, under a new epoch.
+
+    Only the holder of a lease may write this: at most one process has one, and nobody was given the partition since.
+    `epoch`: of what stands in the record's place. A move that was under way begins anew.
+    """
+    unfinished = known.state is ClaimState.COMMIT
+    _require(known.owner == by and (known.accepted or not unfinished), f"reclaim as {by}", known)
+    cursor = max(cursor, known.cursor)
+    return replace(
+        known,
+        state=ClaimState.COMMIT if unfinished else ClaimState.STABLE,
+        epoch=max(known.epoch, epoch) + 1,
+        pending=None,
+        cursor=cursor,
+        target=known.target if unfinished else cursor,
+    )
+
+
+def mislaid(known: Claim, *, cursor: int, epoch: int = 0, term: int) -> Claim:
+    """What takes the place of a lost record when nobody is known to hold the partition; it gives nothing to anybody."""
+    unfinished = known.state is ClaimState.COMMIT and known.previous is not None
+    previous = known.previous if unfinished or known.owner is None else known.owner
+    return Claim(
+        known.partition,
+        epoch=max(known.epoch, epoch) + 1,
+        previous=previous,
+        cursor=max(known.cursor, cursor),
+        term=term,
+        lost=True,
+    )
+
+
+def find(claim: Claim, to: Member, *, start: int, epoch: int, previous: Member | None, term: int) -> Claim:
+    """Nobody holds a mislaid partition for certain: `to` goes on from `start`, the furthest that anybody noted."""
+    _require(claim.lost, f"find for {to}", claim)
+    found = replace(claim, epoch=max(claim.epoch, epoch), lost=False)
+    return _commit(found, to, previous=previous or claim.previous, cursor=max(claim.cursor, start), term=term)
+
+
+def retake(claim: Claim, by: Member) -> Claim:
+    """The claim names `by`, and `by` holds nothing (somebody wrote it over): begin anew, as if it had been given."""
+    undecided = claim.state is ClaimState.COMMIT and not claim.accepted
+    _require(claim.owner == by and not undecided, f"retake as {by}", claim)
+    return _commit(claim, by, previous=claim.previous or by, cursor=claim.cursor, term=claim.term)
 
 
 def floor_counts(claim: Claim, position: int, layout: Layout) -> bool:

@@ -145,6 +145,13 @@ def step(state: Election, event: Event) -> Step:
         case Tick(now):
             return _tick(state, now)
         case LeaderSeen(now, record, revision, floor):
+            if (
+                state.leading and floor > state.term
+            ):  # the record of terms before ours was lost: begin with a higher one
+                follower, effects = _deposed(state, f"term {floor} was known already")
+                behind = replace(follower, term=floor, hold=state.hold.failed(now))
+                later, more = _seen(behind, now, record, revision)
+                return later, (*effects, *more)
             return _seen(replace(state, term=max(state.term, floor)), now, record, revision)
         case Written(now, record, revision):
             return _won(state, now, record, revision) if record.leader == state.me else (state, ())
@@ -181,15 +188,18 @@ def _write(state: Election, term: int, now: float) -> Step:
 
 
 def _seen(state: Election, now: float, record: LeaderRecord | None, revision: int) -> Step:
-    if state.sighting is not None and revision < state.sighting.revision:
+    vanished = record is None and revision == 0  # read from the bucket's leader: there is nothing, whatever was before
+    if state.sighting is not None and revision < state.sighting.revision and not vanished:
         return state, ()
-    if state.sighting is None or revision > state.sighting.revision:
+    if state.sighting is None or revision > state.sighting.revision or (vanished and state.known is not None):
         ours = state.leader == state.me
         state = replace(state, sighting=Sighting(revision, now), known=record)
         if state.vacant and not ours and not state.hold.waiting:
             state = replace(state, hold=state.hold.failed(now))  # nobody leads: campaign at the next tick, not later
     if record is None:
-        return state, ()
+        # It was removed or damaged. A leader writes it again by CAS; if somebody else is faster, that one leads.
+        lost = replace(state.hold, revision=revision, renew_at=now) if state.leading else state.hold
+        return replace(state, hold=lost), ()
     if record.leader == state.me:
         return _won(state, now, record, revision)
     state = replace(state, term=max(state.term, record.term))

@@ -15,6 +15,7 @@ from parti.control import claims
 from parti.control.signals import (
     AddFilter,
     CatchUp,
+    ClaimLost,
     ClaimSeen,
     Discard,
     Done,
@@ -83,6 +84,8 @@ class Holding:
     lease: Lease | None = None
     """Set while effects are allowed."""
     writing: bool = False
+    lost: ClaimLost | None = None
+    """The record is gone; `claim` is what we know of it."""
     ticket: int = 0
     """Number of the last question asked; answers to earlier ones are ignored."""
 
@@ -105,6 +108,11 @@ class Holding:
             return None
         return self.claim.epoch, self.cursor
 
+    @property
+    def unspoken(self) -> int | None:
+        """The revision at which the record was lost, while we have to say something about it and have not yet."""
+        return self.lost.revision if self.lost is not None and (self.lease or self.unreleased) else None
+
     def __repr__(self) -> str:
         epoch = self.lease.epoch if self.lease else None
         return f"<Holding {self.partition} {self.phase} epoch={epoch} cursor={self.cursor} T={self.target}>"
@@ -112,6 +120,7 @@ class Holding:
 
 Event = (
     ClaimSeen
+    | ClaimLost
     | WriteFailed
     | FilterAdded
     | FilterDropped
@@ -164,7 +173,14 @@ def step(state: Holding, event: Event) -> Step:
             if revision < state.revision:
                 return state, ()
             writing = state.writing and revision == state.revision
-            return _follow(replace(state, claim=claim, revision=revision, writing=writing))
+            if claim.lost and (state.lease is not None or (state.unreleased or (0, 0))[1] > claim.cursor):
+                return step(state, ClaimLost(revision, revision, claim.epoch))
+            return _follow(replace(state, claim=claim, revision=revision, writing=writing, lost=None))
+        case ClaimLost(revision):
+            if revision < state.revision:
+                return state, ()
+            writing = state.writing and event == state.lost
+            return _follow(replace(state, revision=revision, writing=writing, lost=event))
         case WriteFailed():
             return replace(state, writing=False), ()
         case FilterAdded(last, ticket):
@@ -230,6 +246,8 @@ def _follow(state: Holding) -> Step:
     claim = state.claim
     if claim is None:
         return state, ()
+    if state.lost is not None:
+        return _write_again(state, claim, state.lost)
     if claim.owner == state.me:
         if claim.state is ClaimState.PREPARE:
             return _stop(state, claim)
@@ -241,6 +259,19 @@ def _follow(state: Holding) -> Step:
     if state.lease is not None or state.phase is not Phase.RELEASED:
         return _pass_on(state, claim)
     return _drop(state, claim)
+
+
+def _write_again(state: Holding, claim: Claim, lost: ClaimLost) -> Step:
+    """The record is gone: what we hold we claim anew; of what we gave away we say how far it was."""
+    if claim.owner != state.me or state.writing:
+        return state, ()
+    if state.lease is not None:
+        again = claims.reclaim(claim, state.me, cursor=state.cursor, epoch=lost.epoch)
+        return replace(state, writing=True), (WriteClaim(again, lost.expected, exact=True),)
+    if state.unreleased is not None:
+        again = claims.mislaid(claim, cursor=state.cursor, epoch=lost.epoch, term=claim.term)
+        return replace(state, writing=True), (WriteClaim(again, lost.expected),)
+    return state, ()
 
 
 def _make_ready(state: Holding, claim: Claim) -> Step:
@@ -263,6 +294,8 @@ def _take(state: Holding, claim: Claim) -> Step:
 def _own(state: Holding, claim: Claim) -> Step:
     """We own it for certain: start if we just accepted, go on under the epoch of an aborted move, report progress."""
     assert claim.owner == state.me
+    if state.phase in (Phase.IDLE, Phase.RELEASED):
+        return _write(state, claims.retake(claim, state.me))
     if state.phase is Phase.ACCEPTING:
         start = max(claim.cursor, state.cursor)
         begun = replace(state, phase=Phase.CATCHING_UP, queued=start, tail=start, done=start, lease=claim.lease())
@@ -342,6 +375,8 @@ def _keeps_filter(state: Holding, claim: Claim) -> bool:
     *processed* up to T (CLUSTER.md 6).
     """
     if claim.owner is not None and claim.owner.worker == state.me.worker:
+        return True
+    if claim.lost and state.filtered and state.retention is Retention.INTEREST:
         return True
     return (
         state.retention is Retention.INTEREST

@@ -50,6 +50,13 @@ class LeaseRecord:
     """A name that survives restarts (a pod of a StatefulSet); its next process may take the id over at once."""
     clean: bool = True
     """Whoever had the id before this process has certainly stopped."""
+    seen: int = 0
+    """The member knows all that the bucket held up to this revision, and holds nothing whose claim was lost by then.
+    What a worker of an older parti writes says nothing (0)."""
+    capacity: int = 0
+    """Partitions that it can carry at most; 0 says nothing."""
+    well: bool = True
+    """False: give me nothing, and take from me what I have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,12 @@ class Identity:
     clean: bool = True
     clean_at: float = NEVER
     """When those before us have stopped at the latest, if they had not when we took the id."""
+    seen: int = 0
+    capacity: int = 0
+    well: bool = True
+    """What the next record says; see `LeaseRecord`."""
+    highest: int = 0
+    """The highest revision that the bucket gave to a record of ours: a lower one is of another bucket."""
     sightings: Mapping[WorkerId, Sighting] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -131,6 +144,7 @@ def seeking(
     terms: LeaseTerms | None = None,
     pool: Pool | None = None,
     instance: str = "",
+    capacity: int = 0,
     former: Mapping[Member, float] | None = None,
 ) -> Identity:
     """A process that wants an id."""
@@ -139,6 +153,7 @@ def seeking(
         hold=Hold(terms or LeaseTerms()),
         pool=pool or Pool(),
         instance=instance,
+        capacity=capacity,
         former=MappingProxyType(dict(former or {})),
     )
 
@@ -155,7 +170,8 @@ class PoolRead:
     now: float
     asked: float
     """When the read was sent."""
-    leases: Mapping[WorkerId, tuple[LeaseRecord, int]]
+    leases: Mapping[WorkerId, tuple[LeaseRecord | None, int]]
+    """None for a record that cannot be read: somebody's, who will write it anew if it is still there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +269,10 @@ def step(state: Identity, event: Event) -> Step:
         case OwnRead(now, record, revision):
             return _own_read(state, now, record, revision)
         case Written(now, beat, revision):
+            if state.phase is Phase.HELD and revision < state.highest:
+                return _fenced(state, "the bucket was made anew")
             hold = state.hold.confirmed(beat, revision)
+            state = replace(state, highest=revision)
             if state.phase is Phase.HELD:
                 return replace(state, hold=hold), ()
             if not hold.fence.allows(now):
@@ -281,7 +300,16 @@ def _write(state: Identity, now: float) -> Step:
     assert state.worker is not None
     hold = state.hold.sending(now)
     clean = state.clean or (state.phase is Phase.HELD and now >= state.clean_at)
-    record = LeaseRecord(Member(state.worker, state.nonce), state.status, hold.beat, state.instance, clean)
+    record = LeaseRecord(
+        Member(state.worker, state.nonce),
+        state.status,
+        hold.beat,
+        state.instance,
+        clean,
+        state.seen,
+        state.capacity,
+        state.well,
+    )
     return replace(state, hold=hold), (WriteLease(state.worker, record, hold.revision),)
 
 
@@ -299,10 +327,10 @@ def _seek(state: Identity, event: PoolRead) -> Step:
     for worker in state.pool.ids():
         record, revision = event.leases.get(worker, (None, 0))
         seen = state.sightings.get(worker)
-        if record is not None:
+        if revision:
             known = seen is not None and seen.revision == revision
             sightings[worker] = seen.seen_again(event.asked) if known and seen else Sighting(revision, now)
-        expired = record is None or sightings[worker].expired(terms)
+        expired = not revision or sightings[worker].expired(terms)
         if record is not None and record.member in state.former:
             rank, clean = 0, expired or now >= state.former[record.member]
         elif record is not None and state.instance and record.instance == state.instance:
@@ -310,6 +338,8 @@ def _seek(state: Identity, event: PoolRead) -> Step:
         elif record is not None and record.status is LeaseStatus.RESTING:
             rank, clean = 1, record.clean
         elif record is None:
+            if not expired:
+                continue
             rank, clean = 2, False  # we never saw who was here before; its claims wait one TTL, if there are any
         elif expired or record.status is LeaseStatus.LEFT:
             rank, clean = 2, expired or record.clean
@@ -336,9 +366,13 @@ def _own_read(state: Identity, now: float, record: LeaseRecord | None, revision:
         if ours and record is not None:
             return step(state, Written(now, record.beat, revision))
         return replace(state, worker=None, crowded=True, hold=state.hold.failed(now)), (ReadPool(),)
+    if record is None:
+        # It was removed or damaged. Nobody took the id, or its record would be here: by CAS it is still ours.
+        if state.hold.waiting:
+            return state, ()
+        return _write(replace(state, hold=replace(state.hold, revision=revision)), now)
     if not ours:
-        return _fenced(state, "another process holds the id" if record else "the lease was removed")
-    assert record is not None
+        return _fenced(state, "another process holds the id")
     return replace(state, hold=state.hold.confirmed(record.beat, revision)), ()
 
 

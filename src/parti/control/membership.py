@@ -30,6 +30,8 @@ class Seat:
     asked_at: float = NEVER
     """When a confirming read was last asked for."""
     dead: bool = False
+    missing: bool = False
+    """Its record was removed or damaged. Its holder may write it again, so that only a confirmed silence ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,17 @@ class Membership:
         """Whether this very process still holds its id, as far as we know."""
         seat = self.seats.get(member.worker)
         return seat is not None and not seat.dead and seat.record.member == member and not seat.record.status.stopped
+
+    def know(self, revision: int, now: float) -> bool:
+        """Every process that may still act has said that it knows all up to this revision, and that it holds nothing
+        whose claim was lost up to there."""
+        latest = self.terms.ttl + self.terms.margin
+        if now < self.started + latest:
+            return False  # somebody may act whose record was gone before we came
+        if any(now < until for until in self.ended.values()):
+            return False
+        acting = [s for s in self.seats.values() if not s.dead and not s.record.status.stopped]
+        return all(not seat.missing and seat.record.seen >= revision for seat in acting)
 
     def gone(self, member: Member, now: float) -> bool:
         """True only when this process has certainly stopped acting; the licence for a takeover."""
@@ -189,6 +202,8 @@ def _confirmed(state: Membership, seat: Seat, event: LeaseSeen) -> tuple[Members
 def _seen(state: Membership, event: LeaseSeen) -> tuple[Membership, tuple[Effect, ...]]:
     worker, record, now = event.worker, event.record, event.now
     seat = state.seats.get(worker)
+    if seat is not None and record is None and not (event.expired or seat.record.status.stopped):
+        return _missing(state, seat, event)
     if seat is not None and event.revision <= seat.sighting.revision:
         return _confirmed(state, seat, event) if event.revision == seat.sighting.revision else (state, ())
     # Renewals may have happened that this observer never saw: only a proof shortens the wait from now.
@@ -218,6 +233,18 @@ def _seen(state: Membership, event: LeaseSeen) -> tuple[Membership, tuple[Effect
     first_seen = seat.first_seen if seat is not None and seat.record.member == record.member else now
     seats = {**state.seats, worker: Seat(record, Sighting(event.revision, now), first_seen)}
     return replace(state, seats=MappingProxyType(seats), ended=ended), tuple(changes)
+
+
+def _missing(state: Membership, seat: Seat, event: LeaseSeen) -> tuple[Membership, tuple[Effect, ...]]:
+    """Somebody removed or damaged the record: that says nothing about its holder, who writes it again or is silent."""
+    known = seat.sighting
+    if seat.missing:
+        return _confirmed(state, seat, event) if event.revision in (0, known.revision) else (state, ())
+    stale = event.revision < known.revision if event.asked is None else event.asked < known.since
+    if stale:
+        return state, ()
+    lost = replace(seat, missing=True, sighting=Sighting(max(event.revision, known.revision), event.now))
+    return replace(state, seats=MappingProxyType({**state.seats, event.worker: lost})), ()
 
 
 def _ended(state: Membership, member: Member, at: float) -> Mapping[Member, float]:

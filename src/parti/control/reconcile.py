@@ -8,179 +8,65 @@ the revision the decision was based on, so a deposed leader's decision cannot la
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import assert_never
 
 from parti.control import claims, handoff
-from parti.control.assign import Sticky, Strategy, owners_of
-from parti.control.handoff import Finished, Handoff, HandoffTerms, Nudge, StageDone
-from parti.control.membership import Change, Died, Leaving, Left, Membership
-from parti.control.windows import Pacing, Reason, Windows
-from parti.errors import ConfigError
-from parti.model import Assignment, Claim, ClaimState, Layout, Member, Partition, PartitionId, Retention, WorkerId
+from parti.control.assign import owners_of
+from parti.control.handoff import Finished, StageDone
+from parti.control.leader import Leader, Missing, Rules, at_rest, elect
+from parti.control.leader_signals import (
+    AssignmentLost,
+    AssignmentSeen,
+    ClaimsLost,
+    ClaimsSeen,
+    Effect,
+    Event,
+    Gone,
+    MembersChanged,
+    PartitionsChanged,
+    PositionsRead,
+    ReadPositions,
+    ReadTraces,
+    Tick,
+    Trace,
+    TracesRead,
+    WriteAssignment,
+    WriteClaim,
+)
+from parti.control.membership import Change, Died, Leaving, Left
+from parti.control.windows import Reason
+from parti.model import Assignment, Claim, ClaimState, Member, PartitionId, Retention, WorkerId
+
+__all__ = [
+    "AssignmentLost",
+    "AssignmentSeen",
+    "ClaimsLost",
+    "ClaimsSeen",
+    "Effect",
+    "Event",
+    "Gone",
+    "Leader",
+    "MembersChanged",
+    "Missing",
+    "PartitionsChanged",
+    "PositionsRead",
+    "ReadPositions",
+    "ReadTraces",
+    "Rules",
+    "Step",
+    "Tick",
+    "Trace",
+    "TracesRead",
+    "WriteAssignment",
+    "WriteClaim",
+    "at_rest",
+    "elect",
+    "step",
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """How this namespace is run."""
-
-    layout: Layout = Layout.PER_WORKER
-    retention: Retention = Retention.LIMITS
-    windows: Windows = field(default_factory=Windows)
-    handoff: HandoffTerms = field(default_factory=HandoffTerms)
-    parallel: int = 256  # moves under way at once; KV takes 17-22k writes/s, a move needs five
-    retry: float = 0.5  # seconds before a lost or refused write is decided anew
-
-    def __post_init__(self) -> None:
-        if self.parallel < 1 or self.retry <= 0:
-            raise ConfigError("parallel must be at least 1 and retry positive")
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """All that a leader knows. Lives as long as one term."""
-
-    term: int
-    membership: Membership
-    rules: Rules = field(default_factory=Rules)
-    strategy: Strategy = field(default_factory=Sticky)
-    partitions: Mapping[PartitionId, Partition] = field(default_factory=lambda: MappingProxyType({}))
-    assignment: Assignment = field(default_factory=Assignment)
-    assignment_revision: int = 0
-    claims: Mapping[PartitionId, tuple[Claim, int]] = field(default_factory=lambda: MappingProxyType({}))
-    moving: Mapping[PartitionId, Handoff] = field(default_factory=lambda: MappingProxyType({}))
-    pacing: Pacing = field(default_factory=Pacing)
-    busy: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Key or question in flight -> when to stop waiting for its answer."""
-    open: Mapping[PartitionId, None] | None = None
-    """Partitions that are not where they belong, the only ones to look at; None after a change that concerns all."""
-
-    @property
-    def converged(self) -> bool:
-        """Every partition there is rests with the worker that the assignment names."""
-        return len(self.assignment.owners) == len(self.partitions) and at_rest(
-            self.assignment, self.claims, self.membership
-        )
-
-
-def at_rest(assignment: Assignment, claims: Mapping[PartitionId, tuple[Claim, int]], membership: Membership) -> bool:
-    """Every partition is, caught up, with the process that now runs under the id the assignment names.
-
-    Not with one before it that left its claims behind: its successor has to take them over first.
-    """
-    for partition, worker in assignment.owners.items():
-        claim, _ = claims.get(partition, (Claim(partition), 0))
-        if claim.state is not ClaimState.STABLE or claim.owner is None:
-            return False
-        if claim.owner.worker != worker or not membership.healthy(claim.owner):
-            return False
-    return True
-
-
-def elect(
-    term: int,
-    now: float,
-    membership: Membership,
-    *,
-    partitions: tuple[Partition, ...],
-    stored: Assignment | None,
-    stored_revision: int,
-    claims: Mapping[PartitionId, tuple[Claim, int]],
-    rules: Rules | None = None,
-    strategy: Strategy | None = None,
-) -> Leader:
-    """Adopt what is stored (crash recovery by scan): claims that are moving are watched on from where they are."""
-    rules = rules or Rules()
-    moving = {p: handoff.begin(c, now, rules.handoff) for p, (c, _) in claims.items() if c.moving}
-    return Leader(
-        term=term,
-        membership=membership,
-        rules=rules,
-        strategy=strategy or Sticky(),
-        partitions=MappingProxyType({p.id: p for p in partitions}),
-        assignment=stored or Assignment(),
-        assignment_revision=stored_revision,
-        claims=MappingProxyType(dict(claims)),
-        moving=MappingProxyType(moving),
-        pacing=Pacing(rules.windows).ask(now, Reason.COLD_START if stored is None else Reason.ADOPT),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    now: float
-
-
-@dataclass(frozen=True, slots=True)
-class MembersChanged:
-    now: float
-    membership: Membership
-    changes: tuple[Change, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionsChanged:
-    now: float
-    partitions: tuple[Partition, ...]
-    refresh: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimsSeen:
-    """Newer revisions of claims, batched: the watch delivers thousands at a time."""
-
-    now: float
-    claims: tuple[tuple[Claim, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AssignmentSeen:
-    now: float
-    assignment: Assignment
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class PositionsRead:
-    """How far a gone member got: its checkpoint, and the ack floor by partition (0 where it is unknown).
-
-    Read from the leader of the bucket and of the stream, after the member was gone.
-    """
-
-    now: float
-    member: Member
-    checkpoint: Mapping[PartitionId, int]
-    floor: Mapping[PartitionId, int]
-
-
-Event = Tick | MembersChanged | PartitionsChanged | ClaimsSeen | AssignmentSeen | PositionsRead
-
-
-@dataclass(frozen=True, slots=True)
-class WriteAssignment:
-    assignment: Assignment
-    expected: int
-
-
-@dataclass(frozen=True, slots=True)
-class WriteClaim:
-    """CAS: create when `expected` is 0. Confirmed or refused, the agent feeds back what the bucket holds."""
-
-    claim: Claim
-    expected: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPositions:
-    member: Member
-    partitions: tuple[PartitionId, ...]
-    floors: bool
-    """False on a work queue: what is left there is what is to be done, and no floor is needed."""
-
-
-Effect = WriteAssignment | WriteClaim | ReadPositions | Nudge | StageDone | Finished
 Step = tuple[Leader, tuple[Effect, ...]]
 
 
@@ -203,17 +89,31 @@ def step(state: Leader, event: Event) -> Step:
             return _act(replace(state, partitions=known, pacing=pacing), now)
         case ClaimsSeen(now, batch):
             return _claims_seen(state, now, batch)
+        case ClaimsLost(now, lost):
+            return _claims_lost(state, now, lost)
+        case AssignmentLost(now, expected):
+            busy = _without(state.busy, "assignment")
+            unwritten = replace(state, assignment_revision=expected, assignment_lost=True, busy=busy)
+            return _act(replace(unwritten, pacing=state.pacing.ask(now, Reason.ADOPT)), now)
         case AssignmentSeen(now, assignment, revision):
             if revision <= state.assignment_revision:
                 return state, ()
             pacing = state.pacing.applied(now) if assignment.term == state.term else state.pacing.failed(now)
             busy = _without(state.busy, "assignment")
             seen_state = replace(
-                state, assignment=assignment, assignment_revision=revision, pacing=pacing, busy=busy, open=None
+                state,
+                assignment=assignment,
+                assignment_revision=revision,
+                assignment_lost=False,
+                pacing=pacing,
+                busy=busy,
+                open=None,
             )
             return _act(seen_state, now)
         case PositionsRead():
             return _take_over(state, event)
+        case TracesRead():
+            return _find(state, event)
         case _:
             assert_never(event)
 
@@ -226,6 +126,7 @@ def _reason(change: Change) -> Reason:
 
 def _claims_seen(state: Leader, now: float, seen: tuple[tuple[Claim, int], ...]) -> Step:
     known = dict(state.claims)
+    lost = dict(state.lost)
     moving = dict(state.moving)
     busy = dict(state.busy)
     touched: dict[PartitionId, None] = {}
@@ -234,6 +135,9 @@ def _claims_seen(state: Leader, now: float, seen: tuple[tuple[Claim, int], ...])
         partition = claim.partition
         if partition in known and revision <= known[partition][1]:
             continue
+        if partition in lost and revision <= lost[partition].gone.revision:
+            continue
+        lost.pop(partition, None)
         known[partition] = (claim, revision)
         busy.pop(partition, None)
         touched[partition] = None
@@ -251,12 +155,33 @@ def _claims_seen(state: Leader, now: float, seen: tuple[tuple[Claim, int], ...])
     updated = replace(
         state,
         claims=MappingProxyType(known),
+        lost=MappingProxyType(lost),
         moving=MappingProxyType(moving),
         busy=MappingProxyType(busy),
         open=None if state.open is None else MappingProxyType({**state.open, **touched}),
     )
     later, more = _act(updated, now)
     return later, (*effects, *more)
+
+
+def _claims_lost(state: Leader, now: float, gone: Mapping[PartitionId, Gone]) -> Step:
+    """Whoever holds them writes them again, and is given the time for it."""
+    known, moving, lost = dict(state.claims), dict(state.moving), dict(state.lost)
+    for partition, at in gone.items():
+        claim, revision = known.get(partition, (Claim(partition), 0))
+        if at.revision < revision or partition in lost:
+            continue
+        known.pop(partition, None)
+        moving.pop(partition, None)
+        lost[partition] = Missing(at, now, claim)
+    seen = replace(
+        state,
+        claims=MappingProxyType(known),
+        moving=MappingProxyType(moving),
+        lost=MappingProxyType(lost),
+        open=None if state.open is None else MappingProxyType({**state.open, **dict.fromkeys(lost)}),
+    )
+    return _act(seen, now)
 
 
 def _act(state: Leader, now: float) -> Step:
@@ -285,7 +210,7 @@ def _assign(state: Leader, now: float) -> Step:
     reason = state.pacing.reason or Reason.REFRESH
     same = (owners, weights) == (dict(state.assignment.owners), dict(state.assignment.weights))
     state = replace(state, pacing=state.pacing.sent())
-    if same and state.assignment.term == state.term:
+    if same and state.assignment.term == state.term and not state.assignment_lost:
         return replace(state, pacing=state.pacing.applied(now)), ()
     desired = Assignment(
         term=state.term,
@@ -337,9 +262,19 @@ def _repair(state: Leader, now: float) -> Step:
     written: list[str] = []
     still: dict[PartitionId, None] = {}
     orphans: dict[Member, list[PartitionId]] = {}
+    mislaid: list[PartitionId] = []
     in_flight = sum(1 for key in state.busy if key in state.claims and key not in state.moving)
     room = state.rules.parallel - len(state.moving) - in_flight
-    for partition in {**state.assignment.owners, **state.claims} if state.open is None else state.open:
+    for partition in {**state.assignment.owners, **state.claims, **state.lost} if state.open is None else state.open:
+        if (missing := state.lost.get(partition)) is not None:
+            if partition not in state.assignment.owners and missing.known.owner is None:
+                continue  # retired, and nobody's: whoever removed its claim may have meant it
+            still[partition] = None
+            if partition not in state.busy and now >= missing.since + state.rules.retry:
+                placed = claims.mislaid(missing.known, cursor=0, term=state.term)
+                effects.append(WriteClaim(placed, missing.gone.expected, "lost"))
+                written.append(partition)
+            continue
         worker = state.assignment.owners.get(partition)
         to = active.get(worker) if worker is not None else None
         claim, revision = state.claims.get(partition, (Claim(partition), 0))
@@ -355,9 +290,16 @@ def _repair(state: Leader, now: float) -> Step:
         if owner is not None and not healthy:
             if members.gone(owner, now) and (to is not None or not _awaited(state, worker)):
                 orphans.setdefault(owner, []).append(partition)
+        elif claim.lost:
+            if to is not None and members.know(revision, now):
+                mislaid.append(partition)
         elif claim.state is ClaimState.UNASSIGNED:
             if to is not None:
-                effects.append(WriteClaim(claims.assign(claim, to, term=state.term), revision, "assigned"))
+                # Every epoch that was ever given cost a revision: one above ours was given by nobody, not even before
+                # all records of the partition were removed.
+                above = 0 if revision else state.assignment_revision
+                given = claims.assign(claim, to, term=state.term, above=above)
+                effects.append(WriteClaim(given, revision, "assigned", fresh=revision == 0))
                 written.append(partition)
         elif claim.state is ClaimState.STABLE and room > 0 and (to is not None or worker is None):
             effects.append(WriteClaim(claims.prepare(claim, to, term=state.term), revision, "moved"))
@@ -370,6 +312,31 @@ def _repair(state: Leader, now: float) -> Step:
         if question not in state.busy:
             effects.append(ReadPositions(member, tuple(lost), floors))
             written.append(question)
+    if mislaid and "traces" not in state.busy:
+        effects.append(ReadTraces(tuple(mislaid)))
+        written.append("traces")
+    return _busy(state, now, *written), tuple(effects)
+
+
+def _find(state: Leader, event: TracesRead) -> Step:
+    """Nobody holds these for certain, and we know how far anybody says that they got."""
+    now = event.now
+    state = replace(state, busy=_without(state.busy, "traces"))
+    active = state.membership.active()
+    effects: list[Effect] = []
+    written: list[str] = []
+    for partition in event.partitions:
+        claim, revision = state.claims.get(partition, (Claim(partition), 0))
+        to = active.get(state.assignment.owners.get(partition, WorkerId("")))
+        if not claim.lost or to is None or partition in state.busy or not state.membership.know(revision, now):
+            continue
+        trace = event.traces.get(partition)
+        start, epoch, by = (trace.cursor, trace.epoch, trace.by) if trace is not None else (0, 0, None)
+        # As in `_repair`: the revision is above every epoch that was ever given.
+        found = claims.find(claim, to, start=start, epoch=max(epoch, revision), previous=by, term=state.term)
+        fresh = trace is None and claim.epoch <= 1 and not claim.cursor
+        effects.append(WriteClaim(found, revision, "found", fresh=fresh))
+        written.append(partition)
     return _busy(state, now, *written), tuple(effects)
 
 

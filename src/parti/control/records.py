@@ -64,6 +64,7 @@ class _Claim(msgspec.Struct, omit_defaults=True):
     accepted: bool = False
     term: Count = 0
     updated: float = 0.0
+    lost: bool = False
 
 
 class _Lease(msgspec.Struct, omit_defaults=True):
@@ -73,6 +74,9 @@ class _Lease(msgspec.Struct, omit_defaults=True):
     beat: Count
     instance: str = ""
     clean: bool = True
+    seen: Count = 0
+    capacity: Count = 0
+    well: bool = True
 
 
 class _Leader(msgspec.Struct, omit_defaults=True):
@@ -116,6 +120,7 @@ def encode_claim(claim: Claim) -> bytes:
             claim.accepted,
             claim.term,
             claim.updated,
+            claim.lost,
         ),
     )
 
@@ -142,12 +147,23 @@ def decode_claim(data: bytes) -> Claim | Unreadable:
         read.accepted,
         read.term,
         read.updated,
+        read.lost and not owned,
     )
 
 
 def encode_lease(record: LeaseRecord) -> bytes:
     member = record.member
-    body = _Lease(member.worker, member.nonce, record.status, record.beat, record.instance, record.clean)
+    body = _Lease(
+        member.worker,
+        member.nonce,
+        record.status,
+        record.beat,
+        record.instance,
+        record.clean,
+        record.seen,
+        record.capacity,
+        record.well,
+    )
     return _encode("lease", body)
 
 
@@ -155,7 +171,16 @@ def decode_lease(data: bytes) -> LeaseRecord | Unreadable:
     read = _decode("lease", data, _Lease)
     if isinstance(read, Unreadable):
         return read
-    return LeaseRecord(Member(WorkerId(read.worker), read.nonce), read.status, read.beat, read.instance, read.clean)
+    return LeaseRecord(
+        Member(WorkerId(read.worker), read.nonce),
+        read.status,
+        read.beat,
+        read.instance,
+        read.clean,
+        read.seen,
+        read.capacity,
+        read.well,
+    )
 
 
 def encode_leader(record: LeaderRecord) -> bytes:

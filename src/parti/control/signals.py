@@ -35,6 +35,17 @@ class ClaimSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimLost:
+    """The record was removed or damaged: a claim is to be written by CAS on `expected` (0: create it)."""
+
+    revision: int
+    """Of what stands there now, or the last one known of what vanished."""
+    expected: int
+    epoch: int = 0
+    """Of the mislaid claim that stands there."""
+
+
+@dataclass(frozen=True, slots=True)
 class WriteFailed:
     """Our CAS was refused or its outcome is unknown. The agent reads the claim next."""
 
@@ -173,6 +184,8 @@ class Discard:
 class WriteClaim:
     claim: Claim
     expected: int
+    exact: bool = False
+    """Its cursor may be raised to where the partition is when this is written."""
 
 
 @dataclass(frozen=True, slots=True)

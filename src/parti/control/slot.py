@@ -15,6 +15,7 @@ from typing import assert_never
 
 from parti.control import claims
 from parti.control.signals import (
+    ClaimLost,
     ClaimSeen,
     Discard,
     Done,
@@ -69,6 +70,8 @@ class Slot:
     """Number of the last question; also names the inbox, so that deliveries to an older one are not ours."""
     lease: Lease | None = None
     writing: bool = False
+    lost: ClaimLost | None = None
+    """As `Holding.lost`."""
 
     @property
     def cursor(self) -> int:
@@ -87,12 +90,17 @@ class Slot:
             return None
         return self.claim.epoch, self.cursor
 
+    @property
+    def unspoken(self) -> int | None:
+        """As `Holding.unspoken`."""
+        return self.lost.revision if self.lost is not None and (self.lease or self.unreleased) else None
+
     def __repr__(self) -> str:
         epoch = self.lease.epoch if self.lease else None
         return f"<Slot {self.partition} {self.phase} epoch={epoch} cursor={self.cursor}>"
 
 
-Event = ClaimSeen | WriteFailed | ResetDone | Settled | Done | LaneStopped | Gap | Fenced
+Event = ClaimSeen | ClaimLost | WriteFailed | ResetDone | Settled | Done | LaneStopped | Gap | Fenced
 Effect = Reset | Settle | StopLane | Discard | WriteClaim | Granted | Revoked
 Step = tuple[Slot, tuple[Effect, ...]]
 
@@ -120,7 +128,14 @@ def step(state: Slot, event: Event) -> Step:
             if revision < state.revision:
                 return state, ()
             writing = state.writing and revision == state.revision
-            return _follow(replace(state, claim=claim, revision=revision, writing=writing))
+            if claim.lost and (state.lease is not None or (state.unreleased or (0, 0))[1] > claim.cursor):
+                return step(state, ClaimLost(revision, revision, claim.epoch))
+            return _follow(replace(state, claim=claim, revision=revision, writing=writing, lost=None))
+        case ClaimLost(revision):
+            if revision < state.revision:
+                return state, ()
+            writing = state.writing and event == state.lost
+            return _follow(replace(state, revision=revision, writing=writing, lost=event))
         case WriteFailed():
             return replace(state, writing=False), ()
         case ResetDone(ticket):
@@ -152,6 +167,8 @@ def _follow(state: Slot) -> Step:
     claim = state.claim
     if claim is None:
         return state, ()
+    if state.lost is not None:
+        return _write_again(state, claim, state.lost)
     if claim.owner != state.me:
         return _let_go(state) if state.phase is not Phase.IDLE else (state, ())
     if claim.state is ClaimState.PREPARE:
@@ -162,7 +179,22 @@ def _follow(state: Slot) -> Step:
     return _own(state, claim)
 
 
+def _write_again(state: Slot, claim: Claim, lost: ClaimLost) -> Step:
+    """As in `holding`."""
+    if claim.owner != state.me or state.writing:
+        return state, ()
+    if state.lease is not None:
+        again = claims.reclaim(claim, state.me, cursor=state.cursor, epoch=lost.epoch)
+        return replace(state, writing=True), (WriteClaim(again, lost.expected, exact=True),)
+    if state.unreleased is not None:
+        again = claims.mislaid(claim, cursor=state.cursor, epoch=lost.epoch, term=claim.term)
+        return replace(state, writing=True), (WriteClaim(again, lost.expected),)
+    return state, ()
+
+
 def _own(state: Slot, claim: Claim) -> Step:
+    if state.phase is Phase.IDLE:
+        return _write(state, claims.retake(claim, state.me))
     if state.phase is Phase.ACCEPTING:
         start = max(claim.cursor, state.cursor)
         begun = replace(state, queued=start, tail=start, done=start, lease=claim.lease())

@@ -10,23 +10,35 @@ import asyncio
 import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from enum import StrEnum
 from typing import Any
 
 from parti.clock import Clock
 from parti.config.control import ControlConfig
-from parti.control import identity, membership
+from parti.control import election, identity, membership
 from parti.control.assign import Strategy
 from parti.control.identity import Pool
-from parti.control.lease import NEVER, LeaseTerms
+from parti.control.lease import NEVER
 from parti.control.membership import Membership
 from parti.errors import PartiError
 from parti.manager.claim_writer import hear_again
 from parti.manager.former import Former
 from parti.manager.host import Plane, PlaneFactory
-from parti.manager.kv_store import AssignmentChange, ClaimChange, Complete, LeaderChange, LeaseChange, Store, Told
+from parti.manager.kv_store import (
+    AssignmentChange,
+    AssignmentGone,
+    BucketAnew,
+    ClaimChange,
+    ClaimGone,
+    Complete,
+    LeaderChange,
+    LeaseChange,
+    Store,
+    Told,
+)
 from parti.manager.leading import Leadership, rules_of
+from parti.manager.lease_keeper import Ending, LeaseKeeper, terms_of
 from parti.manager.observer import Observer
+from parti.manager.partition_feed import Check
 from parti.manager.positions import Checkpointer
 from parti.manager.sources import PartitionSource
 from parti.model import Assignment, Claim, Lease, Member, PartitionId, Retention, WorkerId
@@ -38,17 +50,6 @@ _TICK = 0.05  # seconds; a take-over that is through is told at the next tick
 _LEAD_EVERY = 0.25  # the leader looks at every partition: timeouts are seconds
 
 
-class Ending(StrEnum):
-    """How a member's life ended."""
-
-    STOPPED = "stopped"
-    FENCED = "fenced"
-
-
-def terms_of(config: ControlConfig) -> LeaseTerms:
-    return LeaseTerms(config.heartbeat_ttl, config.heartbeat_interval, config.lease_margin)
-
-
 class Agent:
     """Identity, membership, election and partitions of one nonce."""
 
@@ -58,6 +59,7 @@ class Agent:
         config: ControlConfig,
         *,
         source: PartitionSource,
+        check: Check,
         strategy: Strategy,
         retention: Retention,
         plane: PlaneFactory,
@@ -88,8 +90,10 @@ class Agent:
         self._identity = identity.seeking(
             secrets.token_hex(8), terms=self._terms, pool=pool, instance=instance, former=former.lives
         )
+        self._lease = LeaseKeeper(store, clock, self._step_identity, self.failed)
         self._former = former
         self._source = source
+        self._check = check
         self._strategy = strategy
         self._retention = retention
         self._make_plane = plane
@@ -97,6 +101,8 @@ class Agent:
         self._start_cursor = start_cursor
         self._nudge = nudge
         self._assignment_revision = 0
+        self._seen = 0
+        """The highest revision that the watch has told."""
         self._checkpointer: Checkpointer | None = None
         self._ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -159,8 +165,8 @@ class Agent:
     def allows(self, lease: Lease) -> bool:
         return self.plane is not None and self.may_act() and self.plane.allows(lease)
 
-    def reconnected(self) -> None:
-        """NATS is back: renew, or look for an id, at the next tick. The lease may have less left than a usual retry."""
+    def renew_soon(self) -> None:
+        """Renew, or look for an id, at the next tick: NATS is back, or we have something to say."""
         if not self._identity.hold.waiting:
             self._identity = replace(self._identity, hold=self._identity.hold.failed(self.clock.now()))
 
@@ -171,6 +177,8 @@ class Agent:
     async def _ticks(self) -> None:
         while True:
             now = self.clock.now()
+            if self.plane is not None and self.live.is_set():
+                self._identity = replace(self._identity, seen=self.plane.spoken(self._seen))
             self._step_identity(identity.Tick(now))
             if self._ended.done():
                 return
@@ -192,41 +200,21 @@ class Agent:
         for effect in effects:
             match effect:
                 case identity.ReadPool():
-                    self.spawn(self._read_pool(), "parti-read-pool")
+                    self.spawn(self._lease.read_pool(), "parti-read-pool")
                 case identity.ReadOwn(worker):
-                    self.spawn(self._read_own(worker), "parti-read-own")
+                    self.spawn(self._lease.read_own(worker), "parti-read-own")
                 case identity.WriteLease(_, record, expected):
-                    self.spawn(self._write_lease(record, expected), "parti-write-lease")
+                    self.spawn(self._lease.write(record, expected), "parti-write-lease")
                 case identity.Granted(member):
                     self._join(member)
-                case identity.Fenced(member, reason):
-                    self._log.warning("worker.fenced", worker=member.worker, reason=reason)
-                    self.metrics.count(m.FENCED)
-                    self._end(Ending.FENCED)
+                case identity.Fenced(_, reason):
+                    self._fenced(reason)
 
-    async def _read_pool(self) -> None:
-        asked = self.clock.now()
-        try:
-            leases = await self.store.leases()
-        except PartiError as error:
-            self.failed(error)
-            return
-        self._step_identity(identity.PoolRead(self.clock.now(), asked, leases))
-
-    async def _read_own(self, worker: WorkerId) -> None:
-        try:
-            record, revision = await self.store.lease(worker)
-        except PartiError as error:
-            self.failed(error)
-            return
-        self._step_identity(identity.OwnRead(self.clock.now(), record, revision))
-
-    async def _write_lease(self, record: identity.LeaseRecord, expected: int) -> None:
-        revision = await self.store.write_lease(record, expected)
-        now = self.clock.now()
-        self._step_identity(
-            identity.NotWritten(now) if revision is None else identity.Written(now, record.beat, revision)
-        )
+    def _fenced(self, reason: str) -> None:
+        self._log.warning("worker.fenced", worker_id=self._identity.worker, op="lease", result="fenced", reason=reason)
+        self.metrics.count(m.FENCED)
+        self._identity = replace(self._identity, phase=identity.Phase.STOPPED)
+        self._end(Ending.FENCED)
 
     def _join(self, member: Member) -> None:
         """The id is ours: watch everything, and begin when all that there is has been seen."""
@@ -239,6 +227,7 @@ class Agent:
             member,
             self._terms,
             source=self._source,
+            check=self._check,
             strategy=self._strategy,
             rules=rules_of(self, self._retention),
             former=self._former.lives,
@@ -246,6 +235,7 @@ class Agent:
             nudge=self._nudge,
             heard_assignment=self.heard_assignment,
             changed=self._observer.touched,
+            remembered=lambda: {p: claim for p, (claim, _) in self.claims.items()},
         )
         self.spawn(self._watch(), "parti-watch")
 
@@ -267,6 +257,8 @@ class Agent:
                         self._begin(early)
                     else:
                         self._heard(told)
+                    if not isinstance(told, Complete | BucketAnew):
+                        self._seen = max(self._seen, told.revision)
             except PartiError as error:
                 self.failed(error)
                 await self.clock.sleep(self._terms.renew_every / 4)
@@ -289,14 +281,23 @@ class Agent:
     def _heard(self, told: Told) -> None:
         match told:
             case LeaseChange(worker, record, revision, expired):
+                if record is None and self.member is not None and worker == self.member.worker:
+                    self.spawn(self._lease.read_own(worker), "parti-read-own")  # it is ours: written again at once
                 self._step_members(membership.LeaseSeen(self.clock.now(), worker, record, revision, expired=expired))
             case LeaderChange(record, revision):
-                if self.leadership is not None:
-                    self.leadership.leader_seen(record, revision)
+                self.heard_leader(record, revision)
             case AssignmentChange(assignment, revision):
                 self.heard_assignment(assignment, revision)
+            case AssignmentGone(revision, expected):
+                if self.leadership is not None and revision >= self._assignment_revision:
+                    self.leadership.assignment_gone(revision, expected)
             case ClaimChange(claim, revision):
                 self.heard_claim(claim, revision)
+            case ClaimGone(partition, revision, expected):
+                self.heard_claim_gone(partition, revision, expected)
+            case BucketAnew():
+                # What we know carries revisions of another bucket. As another member we begin with what we have done.
+                self._fenced("the bucket was made anew")
             case Complete():
                 pass
         self._observer.touched()
@@ -306,11 +307,41 @@ class Agent:
         if known is not None and revision < known[1]:
             return  # a read was faster than the watch
         self.claims[claim.partition] = (claim, revision)
+        if claim.lost and not self._identity.hold.waiting:
+            self.renew_soon()  # somebody waits for us to say that we know
         if self.plane is not None:
             self.plane.claim_seen(claim, revision)
         if self.leadership is not None:
             self.leadership.claim_seen(claim, revision)
         self._observer.touched()
+
+    def heard_claim_gone(self, partition: PartitionId, revision: int, expected: int) -> None:
+        """What we know of the claim is kept: its owner writes it again, or the leader finds out who may have it."""
+        known = self.claims.get(partition)
+        if known is None and not expected:
+            return  # there never was one
+        if known is not None and revision and revision < known[1]:
+            return
+        revision = max(revision, known[1] if known is not None else 0)
+        self._log.warning(
+            "claim.lost",
+            worker_id=self.member.worker if self.member is not None else "",
+            op="claim",
+            result="lost",
+            partition=partition,
+            known=str(known[0]) if known is not None else "",
+        )
+        self.metrics.count(m.CLAIMS_STALE)
+        if self.plane is not None:
+            self.plane.claim_lost(partition, revision, expected)
+        if self.leadership is not None:
+            self.leadership.claim_gone(partition, revision, expected)
+
+    def heard_leader(self, record: election.LeaderRecord | None, revision: int) -> None:
+        """Terms never start over, whatever became of the leader's record."""
+        if self.leadership is not None:
+            terms = (claim.term for claim, _ in self.claims.values()) if record is None else ()
+            self.leadership.leader_seen(record, revision, max(self.assignment.term, *terms, 0))
 
     def heard_assignment(self, assignment: Assignment, revision: int) -> None:
         if revision > self._assignment_revision:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from parti.backoff import Backoff
 from parti.clock import Clock
 from parti.control.signals import WriteFailed
 from parti.errors import PartiError
@@ -37,14 +38,17 @@ class ClaimWriter:
 
 async def hear_again(host: Host, store: Store, partition: PartitionId) -> None:
     """Read the claim from the leader of the bucket until it is known, and tell everybody."""
+    waits = Backoff(base=0.05, cap=1.0, max_tries=None).delays()
     while True:
         try:
             claim, revision = await store.claim(partition)
         except PartiError:
-            await host.clock.sleep(0.1)
+            await host.clock.sleep(next(waits))
             continue
-        if claim is not None:
+        if isinstance(claim, Claim):
             host.heard_claim(claim, revision)
+        elif claim is not None:
+            host.heard_claim_gone(partition, revision, claim.expected)
         return
 
 

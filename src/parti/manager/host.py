@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from parti.clock import Clock
 from parti.config.control import ControlConfig
+from parti.control.election import LeaderRecord
 from parti.manager.kv_store import Store
 from parti.model import Claim, Lease, Member, PartitionId
 from parti.observe.metrics import Metrics
@@ -32,6 +33,14 @@ class Host(Protocol):
         """Tell everybody of a revision of a claim, from whatever way it came."""
         ...
 
+    def heard_claim_gone(self, partition: PartitionId, revision: int, expected: int) -> None:
+        """Tell everybody that a claim was removed or damaged; it is written again by CAS on `expected`."""
+        ...
+
+    def heard_leader(self, record: LeaderRecord | None, revision: int) -> None:
+        """The record under the leader's key, from a read."""
+        ...
+
     def granted(self, lease: Lease) -> None: ...
 
     def revoked(self, lease: Lease) -> None: ...
@@ -46,6 +55,14 @@ class Plane(Protocol):
 
     def claim_seen(self, claim: Claim, revision: int) -> None:
         """A revision of a claim, newer or not."""
+        ...
+
+    def claim_lost(self, partition: PartitionId, revision: int, expected: int) -> None:
+        """The record of a claim is gone: what is held here is claimed anew."""
+        ...
+
+    def spoken(self, revision: int) -> int:
+        """Up to which revision, at most this one, all is said here about claims that were lost."""
         ...
 
     def begin(self) -> None:

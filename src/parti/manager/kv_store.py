@@ -20,7 +20,7 @@ from parti.control.election import LeaderRecord
 from parti.control.identity import LeaseRecord
 from parti.control.records import Unreadable
 from parti.errors import ConfigError, PartiError
-from parti.model import Assignment, Checkpoint, Claim, PartitionId, WorkerId
+from parti.model import Assignment, Checkpoint, Claim, Member, PartitionId, WorkerId
 from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
 from parti.observe.metrics import NO_METRICS, Metrics
@@ -32,6 +32,7 @@ from parti.wire.kv_model import Change, KeyExists, KeyNotFound, Operation, Snaps
 _NAMESPACE = re.compile(r"[-_a-zA-Z0-9]{1,64}")
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 _LEASE, _LEADER, _ASSIGNMENT, _CLAIM = "live.lease.", "live.leader", "live.assignment", "live.claim."
+_ESCAPED: Final = re.compile(rb"=([0-9A-F]{2})")
 _HEADERS: Final = 1_024  # bytes of a message besides its value: subject and expectation headers
 
 T = TypeVar("T")
@@ -68,7 +69,29 @@ class Complete:
     """Everything there was at the start has been told."""
 
 
-Told = LeaseChange | LeaderChange | AssignmentChange | ClaimChange | Complete
+@dataclass(frozen=True, slots=True)
+class ClaimGone:
+    """A claim was removed or damaged; it is written again by CAS on `expected`."""
+
+    partition: PartitionId
+    revision: int
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentGone:
+    """The assignment was removed or damaged."""
+
+    revision: int
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketAnew:
+    """The bucket was deleted and made anew, or set back: revisions start over, and nothing that is known counts."""
+
+
+Told = BucketAnew | LeaseChange | LeaderChange | AssignmentChange | AssignmentGone | ClaimChange | ClaimGone | Complete
 
 
 def bucket_of(namespace: str) -> str:
@@ -81,6 +104,12 @@ def bucket_of(namespace: str) -> str:
 def key_of(partition: PartitionId) -> str:
     """The claim's key. A partition key may hold what a bucket key may not; such bytes are written as =XX."""
     return _CLAIM + "".join(c if c in _PLAIN else "".join(f"={b:02X}" for b in c.encode()) for c in partition)
+
+
+def partition_at(key: str) -> PartitionId:
+    """The inverse of `key_of`."""
+    raw = _ESCAPED.sub(lambda found: bytes.fromhex(found.group(1).decode()), key.removeprefix(_CLAIM).encode())
+    return PartitionId(raw.decode(errors="replace"))
 
 
 class Store:
@@ -120,16 +149,21 @@ class Store:
 
     # -- leases -------------------------------------------------------------------------------------------------------
 
-    async def leases(self) -> dict[WorkerId, tuple[LeaseRecord, int]]:
-        """Each as the bucket's leader has it: a lagging replica's list would show leases older than they are."""
+    async def leases(self) -> dict[WorkerId, tuple[LeaseRecord | None, int]]:
+        """Each as the bucket's leader has it: a lagging replica's list would show leases older than they are.
+
+        None for one that cannot be read.
+        """
         workers = [WorkerId(key.removeprefix(_LEASE)) for key in await self.kv.keys(f"{_LEASE}>")]
         read = await asyncio.gather(*(self.lease(worker) for worker in workers))
-        return {
-            w: (record, revision) for w, (record, revision) in zip(workers, read, strict=True) if record is not None
-        }
+        return dict(zip(workers, read, strict=True))
 
     async def lease(self, worker: WorkerId) -> tuple[LeaseRecord | None, int]:
-        return await self._get(_LEASE + worker, records.decode_lease)
+        """(None, revision) when it was removed or damaged: revision 0 when nothing stands there."""
+        found, revision = await self._look(_LEASE + worker, records.decode_lease)
+        if isinstance(found, Unreadable) and found.fault is records.Fault.FUTURE:
+            return LeaseRecord(Member(worker, "of a newer parti")), revision  # somebody's, though not to be read
+        return (None if isinstance(found, Unreadable) else found), revision
 
     async def write_lease(self, record: LeaseRecord, expected: int) -> int | None:
         return await self._cas(_LEASE + record.member.worker, records.encode_lease(record), expected)
@@ -179,15 +213,28 @@ class Store:
     # -- claims -------------------------------------------------------------------------------------------------------
 
     async def claims(self) -> dict[PartitionId, tuple[Claim, int]]:
-        found = {}
-        for entry in await self.kv.entries(f"{_CLAIM}>"):
-            claim = self._claim(entry.key, entry.value)
-            if claim is not None:
-                found[claim.partition] = (claim, entry.revision)
-        return found
+        return (await self.claims_and_gone())[0]
 
-    async def claim(self, partition: PartitionId) -> tuple[Claim | None, int]:
-        return await self._get(key_of(partition), records.decode_claim)
+    async def claims_and_gone(self) -> tuple[dict[PartitionId, tuple[Claim, int]], dict[PartitionId, ClaimGone]]:
+        """All claims, and those of which there is only a marker or garbage."""
+        found: dict[PartitionId, tuple[Claim, int]] = {}
+        gone: dict[PartitionId, ClaimGone] = {}
+        for change in await self.kv.states(f"{_CLAIM}>"):
+            told = self._claim_told(change)
+            if isinstance(told, ClaimChange):
+                found[told.claim.partition] = (told.claim, told.revision)
+            elif told is not None:
+                gone[told.partition] = told
+        return found, gone
+
+    async def claim(self, partition: PartitionId) -> tuple[Claim | ClaimGone | None, int]:
+        """The claim; None for one that must not be touched (of a newer parti)."""
+        found, revision = await self._look(key_of(partition), records.decode_claim)
+        if isinstance(found, Unreadable) and found.fault is records.Fault.FUTURE:
+            return None, revision
+        if isinstance(found, Claim) and found.partition == partition:
+            return found, revision
+        return ClaimGone(partition, revision, revision), revision
 
     async def write_claim(self, claim: Claim, expected: int) -> int | None:
         return await self._cas(key_of(claim.partition), records.encode_claim(claim), expected, count=True)
@@ -197,6 +244,12 @@ class Store:
     async def checkpoint(self, worker: WorkerId) -> tuple[Checkpoint | None, int]:
         return await self._get(f"positions.{worker}", records.decode_checkpoint)
 
+    async def checkpoints(self) -> list[Checkpoint]:
+        """The positions of all workers, as the bucket's leader has them; what cannot be read is left out."""
+        workers = [WorkerId(key.removeprefix("positions.")) for key in await self.kv.keys("positions.>")]
+        read = await asyncio.gather(*(self.checkpoint(worker) for worker in workers))
+        return [found for found, _ in read if found is not None]
+
     async def write_checkpoint(self, checkpoint: Checkpoint, expected: int) -> int | None:
         data = records.encode_checkpoint(checkpoint)
         return await self._cas(f"positions.{checkpoint.member.worker}", data, expected)
@@ -204,9 +257,12 @@ class Store:
     # -- the watch ----------------------------------------------------------------------------------------------------
 
     async def changes(self) -> AsyncGenerator[Told, None]:
-        """What is there, `Complete`, then every change; records that cannot be read are reported and skipped."""
-        async with aclosing(self.kv.watch("live.>")) as changes:
+        """What is there, `Complete`, then every change; a record that cannot be read is reported, and told as gone."""
+        anew: list[BucketAnew] = []
+        async with aclosing(self.kv.watch("live.>", recreated=lambda: anew.append(BucketAnew()))) as changes:
             async for change in changes:
+                while anew:
+                    yield anew.pop()
                 if isinstance(change, SnapshotDone):
                     yield Complete()
                     continue
@@ -222,26 +278,46 @@ class Store:
                 return LeaseChange(worker, None, change.revision, change.operation is Operation.EXPIRED)
             record = self._read(key, value, records.decode_lease)
             matches = record is not None and record.member.worker == worker
-            return LeaseChange(worker, record, change.revision, expired=False) if matches else None
+            return LeaseChange(worker, record if matches else None, change.revision, expired=False)
         if key == _LEADER:
             leader = self._read(key, value, records.decode_leader) if value is not None else None
-            return LeaderChange(leader, change.revision) if leader is not None or value is None else None
-        if key == _ASSIGNMENT and value is not None:
-            assignment = await self._assembled(value)
-            return AssignmentChange(assignment, change.revision) if assignment is not None else None
-        if key.startswith(_CLAIM) and value is not None:
-            claim = self._claim(key, value)
-            return ClaimChange(claim, change.revision) if claim is not None else None
-        return None
+            return LeaderChange(leader, _expected(change))
+        if key == _ASSIGNMENT:
+            assignment = await self._assembled(value) if value is not None else None
+            if assignment is None:
+                return AssignmentGone(change.revision, _expected(change))
+            return AssignmentChange(assignment, change.revision)
+        return self._claim_told(change) if key.startswith(_CLAIM) else None
+
+    def _claim_told(self, change: Change) -> ClaimChange | ClaimGone | None:
+        partition = partition_at(change.key)
+        if change.value is not None:
+            read = records.decode_claim(change.value)
+            if isinstance(read, Claim) and read.partition == partition:
+                return ClaimChange(read, change.revision)
+            if isinstance(read, Claim):
+                read = Unreadable(records.Fault.FOREIGN, f"the claim of {read.partition!r} lies here")
+            self._report(change.key, read)
+            if read.fault is records.Fault.FUTURE:
+                return None  # not ours to write over
+        return ClaimGone(partition, change.revision, _expected(change))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
     async def _get(self, key: str, decode: Callable[[bytes], T | Unreadable]) -> tuple[T | None, int]:
+        found, revision = await self._look(key, decode)
+        return (None if isinstance(found, Unreadable) else found), revision
+
+    async def _look(self, key: str, decode: Callable[[bytes], T | Unreadable]) -> tuple[T | Unreadable | None, int]:
+        """The record and its revision; None with the revision of its marker, or 0, where there is none."""
         try:
             entry = await self.kv.get(key)
-        except KeyNotFound:
-            return None, 0
-        return self._read(key, entry.value, decode), entry.revision
+        except KeyNotFound as gone:
+            return None, gone.revision
+        read = decode(entry.value)
+        if isinstance(read, Unreadable):
+            self._report(key, read)
+        return read, entry.revision
 
     async def _cas(self, key: str, value: bytes, expected: int, *, count: bool = False) -> int | None:
         result, revision = "success", None
@@ -259,13 +335,6 @@ class Store:
             self._metrics.count(m.CLAIM_WRITES, result=result)
         return revision
 
-    def _claim(self, key: str, value: bytes) -> Claim | None:
-        claim = self._read(key, value, records.decode_claim)
-        if claim is not None and key_of(claim.partition) != key:
-            self._report(key, Unreadable(records.Fault.FOREIGN, f"the claim of {claim.partition!r} lies here"))
-            return None
-        return claim
-
     def _read(self, key: str, value: bytes, decode: Callable[[bytes], T | Unreadable]) -> T | None:
         read = decode(value)
         if isinstance(read, Unreadable):
@@ -276,3 +345,8 @@ class Store:
     def _report(self, key: str, unreadable: Unreadable) -> None:
         self._metrics.count(m.UNREADABLE, fault=unreadable.fault.value)
         self._log.warning("record.unreadable", key=key, fault=unreadable.fault.value, detail=unreadable.detail)
+
+
+def _expected(change: Change) -> int:
+    """What a compare-and-set has to name: what vanished without a trace is created."""
+    return 0 if change.operation is Operation.VANISHED else change.revision

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from parti.control.slots import check_subjects
 from parti.errors import ConfigError
 from parti.manager.host import Host, Plane
+from parti.manager.partition_feed import Check
 from parti.manager.per_partition import PerPartitionPlane
 from parti.manager.per_worker import PerWorkerPlane
 from parti.manager.slot_durable import subjects_of
 from parti.manager.slot_source import SlotSource
 from parti.manager.sources import PartitionSource
 from parti.manager.updater import UpdaterPlane
-from parti.model import Layout, Member, PartitionId, Retention
+from parti.model import Layout, Member, Partition, PartitionId, Retention
+from parti.overlap import refuse_overlaps
 from parti.worker import WorkerConsumer
 
 
@@ -30,6 +33,23 @@ def check_layout(layout: str, consumer: Any, source: PartitionSource) -> None:
             "partitions of several subjects need the layout per-partition: set control.layout, or give each partition "
             f"one subject (worker.subject_template is {template!r})"
         )
+
+
+def overlap_check(consumer: Any, source: PartitionSource) -> Check:
+    """Refuses partitions that share subjects; any consumer but parti's own judges its subjects itself."""
+    if not isinstance(consumer, WorkerConsumer):
+        return lambda partitions: None  # noqa: ARG005 - the protocol's signature
+    template = consumer.config.subject_template
+    single = template.count("{partition}") == 1 and "," not in template
+
+    def check(partitions: Sequence[Partition]) -> None:
+        if isinstance(source, SlotSource):
+            refuse_overlaps((p.id, source.subjects_of(p.id)) for p in partitions)
+        elif not single or len({len(p.keys) for p in partitions}) > 1:
+            # Of partitions with as many keys each, two differ in a literal token of the same place.
+            refuse_overlaps((p.id, subjects_of(template, p.id)) for p in partitions)
+
+    return check
 
 
 def plane_for(

@@ -7,13 +7,15 @@ was deposed without knowing cannot undo a newer leader's work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from parti.backoff import Backoff
 from parti.control import election, reconcile
 from parti.control.assign import Strategy
 from parti.control.handoff import Finished, HandoffTerms, Nudge, StageDone
+from parti.control.leader_signals import traces_of
 from parti.control.lease import LeaseTerms
 from parti.control.membership import Change, Died, Membership
 from parti.control.reconcile import Leader, Rules
@@ -22,6 +24,7 @@ from parti.errors import PartiError
 from parti.manager.claim_writer import hear_again, stamp
 from parti.manager.host import Host
 from parti.manager.leader_writes import LeaderWrites, Tell
+from parti.manager.partition_feed import Check, PartitionFeed
 from parti.manager.sources import PartitionSource
 from parti.model import Assignment, Claim, Layout, Member, Partition, PartitionId, Retention
 from parti.observe import control_metrics as m
@@ -32,8 +35,9 @@ _GATHER = 0.1  # seconds without a join or leave, after which those before becom
 _GATHER_MOST = 1.0  # of a crowd; one that leaves works on until it is relieved, so nothing stands still meanwhile
 _WRITERS = 128  # writes in flight at once
 _AGAIN = 0.1
+_PATIENCE = 0.5  # seconds a new leader waits for the source before it goes on with the stored partitions
 
-_Wish = reconcile.WriteAssignment | reconcile.WriteClaim | reconcile.ReadPositions
+_Wish = reconcile.WriteAssignment | reconcile.WriteClaim | reconcile.ReadPositions | reconcile.ReadTraces
 
 
 def rules_of(host: Host, retention: Retention) -> Rules:
@@ -50,6 +54,13 @@ def rules_of(host: Host, retention: Retention) -> Rules:
     )
 
 
+def partitions_of(assignment: Assignment | None) -> tuple[Partition, ...]:
+    """The partitions that a stored assignment speaks of: the last list that a leader took for good."""
+    if assignment is None:
+        return ()
+    return tuple(Partition(tuple(p.split(".")), assignment.weights.get(p, 1)) for p in sorted(assignment.owners))
+
+
 class Leadership:
     """One member's part in electing a leader, and its work while it is one."""
 
@@ -60,6 +71,7 @@ class Leadership:
         terms: LeaseTerms,
         *,
         source: PartitionSource,
+        check: Check,
         strategy: Strategy,
         rules: Rules,
         former: Iterable[Member],
@@ -67,22 +79,26 @@ class Leadership:
         nudge: Callable[[Member, PartitionId], None],
         heard_assignment: Callable[[Assignment, int], None],
         changed: Callable[[], None],
+        remembered: Callable[[], Mapping[PartitionId, Claim]],
     ) -> None:
-        """`start_cursor`: where a partition begins that nobody ever owned; `changed`: tell that we lead, or no more."""
+        """`start_cursor`: where a partition begins that nobody ever owned; `changed`: tell that we lead, or no more;
+        `remembered`: every claim that this member ever heard of, also if it is gone."""
         self.election = election.candidate(member, terms=terms, former=former)
         self.leader: Leader | None = None
         self.members: Membership | None = None
         self._host = host
         self._member = member
-        self._source = source
+        self.feed = PartitionFeed(source, check, clock=host.clock, told=self.partitions_changed, failed=host.failed)
         self._strategy = strategy
         self._rules = rules
         self._start_cursor = start_cursor
         self._nudge = nudge
         self._heard_assignment = heard_assignment
         self._changed = changed
+        self._remembered = remembered
         self._term_task: asyncio.Task[None] | None = None
         self._batch: dict[PartitionId, tuple[Claim, int]] = {}
+        self._gone: dict[PartitionId, reconcile.Gone] = {}
         self._flush_due = False
         self._changes: tuple[Change, ...] = ()
         self._gathering: asyncio.TimerHandle | None = None
@@ -106,8 +122,8 @@ class Leadership:
         if lead:
             self._lead(reconcile.Tick(now))
 
-    def leader_seen(self, record: election.LeaderRecord | None, revision: int) -> None:
-        floor = self.leader.assignment.term if self.leader is not None else 0
+    def leader_seen(self, record: election.LeaderRecord | None, revision: int, floor: int) -> None:
+        """`floor`: the highest term found in any other record."""
         self._elect(election.LeaderSeen(self._host.clock.now(), record, revision, floor))
 
     def claim_seen(self, claim: Claim, revision: int) -> None:
@@ -116,12 +132,28 @@ class Leadership:
         known = self._batch.get(claim.partition)
         if known is None or revision > known[1]:
             self._batch[claim.partition] = (claim, revision)
+        self._flush_soon()
+
+    def claim_gone(self, partition: PartitionId, revision: int, expected: int) -> None:
+        if self.leader is not None:
+            self._gone[partition] = reconcile.Gone(revision, expected)
+            self._flush_soon()
+
+    def assignment_gone(self, revision: int, expected: int) -> None:
+        if self.leader is not None and revision >= self.leader.assignment_revision > 0:
+            self._log.warning("assignment.lost", worker_id=self._member.worker, op="assignment", result="rewritten")
+            self._lead(reconcile.AssignmentLost(self._host.clock.now(), expected))
+
+    def _flush_soon(self) -> None:
         if not self._flush_due:
             self._flush_due = True
             asyncio.get_running_loop().call_later(_BATCH, self._flush)
 
     def _flush(self) -> None:
         self._flush_due = False
+        gone, self._gone = self._gone, {}
+        if gone:
+            self._lead(reconcile.ClaimsLost(self._host.clock.now(), gone))
         batch, self._batch = tuple(self._batch.values()), {}
         if batch:
             self._lead(reconcile.ClaimsSeen(self._host.clock.now(), batch))
@@ -164,9 +196,12 @@ class Leadership:
         self._lead(reconcile.PartitionsChanged(self._host.clock.now(), partitions, refresh))
 
     async def refresh(self) -> None:
-        """Read the source again and rebalance at once; does nothing on a follower."""
+        """Read the source again and rebalance at once; does nothing on a follower.
+
+        What is wrong with the source is raised, and the partitions there were stay in force.
+        """
         if self.leader is not None:
-            self.partitions_changed(await self._source.partitions(), refresh=True)
+            self.partitions_changed(await self.feed.ask(), refresh=True)
 
     async def resign(self) -> None:
         """Leave the term behind, so that the next leader need not wait for a lease to run out."""
@@ -203,6 +238,7 @@ class Leadership:
     def _depose(self) -> None:
         self.leader = None
         self._batch.clear()
+        self._gone.clear()
         self._writes.forget()
         if self._term_task is not None:
             self._term_task.cancel()
@@ -213,7 +249,7 @@ class Leadership:
             record, revision = await self._host.store.leader()
         except PartiError:
             return  # the next tick asks again
-        self.leader_seen(record, revision)
+        self._host.heard_leader(record, revision)
 
     async def _write_leader(self, record: election.LeaderRecord, expected: int) -> None:
         revision = await self._host.store.write_leader(record, expected)
@@ -228,9 +264,10 @@ class Leadership:
             self._term_task.cancel()
         self._term_task = asyncio.current_task()
         try:
-            await self._adopt(term)
-            async for partitions in self._source.changes():
-                self.partitions_changed(partitions)
+            async with asyncio.TaskGroup() as group:
+                following = group.create_task(self.feed.run(), name="parti-source")
+                await self._adopt(term)
+                await following
         except asyncio.CancelledError:
             if self.election.leading and self.election.term == term:
                 raise
@@ -239,17 +276,22 @@ class Leadership:
 
     async def _adopt(self, term: int) -> None:
         host = self._host
+        waits = Backoff(base=_AGAIN / 2, cap=1.0, max_tries=None).delays()
         while True:
             try:
-                partitions = await self._source.partitions()
                 stored, revision = await host.store.assignment()
-                claims = await host.store.claims()
+                claims, gone = await host.store.claims_and_gone()
+                traces = traces_of(await host.store.checkpoints())
                 break
             except PartiError as error:
                 host.failed(error)
-                await host.clock.sleep(_AGAIN)
+                await host.clock.sleep(next(waits))
         while self.members is None:
             await host.clock.sleep(_AGAIN)
+        partitions = await self.feed.first(None if stored is None else _PATIENCE)
+        if partitions is None:
+            partitions = partitions_of(stored)
+            self._log.warning("leader.source_silent", term=term, op="adopt", result="stored", known=len(partitions))
         if not self.leading or self.election.term != term:
             return
         self.leader = reconcile.elect(
@@ -260,10 +302,16 @@ class Leadership:
             stored=stored,
             stored_revision=revision,
             claims=claims,
+            lost={p: reconcile.Gone(told.revision, told.expected) for p, told in gone.items()},
+            remembered=self._remembered(),
+            traces=traces,
             rules=self._rules,
             strategy=self._strategy,
         )
-        self._log.info("leader.adopted", term=term, partitions=len(partitions), claims=len(claims))
+        lost = sorted(p for p in self.leader.lost if p in self.leader.partitions)
+        self._log.info("leader.adopted", term=term, partitions=len(partitions), claims=len(claims), lost=len(lost))
+        if lost and stored is not None:
+            self._log.warning("leader.claims_missing", op="adopt", result="lost", count=len(lost), first=lost[0])
         self._changed()
         self._lead(reconcile.Tick(host.clock.now()))
 
@@ -282,6 +330,8 @@ class Leadership:
                     self._writes.want(f"claim {claim.partition}", effect)
                 case reconcile.ReadPositions(member):
                     self._writes.want(f"positions {member}", effect)
+                case reconcile.ReadTraces():
+                    self._writes.want("traces", effect)
                 case Nudge(member, partition):
                     self._nudge(member, partition)
                 case StageDone(stage, seconds):
@@ -299,8 +349,10 @@ class Leadership:
         match wish:
             case reconcile.WriteAssignment(assignment, expected):
                 return await self._write_assignment(assignment, expected)
-            case reconcile.WriteClaim(claim, expected, reason):
-                return await self._write_claim(claim, expected, reason)
+            case reconcile.WriteClaim():
+                return await self._write_claim(wish)
+            case reconcile.ReadTraces(partitions):
+                return await self._read_traces(partitions)
             case reconcile.ReadPositions(member, partitions, _):
                 return await self._read_positions(member, partitions)
 
@@ -315,25 +367,36 @@ class Leadership:
             found, revision = await store.assignment()
         except PartiError:
             return None  # decided anew when the leader looks again
-        return partial(self._heard_assignment, found, revision) if found is not None else None
+        if found is None:
+            return partial(self.assignment_gone, max(revision, expected), revision)
+        return partial(self._heard_assignment, found, revision)
 
-    async def _write_claim(self, claim: Claim, expected: int, reason: str) -> Tell | None:
-        host = self._host
+    async def _write_claim(self, wish: reconcile.WriteClaim) -> Tell | None:
+        host, claim, expected, reason = self._host, wish.claim, wish.expected, wish.reason
         if self._overtaken(claim.partition, expected):
             return None  # it waited, and somebody moved the claim on: the leader knows, and decides from that
-        if expected == 0:
+        if wish.fresh:
             try:
                 claim = replace(claim, cursor=max(claim.cursor, await self._start_cursor()))
             except PartiError as error:
                 host.failed(error)
                 return None  # decided anew when the leader looks again
         stamped = stamp(claim, host.clock)
-        self._log.debug("claim.written", claim=str(claim), reason=reason)
+        told = self._log.warning if reason in ("lost", "found") else self._log.debug
+        told("claim.written", claim=str(claim), reason=reason)
         revision = await host.store.write_claim(stamped, expected)
         if revision is not None:
             return partial(host.heard_claim, stamped, revision)
         # Read outside of this write: a broker that does not answer must not keep the key busy.
         return partial(host.spawn, hear_again(host, host.store, claim.partition), "parti-claim")
+
+    async def _read_traces(self, partitions: tuple[PartitionId, ...]) -> Tell | None:
+        """What anybody noted about partitions whose claims were lost."""
+        try:
+            found = traces_of(await self._host.store.checkpoints(), partitions)
+        except PartiError:
+            return None  # the leader asks again
+        return partial(self._lead, reconcile.TracesRead(self._host.clock.now(), partitions, found))
 
     def _overtaken(self, partition: PartitionId, expected: int) -> bool:
         known = self.leader.claims.get(partition) if self.leader is not None else None

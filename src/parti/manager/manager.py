@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, Self
@@ -12,13 +13,14 @@ from parti.config.control import ControlConfig
 from parti.control.assign import Strategy, strategy_named
 from parti.control.reconcile import at_rest
 from parti.errors import ConfigError, PartiError, UsageError
-from parti.manager.agent import Agent, Ending
+from parti.manager.agent import Agent
 from parti.manager.degraded import Degraded
 from parti.manager.former import Former
 from parti.manager.hooks import HookRunner, Hooks, ManagerState
 from parti.manager.host import Host, Plane
 from parti.manager.kv_store import Store
-from parti.manager.layouts import check_layout, plane_for
+from parti.manager.layouts import check_layout, overlap_check, plane_for
+from parti.manager.lease_keeper import Ending
 from parti.manager.observer import Observer
 from parti.manager.sources import PartitionSource, StaticSource
 from parti.model import Lease, Member, Partition, PartitionId, Retention, WorkerId
@@ -97,6 +99,8 @@ class Manager:
                     f"({config.heartbeat_ttl:g}s): a frozen worker's pull would swallow the next owner's messages"
                 )
             check_layout(config.layout, consumer, self._source)
+            if isinstance(self._source, StaticSource):
+                self._source.check_with(overlap_check(consumer, self._source))
             consumer.use_fence(self._fence)
         elif not callable(getattr(consumer, "update_worker_consumer", None)):
             raise UsageError(f"a consumer needs update_worker_consumer; {type(consumer).__name__} has none")
@@ -181,12 +185,18 @@ class Manager:
             await self._observer.wait_until(reached)
 
     def health_check(self) -> HealthCheck:
-        """For `/readyz`: fails while this worker is no live member, or degraded. Having no partition is healthy."""
+        """For `/readyz`: fails while this worker is no live member, or degraded. Having no partition is healthy.
+
+        On the leader also while its source of partitions fails or is refused.
+        """
 
         def problem() -> str | None:
             state = self.state
             waiting = (ManagerState.INIT, ManagerState.CLAIMING_ID, ManagerState.SHUTDOWN, ManagerState.DEGRADED)
-            return f"the manager is {state.value}" if state in waiting else None
+            if state in waiting:
+                return f"the manager is {state.value}"
+            leadership = self._agent.leadership if self._agent is not None and self._agent.leading else None
+            return leadership.feed.problem if leadership is not None else None
 
         return HealthCheck("manager", problem)
 
@@ -275,6 +285,7 @@ class Manager:
             self._store,
             self.config,
             source=self._source,
+            check=overlap_check(self._consumer, self._source),
             strategy=self._strategy,
             retention=self._retention,
             plane=self._plane,
@@ -348,10 +359,8 @@ class Manager:
         async def refresh(_: Any) -> None:
             agent = self._agent
             if agent is not None and agent.leading and agent.leadership is not None:
-                try:
+                with contextlib.suppress(PartiError):  # reported by whom it concerns
                     await agent.leadership.refresh()
-                except PartiError as error:
-                    agent.failed(error)
 
         self._subscriptions = [
             await self._nc.subscribe(f"{self._subject}.nudge.*", cb=nudged),
@@ -360,7 +369,7 @@ class Manager:
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         if event.kind is EventKind.RECONNECTED and self._agent is not None:
-            self._agent.reconnected()
+            self._agent.renew_soon()
 
     async def _unlisten(self) -> None:
         self._unwatch()

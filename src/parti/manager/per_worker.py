@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 from parti.backoff import Backoff
 from parti.control import holding
@@ -16,6 +17,7 @@ from parti.control.holding import Holding, Phase
 from parti.control.signals import (
     AddFilter,
     CatchUp,
+    ClaimLost,
     ClaimSeen,
     Discard,
     Done,
@@ -78,6 +80,13 @@ class PerWorkerPlane:
         return any(
             m is not None and m.worker == self._member.worker for m in (claim.owner, claim.pending, claim.previous)
         )
+
+    def claim_lost(self, partition: PartitionId, revision: int, expected: int) -> None:
+        if partition in self._holdings:
+            self._feed(partition, ClaimLost(revision, expected))
+
+    def spoken(self, revision: int) -> int:
+        return min([revision, *(h.unspoken - 1 for h in self._holdings.values() if h.unspoken is not None)])
 
     def begin(self) -> None:
         self._host.spawn(self._update_loop(), "parti-filters")
@@ -164,7 +173,9 @@ class PerWorkerPlane:
                 self._engage(partition)
             case StopLane():
                 self._host.spawn(self._stop_lane(partition), "parti-stop-lane")
-            case WriteClaim(claim, expected):
+            case WriteClaim(claim, expected, exact):
+                if exact and partition in self._applied:
+                    claim = replace(claim, cursor=max(claim.cursor, self._consumer.position(partition).cursor))
                 self._writer.write(claim, expected)
             case Granted(lease):
                 self._engage(partition)

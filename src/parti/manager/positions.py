@@ -14,6 +14,9 @@ from parti.errors import PartiError
 from parti.manager.host import Host
 from parti.model import Checkpoint, Member, PartitionId
 from parti.observe import control_metrics as m
+from parti.observe.logs import get_logger
+
+log = get_logger("control")
 
 Positions = Mapping[PartitionId, tuple[int, int]]
 
@@ -64,10 +67,25 @@ class Checkpointer:
     async def run(self, positions: Callable[[], Positions]) -> None:
         """Write what changed, for as long as the member lives."""
         every = self._host.config.checkpoint_every
+        looked = self._host.clock.now()
         while True:
             await asyncio.sleep(every)
-            if self._host.may_act():
-                await self._write(positions())
+            if not self._host.may_act():
+                continue
+            if self._host.clock.now() >= looked + self._host.config.heartbeat_interval:
+                looked = self._host.clock.now()
+                await self._look_after()
+            await self._write(positions())
+
+    async def _look_after(self) -> None:
+        """Nobody tells when somebody removes or damages the record: one that is not there any more is written again."""
+        try:
+            found, revision = await self._host.store.checkpoint(self._member.worker)
+        except PartiError:
+            return
+        if found is None and self._written is not None:
+            log.warning("positions.lost", worker_id=self._member.worker, op="positions", result="rewritten")
+            self._revision, self._written = revision, None
 
     async def finish(self, positions: Positions) -> bool:
         """Store the final positions; False when the lease ran out before it could be done."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from parti.control import slot
-from parti.control.signals import Fenced, Revoked
+from parti.control.signals import ClaimLost, Fenced, Revoked
 from parti.control.slot import Phase, Slot
 from parti.manager.claim_writer import ClaimWriter
 from parti.manager.host import Host
@@ -28,6 +28,13 @@ class SlotPlane(ABC):
     def allows(self, lease: Lease) -> bool:
         held = self._slots.get(lease.partition)
         return held is not None and held.lease == lease
+
+    def claim_lost(self, partition: PartitionId, revision: int, expected: int) -> None:
+        if partition in self._slots:
+            self._feed(partition, ClaimLost(revision, expected))
+
+    def spoken(self, revision: int) -> int:
+        return min([revision, *(s.unspoken - 1 for s in self._slots.values() if s.unspoken is not None)])
 
     def holds_nothing(self) -> bool:
         return all(s.lease is None and s.phase is Phase.IDLE for s in self._slots.values())

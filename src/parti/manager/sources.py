@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -44,10 +44,21 @@ class StaticSource:
     def __init__(self, partitions: Iterable[Partition | str]) -> None:
         self._partitions = unique(p if isinstance(p, Partition) else parse_partition(p) for p in partitions)
         self._changed = asyncio.Event()
+        self._check: Callable[[Sequence[Partition]], None] = lambda _: None
+
+    def check_with(self, check: Callable[[Sequence[Partition]], None]) -> None:
+        """`check` refuses by raising: the partitions there are, now, and those of each later update."""
+        check(self._partitions)
+        self._check = check
 
     def update(self, partitions: Iterable[Partition | str]) -> None:
-        """Use these from now on; the leader hears of it at once, in this process."""
-        self._partitions = unique(p if isinstance(p, Partition) else parse_partition(p) for p in partitions)
+        """Use these from now on; the leader hears of it at once, in this process.
+
+        Partitions that share subjects are refused (OverlappingPartitions), and those there were stay in force.
+        """
+        wanted = unique(p if isinstance(p, Partition) else parse_partition(p) for p in partitions)
+        self._check(wanted)
+        self._partitions = wanted
         self._changed.set()
 
     async def partitions(self) -> tuple[Partition, ...]:
@@ -172,11 +183,7 @@ class CallableSource:
         before: tuple[Partition, ...] | None = None
         while True:
             await asyncio.sleep(self._every)
-            try:
-                now = await self.partitions()
-            except Exception as error:  # a user's function: whatever it raises, the last answer stands
-                log.warning("source.failed", error=f"{type(error).__name__}: {error}")
-                continue
+            now = await self.partitions()  # what it raises is reported; the last answer stands (`partition_feed`)
             if now != before:
                 before = now
                 yield now

@@ -42,6 +42,11 @@ CLAIM_WRITES: Final = Metric(
     "Writes of claims: accepted, refused because somebody else was faster, or unknown.",
     {"result": ("success", "conflict", "unknown")},
 )
+CLAIMS_STALE: Final = Metric(
+    "parti_claim_store_stale_total",
+    Kind.COUNTER,
+    "Claims found that did not tell the truth any more: removed, damaged, or of an owner that is gone.",
+)
 CHECKPOINTS: Final = Metric("parti_checkpoints_total", Kind.COUNTER, "Position records written.")
 UNREADABLE: Final = Metric(
     "parti_records_unreadable_total",
@@ -62,6 +67,7 @@ CONTROL_METRICS: Final = (
     HANDOFF_DURATION,
     HANDOFF_PHASE,
     CLAIM_WRITES,
+    CLAIMS_STALE,
     CHECKPOINTS,
     UNREADABLE,
 )

@@ -138,7 +138,10 @@ class Ledger:
         seen = self.effects.setdefault(value, [])
         if not seen:
             if counter < self._highest.get(unit, -1):
-                self._count("inversions", f"{value} {effect}, after #{self._highest[unit]}")
+                later = f"{unit}#{self._highest[unit]}"
+                words = f"{value} {effect} (seq {effect.sequence}, attempt {effect.attempt}, began {effect.began:.2f})"
+                first = self.effects[later][0]
+                self._count("inversions", f"{words}, after {later} {first} (seq {first.sequence})")
             self._highest[unit] = max(counter, self._highest.get(unit, -1))
         seen.append(effect)
         self.times.setdefault(partition, []).append(effect.at)

@@ -207,6 +207,10 @@ class KeyValue:
         found = [change async for change in self._snapshot(pattern) if change.value is not None]
         return [Entry(change.key, change.value or b"", change.revision, change.time_ns) for change in found]
 
+    async def states(self, pattern: str = ">") -> list[Change]:
+        """The last state of every key that matches, as of now: also of those that were removed and left a marker."""
+        return [change async for change in self._snapshot(pattern)]
+
     async def keys(self, pattern: str = ">") -> list[str]:
         """The live keys that match, as of now, sorted."""
         return sorted([c.key async for c in self._snapshot(pattern, values=False) if c.operation is Operation.PUT])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from nats import errors as nats_errors
@@ -62,8 +62,12 @@ class Watch:
         relist_every: float = 30.0,
         clock: Clock | None = None,
         backoff: Backoff | None = None,
+        recreated: Callable[[], None] = lambda: None,
     ) -> None:
-        """`relist_every`: how often to look for keys that went without a marker, by comparing with the leader."""
+        """`relist_every`: how often to look for keys that went without a marker, by comparing with the leader.
+
+        `recreated`: called when the stream is another one of the same name, or has lost its end: revisions start over.
+        """
         self._api = api
         self._stream = stream
         self._prefix = subjects
@@ -72,6 +76,7 @@ class Watch:
         self._heartbeat = heartbeat
         self._relist_every = relist_every
         self._clock = clock or SystemClock()
+        self._on_recreated = recreated
         self._backoff = backoff or Backoff(base=0.1, cap=2.0, max_tries=None)
         self._reconnected = asyncio.Event()
         self._queue: asyncio.Queue[Reply | PartiError] = asyncio.Queue()
@@ -126,6 +131,7 @@ class Watch:
         # start over below ours, and would pass for old ones.
         if resumed and (info["created"] != self._created or info["state"]["last_seq"] < self._last_seq):
             log.warning("watch.stream_recreated", stream=self._stream, last_seq=self._last_seq)
+            self._on_recreated()
             self._orphans |= self._alive
             self._alive.clear()
             self._last_seq = 0

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from parti.errors import ConfigError
 from parti.model import Partition, PartitionId
-from parti.subjects import matches, overlaps, validate_subject
+from parti.overlap import refuse_overlaps
+from parti.subjects import matches, validate_subject
 
 _REMEMBERED = 10_000  # subjects of wildcard partitions whose route is kept; a miss costs one match per pattern
 
@@ -65,17 +66,14 @@ class Routes:
 
     def __init__(self, template: SubjectTemplate, partitions: Iterable[Partition]) -> None:
         self.partitions: Mapping[PartitionId, Partition] = {p.id: p for p in partitions}
-        by_subject = {template.subject(p): p.id for p in self.partitions.values()}
+        filters = [(p.id, template.subject(p)) for p in self.partitions.values()]
+        by_subject = {subject: partition for partition, subject in filters}
         self.subjects: tuple[str, ...] = tuple(sorted(by_subject))
         self._literal = {s: p for s, p in by_subject.items() if not _has_wildcard(s)}
         self._patterns = {s: p for s, p in by_subject.items() if _has_wildcard(s)}
-        for pattern in self._patterns:
-            for other in self.subjects:
-                if other != pattern and overlaps(pattern, other):
-                    raise ConfigError(
-                        f"partitions {by_subject[pattern]} and {by_subject[other]} share subjects ({pattern}, "
-                        f"{other}): change the subject template or the partition keys"
-                    )
+        if self._patterns and len({len(p.keys) for p in self.partitions.values()}) > 1:
+            # Of partitions with as many keys each, two differ in a literal token of the same place.
+            refuse_overlaps((partition, (subject,)) for partition, subject in filters)
         self._cache: dict[bytes, Route | None] = {}
 
     def find(self, subject: bytes) -> Route | None:

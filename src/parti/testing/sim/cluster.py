@@ -12,7 +12,7 @@ from parti.control.reconcile import Rules
 from parti.control.windows import Windows
 from parti.model import ClaimState, Layout, Lease, Member, Partition, PartitionId, Retention
 from parti.testing.history import Effect, History
-from parti.testing.sim.kv import SimKv
+from parti.testing.sim.kv import Key, SimKv
 from parti.testing.sim.per_partition import PerPartitionPlane
 from parti.testing.sim.per_worker import PerWorkerPlane
 from parti.testing.sim.plane import Plane
@@ -98,6 +98,13 @@ class Cluster:
             if process.member == member and not self.world.lost(process):
                 self.world.after(self.world.delay(), process, process.reread, ("claim", partition))
 
+    def tamper(self, key: Key, how: str) -> None:
+        """A record is lost. The positions of one who is not there any more are nobody's to write again."""
+        self.world.log("tampering", f"{how}s {key[0]} {key[1]}")
+        if key[0] == "checkpoint" and key[1] not in {str(p.member) for p in self.living()}:
+            self.unclean.add(key[1])
+        self.kv.tamper(key, how)
+
     def count(self, effect: Any) -> None:
         if isinstance(effect, Finished):
             self.results[effect.result] += 1
@@ -152,7 +159,7 @@ class Cluster:
         if any(seq not in self._did for seq in range(1, self.stream.last + 1)):
             return False
         alive = {p.member for p in self.living()}
-        claims = [entry[0] for entry in self.kv.list("claim").values()]
+        claims = [entry[0] for entry in self.kv.list("claim").values() if entry[0] is not None]
         return len(claims) == len(self.partitions) and all(
             c.state is ClaimState.STABLE and c.owner in alive for c in claims
         )

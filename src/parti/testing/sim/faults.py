@@ -1,4 +1,4 @@
-"""What goes wrong, chosen by the seed: crashes, freezes, leaves, restarts, joins, bad networks."""
+"""What goes wrong, chosen by the seed: crashes, freezes, leaves, restarts, joins, bad networks, records removed."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class Plan:
     """False plans only joins, leaves and restarts, which must not repeat anything."""
     weather: bool = True
     """False keeps the network quiet."""
+    tampering: bool = True
+    """Records of the bucket are deleted, purged and damaged."""
 
 
 class Faults:
@@ -54,7 +56,15 @@ class Faults:
         )
         mild: tuple[Callable[[], None], ...] = (self._leave, self._rest, self._join)
         stormy: tuple[Callable[[], None], ...] = (self._weather, self._weather)
-        choices = mild + (harsh if plan.crashes else ()) + (stormy if plan.weather else ())
+        tampering: tuple[Callable[[], None], ...] = (self._tamper, self._tamper, self._tamper_leader)
+        if plan.crashes:
+            tampering += (self._tamper_behind,)
+        choices = (
+            mild
+            + (harsh if plan.crashes else ())
+            + (stormy if plan.weather else ())
+            + (tampering if plan.tampering else ())
+        )
         for _ in range(plan.events):
             self._world.at(rng.uniform(0.8, plan.faults_until), None, choices[rng.randrange(0, len(choices))])
         self._world.at(plan.faults_until, None, self._end)
@@ -136,6 +146,35 @@ class Faults:
     def _join(self) -> None:
         if len(self._cluster.living()) < self._cluster.pool.last:
             self._start()
+
+    def _tamper(self) -> None:
+        """Somebody has his hands in the bucket: one record, or all of a kind."""
+        rng = self._world.rng
+        kind = rng.choice(("claim", "claim", "lease", "assignment", "checkpoint", "leader"))
+        keys = [key for key in self._cluster.kv.present() if key[0] == kind]
+        if not keys:
+            return
+        how = rng.choice(("delete", "purge", "damage"))
+        for key in keys if rng.random() < 0.3 else [keys[rng.randrange(0, len(keys))]]:
+            self._cluster.tamper(key, how)
+
+    def _tamper_leader(self) -> None:
+        """The next leader finds claims missing."""
+        self._tamper()
+        self._world.after(self._world.rng.uniform(0.0, 0.3), None, self._tamper)
+        if self._plan.crashes:
+            self._crash_leader()
+
+    def _tamper_behind(self) -> None:
+        """The claims of an owner that is cut off, and works on, are gone."""
+        victim = self._victim()
+        if victim is not None and victim.member is not None:
+            victim.cut_until = self._world.now + self._world.rng.uniform(0.3, 0.9)
+            self._world.log(victim.name, "CUT OFF")
+            owned = {key: entry[0] for key, entry in self._cluster.kv.list("claim").items() if entry[0] is not None}
+            for name, claim in owned.items():
+                if claim.owner == victim.member:
+                    self._cluster.tamper(("claim", name), self._world.rng.choice(("delete", "purge", "damage")))
 
     def _weather(self) -> None:
         weather = WEATHER[self._world.rng.randrange(0, len(WEATHER))]

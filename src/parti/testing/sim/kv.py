@@ -12,7 +12,7 @@ Key = tuple[str, str]
 """(kind, name), for example ("claim", "p-3")."""
 
 Entry = tuple[Any, int]
-"""Value and revision; (None, 0) for a key that does not exist."""
+"""Value and revision; (None, 0) for a key that does not exist, (None, revision) for a marker or garbage."""
 
 Watcher = Callable[[Key, Any, int], None]
 
@@ -27,6 +27,7 @@ class SimKv:
         self._entries: dict[Key, Entry] = {}
         self._before: dict[Key, Entry] = {}
         self._watchers: list[tuple[Host, Watcher]] = []
+        self._markers: set[Key] = set()
         self._revision = 0
         self.writes: Counter[str] = Counter()
         self.conflicts: Counter[str] = Counter()
@@ -35,15 +36,38 @@ class SimKv:
         """The new entry, or None when somebody else was faster."""
         current = self._entries.get(key, _NOTHING)
         self.writes[key[0]] += 1
-        if current[1] != expected:
+        if current[1] != expected and not (expected == 0 and key in self._markers):
             self.conflicts[key[0]] += 1
             return None
+        self._markers.discard(key)
         self._revision += 1
         self._before[key] = current
         entry = self._entries[key] = (value, self._revision)
         if key[0] != "checkpoint":
             self._tell(key, entry)
         return entry
+
+    @property
+    def revision(self) -> int:
+        """The highest that was given to anything."""
+        return self._revision
+
+    def present(self) -> list[Key]:
+        """Everything that has a value."""
+        return sorted(key for key, (value, _) in self._entries.items() if value is not None)
+
+    def tamper(self, key: Key, how: str) -> None:
+        """Somebody deletes a record (a marker stays), purges it from the stream (nothing stays), or writes garbage."""
+        if how == "purge":
+            self._entries.pop(key, None)
+            self._before.pop(key, None)
+            return
+        self._revision += 1
+        entry = self._entries[key] = (None, self._revision)
+        if how == "delete":
+            self._markers.add(key)
+        if key[0] != "checkpoint":
+            self._tell(key, entry)
 
     def get(self, key: Key) -> Entry:
         """What the leader of the bucket holds."""

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from parti.control.holding import Holding
-from parti.control.signals import ClaimSeen, Done, LaneStopped, WriteClaim, WriteFailed
+from parti.control.signals import ClaimLost, ClaimSeen, Done, LaneStopped, WriteClaim, WriteFailed
 from parti.control.slot import Slot
 from parti.model import Claim, Lease, Member, PartitionId
 from parti.testing.sim.kv import Entry
@@ -45,7 +45,7 @@ class Plane(ABC):
         """All partitions seen so far."""
 
     @abstractmethod
-    def feed(self, partition: PartitionId, event: ClaimSeen | WriteFailed | Done | LaneStopped) -> None:
+    def feed(self, partition: PartitionId, event: ClaimSeen | ClaimLost | WriteFailed | Done | LaneStopped) -> None:
         """One step, and the effects that it asks for."""
 
     @abstractmethod
@@ -59,6 +59,14 @@ class Plane(ABC):
     def claim_seen(self, claim: Claim, revision: int) -> None:
         if not self.closed:
             self.feed(claim.partition, ClaimSeen(claim, revision))
+
+    def claim_lost(self, partition: PartitionId, revision: int, expected: int) -> None:
+        if not self.closed:
+            self.feed(partition, ClaimLost(revision, expected))
+
+    def spoken(self, revision: int) -> int:
+        """Up to which revision we have said all that we have to say about lost claims."""
+        return min([revision, *(s.unspoken - 1 for s in self.states() if s.unspoken is not None)])
 
     def holds_nothing(self) -> bool:
         return not any(s.lease is not None or s.phase not in ("idle", "released") for s in self.states())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parti.control import election, identity, membership, reconcile
 from parti.control.handoff import Nudge
 from parti.control.identity import Identity, LeaseRecord
+from parti.control.leader_signals import traces_of
 from parti.control.lease import LeaseTerms
 from parti.control.membership import Membership
 from parti.control.reconcile import Leader
@@ -45,6 +47,8 @@ class Process:
         self.leaving = False
         self.ambush: tuple[str, Callable[[Process], None]] | None = None
         """A fault that waits for this process to reach a point: a handler running, a claim being written."""
+        self.known: dict[PartitionId, tuple[Claim, int]] = {}
+        """What was heard of claims, also of those that were lost since."""
         self._ticks = 0
         self._checkpoint_revision = 0
         self._checkpoint: Checkpoint | None = None
@@ -79,6 +83,8 @@ class Process:
         self._members(membership.Tick(now))
         self._lead(reconcile.Tick(now))
         self.plane.tick(self._ticks)
+        if self._ticks % 24 == 0:
+            self._checkpoint = None  # somebody may have removed it: it is written again now and then
         if self._ticks % 3 == 0:
             self._write_checkpoint()
         if self._ticks % 12 == 0:
@@ -89,13 +95,28 @@ class Process:
     def _relist(self) -> None:
         """What a watch missed, a list brings."""
 
-        def listed(found: dict[str, dict[str, Entry]]) -> None:
+        def listed(answer: tuple[int, dict[str, dict[str, Entry]]]) -> None:
+            revision, found = answer
             for kind, entries in found.items():
-                for name, (value, revision) in entries.items():
-                    self.heard((kind, name), value, revision)
+                for name, (value, at) in entries.items():
+                    self.heard((kind, name), value, at)
+            for partition, (_, at) in list(self.known.items()):
+                if partition not in found["claim"] and at <= revision:
+                    self.heard(("claim", partition), None, 0)
+            if not found["assignment"]:
+                self.heard(("assignment", ""), None, 0)
+            self._knows(revision)
 
         kv = self.cluster.kv
-        self._call(lambda: {kind: kv.list(kind) for kind in ("lease", "leader", "claim")}, listed)
+        kinds = ("lease", "leader", "claim", "assignment")
+        self._call(lambda: (kv.revision, {kind: kv.list(kind) for kind in kinds}), listed)
+
+    def _knows(self, revision: int) -> None:
+        """The next renewal says so; it goes out at once when somebody waits for it."""
+        assert self.plane is not None
+        self.identity = replace(self.identity, seen=max(self.identity.seen, self.plane.spoken(revision)))
+        if any(claim.lost for claim, _ in self.known.values()) and not self.identity.hold.waiting:
+            self.identity = replace(self.identity, hold=self.identity.hold.failed(self.clock()))
 
     def _write_checkpoint(self) -> None:
         assert self.member is not None
@@ -236,15 +257,35 @@ class Process:
         kind, name = key
         now = self.clock()
         if kind == "lease" and self.members is not None:
+            if value is None and self.member is not None and name == self.member.worker:
+                self._identity(identity.OwnRead(now, None, revision))
             self._members(membership.LeaseSeen(now, name, value, revision))  # type: ignore[arg-type]
         elif kind == "leader":
-            self._election(election.LeaderSeen(now, value, revision))
+            self._election(election.LeaderSeen(now, value, revision, self._floor()))
         elif kind == "claim":
-            assert self.plane is not None
-            self.plane.claim_seen(value, revision)
-            self._lead(reconcile.ClaimsSeen(now, ((value, revision),)))
-        elif kind == "assignment":
+            self._heard_claim(PartitionId(name), value, revision)
+        elif kind == "assignment" and value is not None:
             self._lead(reconcile.AssignmentSeen(now, value, revision))
+        elif kind == "assignment":
+            stored = self.leader.assignment_revision if self.leader is not None else 0
+            if (revision or float("inf")) > stored > 0:
+                self._lead(reconcile.AssignmentLost(now, revision))
+
+    def _heard_claim(self, partition: PartitionId, claim: Claim | None, revision: int) -> None:
+        assert self.plane is not None
+        _, at = self.known.get(partition, (None, 0))
+        if claim is not None:
+            if revision > at:
+                self.known[partition] = (claim, revision)
+            self.plane.claim_seen(claim, revision)
+            self._lead(reconcile.ClaimsSeen(self.clock(), ((claim, revision),)))
+            if claim.lost and revision > at:
+                self._relist()
+            return
+        gone = reconcile.Gone(revision or at, revision)
+        if gone.revision >= at:
+            self.plane.claim_lost(partition, gone.revision, gone.expected)
+            self._lead(reconcile.ClaimsLost(self.clock(), {partition: gone}))
 
     def _members(self, event: membership.Event) -> None:
         if self.members is None:
@@ -279,7 +320,7 @@ class Process:
                 case election.ReadLeader():
 
                     def read(entry: Entry) -> None:
-                        self._election(election.LeaderSeen(self.clock(), *entry))
+                        self._election(election.LeaderSeen(self.clock(), *entry, self._floor()))
 
                     self._call(lambda: self.cluster.kv.get(("leader", "")), read)
                 case election.WriteLeader(record, expected):
@@ -290,6 +331,10 @@ class Process:
                 case election.Deposed(term, reason):
                     self.log(f"no longer leads term {term}: {reason}")
                     self.leader = None
+
+    def _floor(self) -> int:
+        """Terms never start over, whatever became of the leader's record."""
+        return max((claim.term for claim, _ in self.known.values()), default=0)
 
     def _write_leader(self, record: election.LeaderRecord, expected: int) -> None:
         def written(entry: Entry | None) -> None:
@@ -307,13 +352,15 @@ class Process:
         """A new leader reads all there is, then adopts it."""
         kv = self.cluster.kv
 
-        def loaded(found: tuple[Entry, dict[str, Entry]]) -> None:
+        def loaded(found: tuple[Entry, dict[str, Entry], dict[str, Entry]]) -> None:
             if self.election is None or self.election.term != term:
                 return
             if self.members is None:  # who led before leads again at once, maybe before it knows who is here
                 self.world.after(TICK, self, again)
                 return
-            (stored, revision), claims = found
+            (stored, revision), claims, stored_positions = found
+            positions = [entry[0] for entry in stored_positions.values() if entry[0] is not None]
+            lost = {PartitionId(p): reconcile.Gone(r, r) for p, (c, r) in claims.items() if c is None}
             self.leader = reconcile.elect(
                 term,
                 self.clock(),
@@ -321,14 +368,17 @@ class Process:
                 partitions=self.cluster.partitions,
                 stored=stored,
                 stored_revision=revision,
-                claims={PartitionId(p): entry for p, entry in claims.items()},
+                claims={PartitionId(p): entry for p, entry in claims.items() if entry[0] is not None},
+                lost=lost,
+                remembered={p: claim for p, (claim, _) in self.known.items()},
+                traces=traces_of(positions),
                 rules=self.cluster.rules,
             )
             self._lead(reconcile.Tick(self.clock()))
 
         def again() -> None:
             if self.election is not None and self.election.may_lead(self.clock()):
-                self._call(lambda: (kv.get(("assignment", "")), kv.list("claim")), loaded, again)
+                self._call(lambda: (kv.get(("assignment", "")), kv.list("claim"), kv.list("checkpoint")), loaded, again)
 
         again()
 
@@ -350,6 +400,8 @@ class Process:
                     self._write_and_hear(("claim", claim.partition), claim, expected)
                 case reconcile.ReadPositions(member, partitions, floors):
                     self._read_positions(member, partitions, floors)
+                case reconcile.ReadTraces(partitions):
+                    self._read_traces(partitions)
                 case Nudge(member, partition):
                     self.cluster.nudge(member, partition)
                 case _:
@@ -380,12 +432,23 @@ class Process:
 
         def serve() -> tuple[dict[PartitionId, int], dict[PartitionId, int]]:
             checkpoint: Checkpoint | None = cluster.kv.get(("checkpoint", str(member)))[0]
-            claims: dict[PartitionId, Claim] = {p: cluster.kv.get(("claim", p))[0] for p in partitions}
-            done = {p: checkpoint.position(p, claims[p].epoch) if checkpoint else 0 for p in partitions}
+            claims: dict[PartitionId, Claim | None] = {p: cluster.kv.get(("claim", p))[0] for p in partitions}
+            epochs = {p: claim.epoch if claim is not None else 0 for p, claim in claims.items()}
+            done = {p: checkpoint.position(p, epochs[p]) if checkpoint else 0 for p in partitions}
             floor = {p: cluster.floor(member, p) if floors else 0 for p in partitions}
             return done, floor
 
         def answered(found: tuple[dict[PartitionId, int], dict[PartitionId, int]]) -> None:
             self._lead(reconcile.PositionsRead(self.clock(), member, *found))
+
+        self._call(serve, answered)
+
+    def _read_traces(self, partitions: tuple[PartitionId, ...]) -> None:
+        def serve() -> dict[PartitionId, reconcile.Trace]:
+            stored = [entry[0] for entry in self.cluster.kv.list("checkpoint").values()]
+            return traces_of((checkpoint for checkpoint in stored if checkpoint is not None), partitions)
+
+        def answered(found: dict[PartitionId, reconcile.Trace]) -> None:
+            self._lead(reconcile.TracesRead(self.clock(), partitions, found))
 
         self._call(serve, answered)

@@ -1,0 +1,140 @@
+"""All that a leader knows, and how a new one adopts what it finds.
+
+A new leader takes the stored assignment and every claim as it stands, resumes what is moving, and leaves what is well
+alone. A claim that is missing although somebody remembers it was lost: it is no new partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from parti.control import handoff
+from parti.control.assign import Sticky, Strategy
+from parti.control.handoff import Handoff, HandoffTerms
+from parti.control.leader_signals import Gone, Trace
+from parti.control.membership import Membership
+from parti.control.windows import Pacing, Reason, Windows
+from parti.errors import ConfigError
+from parti.model import Assignment, Claim, ClaimState, Layout, Partition, PartitionId, Retention
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How this namespace is run."""
+
+    layout: Layout = Layout.PER_WORKER
+    retention: Retention = Retention.LIMITS
+    windows: Windows = field(default_factory=Windows)
+    handoff: HandoffTerms = field(default_factory=HandoffTerms)
+    parallel: int = 256  # moves under way at once; KV takes 17-22k writes/s, a move needs five
+    retry: float = 0.5  # seconds before a lost or refused write is decided anew
+
+    def __post_init__(self) -> None:
+        if self.parallel < 1 or self.retry <= 0:
+            raise ConfigError("parallel must be at least 1 and retry positive")
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A claim that is not there although it was, or should be."""
+
+    gone: Gone
+    since: float
+    known: Claim
+    """What anybody remembers of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """All that a leader knows. Lives as long as one term."""
+
+    term: int
+    membership: Membership
+    rules: Rules = field(default_factory=Rules)
+    strategy: Strategy = field(default_factory=Sticky)
+    partitions: Mapping[PartitionId, Partition] = field(default_factory=lambda: MappingProxyType({}))
+    assignment: Assignment = field(default_factory=Assignment)
+    assignment_revision: int = 0
+    assignment_lost: bool = False
+    """Somebody removed or damaged the record: it is written again, also when nothing changed."""
+    claims: Mapping[PartitionId, tuple[Claim, int]] = field(default_factory=lambda: MappingProxyType({}))
+    lost: Mapping[PartitionId, Missing] = field(default_factory=lambda: MappingProxyType({}))
+    """Claims that were removed or damaged, and not written again yet."""
+    moving: Mapping[PartitionId, Handoff] = field(default_factory=lambda: MappingProxyType({}))
+    pacing: Pacing = field(default_factory=Pacing)
+    busy: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Key or question in flight -> when to stop waiting for its answer."""
+    open: Mapping[PartitionId, None] | None = None
+    """Partitions that are not where they belong, the only ones to look at; None after a change that concerns all."""
+
+    @property
+    def converged(self) -> bool:
+        """Every partition there is rests with the worker that the assignment names."""
+        return len(self.assignment.owners) == len(self.partitions) and at_rest(
+            self.assignment, self.claims, self.membership
+        )
+
+
+def at_rest(assignment: Assignment, claims: Mapping[PartitionId, tuple[Claim, int]], membership: Membership) -> bool:
+    """Every partition is, caught up, with the process that now runs under the id the assignment names.
+
+    Not with one before it that left its claims behind: its successor has to take them over first.
+    """
+    for partition, worker in assignment.owners.items():
+        claim, _ = claims.get(partition, (Claim(partition), 0))
+        if claim.state is not ClaimState.STABLE or claim.owner is None:
+            return False
+        if claim.owner.worker != worker or not membership.healthy(claim.owner):
+            return False
+    return True
+
+
+def elect(
+    term: int,
+    now: float,
+    membership: Membership,
+    *,
+    partitions: tuple[Partition, ...],
+    stored: Assignment | None,
+    stored_revision: int,
+    claims: Mapping[PartitionId, tuple[Claim, int]],
+    lost: Mapping[PartitionId, Gone] | None = None,
+    remembered: Mapping[PartitionId, Claim] | None = None,
+    traces: Mapping[PartitionId, Trace] | None = None,
+    rules: Rules | None = None,
+    strategy: Strategy | None = None,
+) -> Leader:
+    """Adopt what is stored (crash recovery by scan): claims that are moving are watched on from where they are.
+
+    `lost`: claims that were removed or damaged; `remembered`: what this member had heard of claims before; `traces`:
+    what anybody's positions say. One that is remembered, or named by positions or by the stored assignment, is no new
+    partition: where its claim is missing, it was lost.
+    """
+    rules = rules or Rules()
+    recalled = {
+        p: Claim(p, ClaimState.STABLE, trace.epoch, trace.by, cursor=trace.cursor)
+        for p, trace in (traces or {}).items()
+    } | dict(remembered or {})
+    gone = dict.fromkeys((*(stored.owners if stored is not None else ()), *recalled), Gone(0, 0))
+    missing = {
+        p: Missing(at, now, recalled.get(p, Claim(p))) for p, at in {**gone, **(lost or {})}.items() if p not in claims
+    }
+    if stored is None and claims:  # lost as well: whoever owns a partition keeps it
+        owners = {p: c.owner.worker for p, (c, _) in claims.items() if c.owner is not None}
+        stored = Assignment(owners=MappingProxyType(owners)) if owners else None
+    moving = {p: handoff.begin(c, now, rules.handoff) for p, (c, _) in claims.items() if c.moving}
+    return Leader(
+        term=term,
+        membership=membership,
+        rules=rules,
+        strategy=strategy or Sticky(),
+        partitions=MappingProxyType({p.id: p for p in partitions}),
+        assignment=stored or Assignment(),
+        assignment_revision=stored_revision,
+        claims=MappingProxyType(dict(claims)),
+        lost=MappingProxyType(missing),
+        moving=MappingProxyType(moving),
+        pacing=Pacing(rules.windows).ask(now, Reason.COLD_START if stored is None else Reason.ADOPT),
+    )

@@ -1,0 +1,118 @@
+"""What the leader knows of the partition source. The last good list stays in force, whatever the source does.
+
+A source may raise, hang, or tell partitions that share subjects. None of that stops the leader: it goes on with what
+it had, says what is wrong (log, hook, health), and asks again. A new leader that gets no answer goes on with the
+partitions of the stored assignment, so that a source that fails while the leader changes delays nothing but itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from parti.backoff import Backoff
+from parti.clock import Clock
+from parti.errors import ConfigError, PartiError, TransientError
+from parti.manager.sources import PartitionSource
+from parti.model import Partition
+from parti.observe.logs import get_logger
+
+log = get_logger("control")
+
+Check = Callable[[Sequence[Partition]], None]
+"""Raises a ConfigError for partitions that cannot be served together."""
+
+
+class SourceFailed(TransientError):
+    """The partition source raised: the last good list stays in force, and it is asked again."""
+
+
+class PartitionFeed:
+    """Asks one source for as long as `run` runs."""
+
+    def __init__(
+        self,
+        source: PartitionSource,
+        check: Check,
+        *,
+        clock: Clock,
+        told: Callable[[tuple[Partition, ...]], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """`told`: hears each good list; `failed`: hears what is wrong with the source."""
+        self.partitions: tuple[Partition, ...] | None = None
+        """The last good list; None before the first."""
+        self.problem: str | None = None
+        """What is wrong with the source now, in words."""
+        self._source = source
+        self._check = check
+        self._clock = clock
+        self._told = told
+        self._failed = failed
+        self._first = asyncio.Event()
+
+    def __repr__(self) -> str:
+        known = "-" if self.partitions is None else len(self.partitions)
+        return f"<PartitionFeed partitions={known} problem={self.problem or '-'}>"
+
+    async def first(self, patience: float | None) -> tuple[Partition, ...] | None:
+        """The last good list; None when there is none within `patience` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self._first.wait()
+        return self.partitions
+
+    async def run(self) -> None:
+        """Follow the source; returns when it says that it will not change any more."""
+        waits = Backoff(base=0.1, cap=5.0, max_tries=None).delays()
+        while True:
+            try:
+                self._take(await self._source.partitions())
+                waits = Backoff(base=0.1, cap=5.0, max_tries=None).delays()
+                async for partitions in self._source.changes():
+                    self._take(partitions)
+                return
+            except Exception as error:  # a user's code: whatever it raises, the last answer stands
+                wait = next(waits)
+                self._report(error, again_in=round(wait, 2))
+                await self._clock.sleep(wait)
+
+    async def ask(self) -> tuple[Partition, ...]:
+        """Ask now; what is wrong with the answer is raised, and the last good list stays in force."""
+        try:
+            partitions = await self._source.partitions()
+            self._check(partitions)
+        except Exception as error:
+            self._report(error)
+            if isinstance(error, PartiError):
+                raise
+            raise SourceFailed(f"the partition source raised {type(error).__name__}: {error}") from error
+        self._good(partitions)
+        return partitions
+
+    def _take(self, partitions: tuple[Partition, ...]) -> None:
+        try:
+            self._check(partitions)
+        except ConfigError as error:
+            self._report(error)  # no use in asking again: a better list is told when there is one
+            return
+        self._good(partitions)
+        self._told(partitions)
+
+    def _good(self, partitions: tuple[Partition, ...]) -> None:
+        if self.problem is not None:
+            log.info("source.well", partitions=len(partitions))
+        self.partitions, self.problem = partitions, None
+        self._first.set()
+
+    def _report(self, error: Exception, **more: object) -> None:
+        if isinstance(error, ConfigError):
+            self.problem = f"the partition source was refused: {error}"
+            log.warning("source.refused", op="source", result="refused", error=str(error))
+            self._failed(error)
+            return
+        self.problem = f"the partition source raised {type(error).__name__}: {error}"
+        log.warning("source.failed", op="source", result="failed", error=self.problem, **more)
+        told = error if isinstance(error, PartiError) else SourceFailed(self.problem)
+        self._failed(told)
