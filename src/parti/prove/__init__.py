@@ -22,4 +22,6 @@ PROOFS: Final[dict[str, str]] = {
     "delivery": "parti.prove.delivery",
     "sim": "parti.prove.sim",
     "torture": "parti.prove.torture",
+    "poison": "parti.prove.poison",
+    "identity": "parti.prove.identity",
 }

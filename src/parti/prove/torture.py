@@ -26,7 +26,7 @@ from parti.prove.sink import percentile
 from parti.prove.torture_faults import TortureFaults
 from parti.prove.torture_fleet import TortureFleet
 from parti.prove.torture_judge import Judgement, Ledger
-from parti.prove.torture_scenario import Fault, Restrict, Scenario, draw
+from parti.prove.torture_scenario import Fault, Kind, Restrict, Scenario, draw
 from parti.prove.torture_sink import TortureSink
 from parti.prove.torture_traffic import STREAM, TortureTraffic
 from parti.prove.torture_watch import Letters, Watch
@@ -39,6 +39,7 @@ from parti.wire.options import ConnectOptions
 _GIVE_UP: Final = 20.0  # seconds without a partition's effect: it does not come back
 _COMPLETE: Final = 45.0  # seconds for what is left when the load has ended; a healthy fleet needs one or two
 _BEYOND_TTL: Final = 3.0
+_SLOW: Final = "slow server"
 _BROKEN: Final = (
     "lost",
     "inversions",
@@ -50,6 +51,8 @@ _BROKEN: Final = (
     "unacked",
     "slow",
     "late_exits",
+    "bad_exits",
+    "died",
     "errors",
 )
 
@@ -148,7 +151,7 @@ async def torture(scenario: Scenario, *, log_level: str = "info") -> Report:
                 await _tortured(scenario, stack, fleet, report)
             finally:
                 report.logs = {f"{p.namespace}/{p.number}": list(p.log) for p in fleet.places}
-                report.notes["self_exits"] = fleet.self_exits
+                report.notes["self_exits"] = [*fleet.died, *fleet.at_start]
                 report.notes["disturbances"] = [str(d) for d in ledger.disturbances]
     except (PartiError, NeverHappened, RuntimeError, TimeoutError) as error:
         report.counts["errors"] = 1
@@ -188,9 +191,10 @@ async def _tortured(scenario: Scenario, stack: AsyncExitStack, fleet: TortureFle
         await watch.look()
     unacked = await _unacked(scenario, watch, ledger)
     present = await watch.present()
-    judgements = [
-        found.judge(present, before=2.0 * watch.starved(started), after=scenario.ttl + 1) for found in ledgers
-    ]
+    # A position stays below the key that waits for its next attempt; other keys go on above it.
+    waits = scenario.retry + scenario.timeout if scenario.lanes == "key" else 0.0
+    before, after = (2.0 + waits) * watch.starved(started), scenario.ttl + 1
+    judgements = [found.judge(present, before=before, after=after) for found in ledgers]
     report.messages = len(ledger.posted)
     report.starvation = watch.starved(started)
     report.counts |= _added(judgements) | {
@@ -198,14 +202,18 @@ async def _tortured(scenario: Scenario, stack: AsyncExitStack, fleet: TortureFle
         "unacked": len(unacked),
         "slow": len(slow),
         "late_exits": len(faults.late_exits),
-        "self_exits": len(fleet.self_exits),
+        "bad_exits": len(faults.bad_exits),
+        "died": len(fleet.died) if Kind.EXIT not in scenario.kinds else 0,
+        "self_exits": len(fleet.died) + len(fleet.at_start),
         "looks": watch.looks,
         "skipped": len(faults.skipped),
     }
     report.examples |= {f"{n or ''}{k}": v for n, j in enumerate(judgements) for k, v in j.examples.items()}
     report.examples |= {"violations": watch.examples, "slow": slow, "late_exits": faults.late_exits}
+    report.examples |= {"died": fleet.died, "bad_exits": faults.bad_exits}
     report.examples["unacked"] = [str(sequence) for sequence in unacked[:12]]
     report.notes |= {
+        "consumers": await watch.consumers(),
         "violations": watch.counts,
         "skipped": faults.skipped,
         "exits": [round(e, 2) for e in faults.exits],
@@ -274,7 +282,11 @@ async def _unacked(scenario: Scenario, watch: Watch, ledger: Ledger) -> list[int
 
 def _slow(ledger: Ledger, start: float, end: float) -> None:
     """The server took long to answer: leases may have ended meanwhile."""
-    ledger.disturb("slow server", start, "", explains=True).end = end
+    last = next((d for d in reversed(ledger.disturbances) if d.kind == _SLOW), None)
+    if last is not None and start <= last.end:
+        last.start, last.end = min(start, last.start), max(end, last.end)
+    else:
+        ledger.disturb(_SLOW, start, "", explains=True).end = end
 
 
 def _names(bout: tuple[Fault, ...]) -> str:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from parti.errors import Category, PartiError
 from parti.manager.kv_store import bucket_of
-from parti.prove.torture_fleet import NAMESPACE, Place, TortureFleet
+from parti.prove.torture_fleet import NAMESPACE, Place, TortureFleet, last_words
 from parti.prove.torture_judge import Disturbance, Ledger
 from parti.prove.torture_scenario import RECORDS, Fault, Kind
 from parti.prove.torture_sink import TortureSink
@@ -44,6 +44,7 @@ class TortureFaults:
         self.second: Ledger | None = None
         """The ledger of the second namespace, once there is one."""
         self.late_exits: list[str] = []
+        self.bad_exits: list[str] = []
         self.exits: list[float] = []
         self.skipped: list[str] = []
         self.remade = False
@@ -114,6 +115,10 @@ class TortureFaults:
                 await process.ended()
             noted.end = time.monotonic()
             self.exits.append(noted.end - asked)
+            if process.process.returncode not in (0, -signal.SIGKILL):
+                code = process.process.returncode
+                self.bad_exits.append(f"{place.owner} after {fault.kind} with {code}: {last_words(place)}")
+                noted.explains = True
             if not returning:
                 place.instance = f"{place.instance.split('~')[0]}~{int(noted.end * 1000) % 100_000}"
             await self.fleet.fill(place)

@@ -49,6 +49,13 @@ class Place:
         return self.process.owner if self.process is not None else ""
 
 
+def last_words(place: Place) -> str:
+    """The line of its log that says why a process ended."""
+    lines = [line.strip(" |") for line in place.log if line and not line.startswith(("{", "---"))]
+    named = [line for line in lines if "Error" in line or "Exit" in line or "Exception" in line]
+    return (named or lines or ["nothing"])[-1][:200]
+
+
 class TortureFleet:
     """Starts, watches and restarts worker processes."""
 
@@ -61,9 +68,14 @@ class TortureFleet:
         self.ledger = ledger
         self.sink = sink
         self.log_level = "info"
+        self.program = PROGRAM
+        self.blocks = max((f.seconds for bout in scenario.bouts for f in bout if f.kind is Kind.BLOCK), default=0.0)
+        """Seconds for which a handler that blocks the loop does so."""
         self.partitions = [f"p{n}" for n in range(scenario.partitions)]
         self.places: list[Place] = []
-        self.self_exits: list[str] = []
+        self.died: list[str] = []
+        """Processes that ended although nobody had asked them to."""
+        self.at_start: list[str] = []
         self.stalled = 0.0
         self.misbehaving: deque[Place] = deque()
         self._source = folder / "partitions.json"
@@ -115,7 +127,7 @@ class TortureFleet:
 
         until = time.monotonic() + _LIVE_WITHIN
         while True:
-            process = await WorkerProcess.start(self._settings(place), PROGRAM, heard)
+            process = await WorkerProcess.start(self._settings(place), self.program, heard)
             process.log = place.log
             place.process = process
             place.log.append(f"--- {process.owner} as {place.instance or 'nobody'} at {time.monotonic():.2f}")
@@ -126,7 +138,7 @@ class TortureFleet:
             except RuntimeError:  # it ended, because the server is away for example: whoever runs it tries again
                 if time.monotonic() > until:
                     raise
-                self.self_exits.append(f"{process.owner} at its start, {time.monotonic():.2f}")
+                self.at_start.append(f"{process.owner} at its start, {time.monotonic():.2f}")
 
     def workers(self) -> list[Place]:
         """The places of the first namespace."""
@@ -196,7 +208,8 @@ class TortureFleet:
                 if process is None or process.running or place.busy:
                     continue
                 code = process.process.returncode
-                self.self_exits.append(f"{place.owner} of {place.instance} with {code} at {time.monotonic():.2f}")
+                told = f"{place.owner} of {place.instance} with {code} at {time.monotonic():.2f}"
+                (self.died if process.worker else self.at_start).append(f"{told}: {last_words(place)}")
                 fault = self.ledger.disturb("died", time.monotonic() - 0.2, place.owner, explains=True)
                 fault.end = time.monotonic()
                 with contextlib.suppress(Exception):
@@ -217,13 +230,12 @@ class TortureFleet:
     def _settings(self, place: Place) -> dict[str, Any]:
         scenario = self.scenario
         ttl = scenario.ttl
-        blocks = [f.seconds for bout in scenario.bouts for f in bout if f.kind is Kind.BLOCK]
         return {
             "urls": [proxy.url for proxy in place.proxies] or list(self.servers.urls),
             "sink": place.sink.port,
             "source": str(self._source),
             "takes": scenario.takes,
-            "blocks": max(blocks, default=0.0),
+            "blocks": self.blocks,
             "log_level": self.log_level,
             "control": {
                 "namespace": place.namespace,

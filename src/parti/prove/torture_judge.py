@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 NEVER: Final = float("inf")
+MAY_BE_BURIED: Final = ("reject", "poison")
 _EXAMPLES: Final = 12
 
 
@@ -195,7 +196,7 @@ class Ledger:
                 if not any(d.covers(effects[0], again, before, after) for d in self.disturbances):
                     unexplained += 1
                     words.append(f"{value} {effects[0]}, again {again}")
-        odd = [v for v in self.letters if v in self.posted and self.posted[v].fate != "reject"]
+        odd = [v for v in self.letters if v in self.posted and not self.posted[v].fate.startswith(MAY_BE_BURIED)]
         examples = {
             **{name: tuple(found) for name, found in self._examples.items()},
             **_some("lost_gone", map(str, gone)),

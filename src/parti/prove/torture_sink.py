@@ -18,6 +18,8 @@ class TortureSink:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.port = 0
+        self.lives: dict[str, list[str]] = {}
+        """Value of a poisonous message -> the owners that a handler of it was started in."""
         self._misbehaved: set[str] = set()
         self._server: asyncio.Server | None = None
 
@@ -41,6 +43,9 @@ class TortureSink:
             first = said[1] not in self._misbehaved
             self._misbehaved.add(said[1])
             return first
+        if said[0] == "life":  # of a message that kills whoever handles it
+            self.lives.setdefault(said[1], []).append(said[2])
+            return True
         _, partition, unit, counter, owner, epoch, began, sequence, attempt = said
         effect = Happened(time.monotonic(), owner, epoch, began, sequence, attempt)
         return self.ledger.happen(partition, unit, counter, effect)

@@ -127,6 +127,15 @@ class Watch:
             await self._look_at_positions()
         self.looks += 1
 
+    async def consumers(self) -> list[str]:
+        """Every consumer in a few words, for a report."""
+        return [
+            f"{i['name']} floor={i['ack_floor']['stream_seq']} ack_pending={i['num_ack_pending']} "
+            f"pending={i['num_pending']} filters={len(i['config'].get('filter_subjects') or [1])} "
+            f"waiting={i.get('num_waiting')}"
+            for i in await self._js.consumer_list(STREAM)
+        ]
+
     async def present(self) -> set[int]:
         """The sequences that are in the stream now."""
         state = await self._state()
@@ -135,7 +144,7 @@ class Watch:
 
     async def _gone(self) -> list[int]:
         state = await self._state()
-        return [*range(1, int(state["first_seq"])), *(state.get("deleted") or ())]
+        return [*range(1, int(state["first_seq"])), *(s for s in state.get("deleted") or () if s)]
 
     async def _state(self) -> dict[str, Any]:
         answer = await self._js.request(f"STREAM.INFO.{STREAM}", {"deleted_details": True})

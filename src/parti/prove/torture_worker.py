@@ -56,10 +56,10 @@ class Handler:
     """What each message does."""
 
     def __init__(self, sink: SinkCaller, takes: float, blocks: float) -> None:
-        self._sink = sink
+        self.sink = sink
         self._takes = takes
-        self._blocks = blocks
-        self._owner = f"pid-{os.getpid()}"
+        self.blocks = blocks
+        self.owner = f"pid-{os.getpid()}"
 
     async def __call__(self, message: Message) -> Outcome:
         began = time.monotonic()
@@ -70,12 +70,12 @@ class Handler:
             if fate == "raise":
                 raise RuntimeError("told to")
             return Retry()
-        if fate in ("hang", "base", "exit", "block") and await self._sink.ask("misbehave", f"{unit}#{counter}"):
+        if fate in ("hang", "base", "exit", "block") and await self.sink.ask("misbehave", f"{unit}#{counter}"):
             await self._misbehave(fate)
         if self._takes:
             await asyncio.sleep(self._takes * (0.5 + (counter % 7) / 6))
-        effect = (message.partition.id, unit, counter, self._owner, message.lease.epoch)
-        if not await self._sink.ask("effect", *effect, began, message.sequence, message.attempt):
+        effect = (message.partition.id, unit, counter, self.owner, message.lease.epoch)
+        if not await self.sink.ask("effect", *effect, began, message.sequence, message.attempt):
             raise StaleEffect("the sink knows a newer epoch")
         return None
 
@@ -89,7 +89,7 @@ class Handler:
             case "exit":
                 raise SystemExit(3)
             case _:
-                time.sleep(self._blocks)  # noqa: ASYNC251 - that is the fault
+                time.sleep(self.blocks)  # noqa: ASYNC251 - that is the fault
 
 
 def told(path: Path) -> list[str]:
@@ -100,14 +100,14 @@ def told(path: Path) -> list[str]:
     return list(said["partitions"])
 
 
-async def work(settings: dict[str, Any]) -> None:
+async def work(settings: dict[str, Any], handles: type[Handler] = Handler) -> None:
     """Until SIGTERM: then leave as the proof says."""
     connection = await connect(
         ConnectOptions(servers=tuple(settings["urls"]), request_timeout=5.0, name="torture-worker")
     )
     sink = await SinkCaller.open(int(settings["sink"]))
     consumer = WorkerConsumer(JetStreamApi(connection), WorkerConfig(**settings["worker"]))
-    consumer.handler(Handler(sink, float(settings["takes"]), float(settings["blocks"])))
+    consumer.handler(handles(sink, float(settings["takes"]), float(settings["blocks"])))
 
     def granted(lease: Lease) -> None:
         say("granted", partition=lease.partition, epoch=lease.epoch, at=time.monotonic())
@@ -146,7 +146,12 @@ async def work(settings: dict[str, Any]) -> None:
     say("stopped")
 
 
-if __name__ == "__main__":
+def main(handles: type[Handler] = Handler) -> None:
+    """The whole program."""
     given = json.loads(sys.argv[1])
     configure_logging(ObserveSection(log_format=LogFormat.JSON, log_level=LogLevel(given["log_level"])))
-    asyncio.run(work(given))
+    asyncio.run(work(given, handles))
+
+
+if __name__ == "__main__":
+    main()
