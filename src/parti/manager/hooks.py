@@ -59,6 +59,8 @@ class Hooks:
     on_error: Callable[[Exception], Any] | None = None
     on_partition_granted: Callable[[Lease], Any] | None = None
     on_partition_revoked: Callable[[Lease], Any] | None = None
+    on_stream_replaced: Callable[[Any], Any] | None = None
+    """(replacement): the stream is not the one that positions were stored for; see `stream_identity.Replacement`."""
     on_degraded_alert: Callable[[AlertLevel, float], Any] | None = None
     """(level, seconds since NATS was reached)."""
 

@@ -45,6 +45,10 @@ class Host(Protocol):
 
     def revoked(self, lease: Lease) -> None: ...
 
+    def stream_replaced(self, reason: str) -> None:
+        """The stream is not the one any more that positions speak of: this member ends."""
+        ...
+
     def failed(self, error: Exception) -> None:
         """Report what nobody can repair here; the member goes on."""
         ...

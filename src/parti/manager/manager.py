@@ -23,6 +23,7 @@ from parti.manager.layouts import check_layout, overlap_check, plane_for
 from parti.manager.lease_keeper import Ending
 from parti.manager.observer import Observer
 from parti.manager.sources import PartitionSource, StaticSource
+from parti.manager.stream_identity import StreamIdentity, StreamReplaced
 from parti.model import Lease, Member, Partition, PartitionId, Retention, WorkerId
 from parti.observe.health import HealthCheck
 from parti.observe.logs import get_logger
@@ -83,6 +84,8 @@ class Manager:
         self._fence = _ManagedFence()
         self._js = JetStreamApi(nc, timeout=max(0.25, config.heartbeat_ttl / _LEASE_CALLS))
         self._store: Store | None = None
+        self._stream: StreamIdentity | None = None
+        self._replaced = ""
         self._retention = Retention.LIMITS
         self._agent: Agent | None = None
         self._main: asyncio.Task[None] | None = None
@@ -195,6 +198,9 @@ class Manager:
             waiting = (ManagerState.INIT, ManagerState.CLAIMING_ID, ManagerState.SHUTDOWN, ManagerState.DEGRADED)
             if state in waiting:
                 return f"the manager is {state.value}"
+            if self._replaced and not self.converged():
+                return f"starting over: {self._replaced}"
+            self._replaced = ""
             leadership = self._agent.leadership if self._agent is not None and self._agent.leading else None
             return leadership.feed.problem if leadership is not None else None
 
@@ -223,7 +229,7 @@ class Manager:
             storage=config.bucket_storage,
             metrics=self._metrics,
         )
-        self._retention = await self._read_retention()
+        await self._settle_stream()
         self._observer.watch(self)
         self._unwatch = self._nc.add_listener(self._on_connection)
         self._main = asyncio.get_running_loop().create_task(self._run(), name="parti-manager")
@@ -251,12 +257,37 @@ class Manager:
     def _is_live(self) -> bool:
         return self._agent is not None and self._agent.live.is_set()
 
-    async def _read_retention(self) -> Retention:
-        stream = getattr(getattr(self._consumer, "config", None), "stream", "")
-        if not stream:
-            return Retention.LIMITS
-        info = await self._js.stream_info(stream)
-        return Retention(info["config"]["retention"])
+    async def _settle_stream(self) -> None:
+        """We know which stream it is, and the store counts only what was written for that one."""
+        settings = self._consumer.config if isinstance(self._consumer, WorkerConsumer) else None
+        if settings is None:
+            return
+        assert self._store is not None
+        if self._stream is None:
+            self._stream = StreamIdentity(
+                self._js,
+                self._store,
+                self._clock,
+                settings.stream,
+                template=settings.subject_template,
+                layout=self.config.layout,
+                ttl=self.config.heartbeat_ttl,
+            )
+        replaced = await self._stream.settle(start_over=self.config.on_stream_replaced == "start-over")
+        if replaced is not None:
+            self._replaced = str(replaced)
+            self._observer.stream_replaced(replaced)
+        info = await self._js.stream_info(settings.stream)
+        self._retention = Retention(info["config"]["retention"])
+
+    async def _begin_with_other_stream(self) -> None:
+        self._former = self._former.without_positions()
+        try:
+            await self._settle_stream()
+        except StreamReplaced:
+            raise
+        except PartiError as error:
+            self._observer.failed(error)  # the next member notices again, and we try again
 
     async def _run(self) -> None:
         """One member after the other: a fenced one is followed by a new one, until `stop`."""
@@ -274,6 +305,8 @@ class Manager:
                     if ending is Ending.STOPPED:
                         break
                     self._former = agent.former
+                    if agent.stream_is_gone:
+                        await self._begin_with_other_stream()
             finally:
                 for helper in helpers:
                     helper.cancel()
@@ -296,6 +329,7 @@ class Manager:
             former=self._former,
             start_cursor=self._start_cursor,
             nudge=self._nudge,
+            stream_gone=self._stream.gone if self._stream is not None else None,
         )
 
     def _plane(self, host: Host, member: Member) -> Plane:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from parti.manager.hooks import HookRunner, ManagerState
+from parti.manager.stream_identity import Replacement
 from parti.model import Lease, PartitionId
 from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
@@ -61,6 +62,21 @@ class Observer:
     def failed(self, error: Exception) -> None:
         log.warning("control.error", kind=type(error).__name__, error=str(error))
         self._runner.call(self._runner.hooks.on_error, error)
+
+    def stream_replaced(self, replacement: Replacement) -> None:
+        """Said loudly: everything is handled again from the stream's beginning."""
+        log.warning(
+            "stream.replaced",
+            op="identity",
+            result="started_over",
+            kind=replacement.kind.value,
+            was=replacement.before.identity,
+            now=replacement.now.identity,
+            last_seq=replacement.last_seq,
+            counted_as_done=replacement.done,
+        )
+        self._metrics.count(m.STREAM_REPLACED, kind=replacement.kind.value)
+        self._runner.call(self._runner.hooks.on_stream_replaced, replacement)
 
     def look(self) -> None:
         """Compare with what was told last."""

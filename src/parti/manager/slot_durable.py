@@ -11,7 +11,7 @@ from parti.model import Partition, PartitionId, Retention
 from parti.observe import worker_metrics as m
 from parti.subjects import validate_subject
 from parti.wire.api_consumers import filters_of
-from parti.wire.errors import ConsumerDoesNotExist, ConsumerNotFound
+from parti.wire.errors import ConsumerDoesNotExist, ConsumerInvalidReset, ConsumerNotFound
 from parti.worker.consumer import WorkerParts
 from parti.worker.health import Part
 
@@ -106,7 +106,10 @@ class SlotDurable:
             await js.consumer_remake(stream, self._config(sequence), guarded=self._retention is Retention.INTEREST)
             self._known = True
         elif await self._look(sequence) or self._retention is Retention.WORKQUEUE:  # else it was made just there
-            await js.consumer_reset(stream, self.name, max(1, sequence))
+            try:
+                await js.consumer_reset(stream, self.name, max(1, sequence))
+            except ConsumerInvalidReset:  # it was made to begin later, for another stream of this name or by hand
+                await js.consumer_remake(stream, self._config(sequence), guarded=self._retention is Retention.INTEREST)
 
     def _config(self, sequence: int) -> dict[str, Any]:
         config = self._parts.config

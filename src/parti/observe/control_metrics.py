@@ -47,6 +47,12 @@ CLAIMS_STALE: Final = Metric(
     Kind.COUNTER,
     "Claims found that did not tell the truth any more: removed, damaged, or of an owner that is gone.",
 )
+STREAM_REPLACED: Final = Metric(
+    "parti_stream_replaced_total",
+    Kind.COUNTER,
+    "Times the stream was not the one any more that positions were stored for, and was begun anew.",
+    {"kind": ("recreated", "rewound", "exchanged")},
+)
 CHECKPOINTS: Final = Metric("parti_checkpoints_total", Kind.COUNTER, "Position records written.")
 UNREADABLE: Final = Metric(
     "parti_records_unreadable_total",
@@ -68,6 +74,7 @@ CONTROL_METRICS: Final = (
     HANDOFF_PHASE,
     CLAIM_WRITES,
     CLAIMS_STALE,
+    STREAM_REPLACED,
     CHECKPOINTS,
     UNREADABLE,
 )

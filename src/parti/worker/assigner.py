@@ -17,6 +17,7 @@ from parti.observe import worker_metrics as m
 from parti.wire.errors import ConsumerDoesNotExist
 from parti.worker.desk import Desk
 from parti.worker.durable import Durable, Memory
+from parti.worker.errors import StreamReplacedUnderWorker
 from parti.worker.health import Part
 from parti.worker.ledger import PartitionState
 from parti.worker.recorder import Recorder
@@ -54,6 +55,8 @@ class Assigner:
         self._lock = lock
         self._catch_up = catch_up
         self._stream_created = ""
+        self._claimed = False
+        self.on_stream_replaced: Callable[[str], None] = lambda reason: None  # noqa: ARG005
         self._template = SubjectTemplate(config.subject_template)
 
     # -- applying -----------------------------------------------------------------------------------------------------
@@ -158,6 +161,7 @@ class Assigner:
         facts = await durable.facts()
         desk.retention, desk.file_storage = facts.retention, facts.file
         self._stream_created = facts.created
+        self._claimed = wanted.claimed
         durable.name = consumer_name(self._config.consumer_prefix, wanted.worker_id)
         self._set_worker(wanted.worker_id)
         async with self._lock:
@@ -376,6 +380,12 @@ class Assigner:
         facts = await self._durable.facts()
         if facts.created == self._stream_created:
             return
+        if self._claimed:
+            # Positions are the manager's: it has to begin anew. Nothing may start before it did.
+            for state in self._desk.ledger.states.values():
+                state.stopped, state.finish = True, 0
+            self.on_stream_replaced(f"the stream was made anew at {facts.created}")
+            raise StreamReplacedUnderWorker(f"stream {self._config.stream!r} was made anew at {facts.created}")
         self._stream_created = facts.created
         self._desk.retention, self._desk.file_storage = facts.retention, facts.file
         ledger = self._desk.ledger

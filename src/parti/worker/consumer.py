@@ -97,6 +97,7 @@ class WorkerConsumer:
         self._engine: Engine | None = None
         self._show: Callable[[], Shown] | None = None
         self._stream: MessageStream | None = None
+        self._stream_replaced: Callable[[str], None] = lambda reason: None  # noqa: ARG005
 
     def __repr__(self) -> str:
         engine = self._engine
@@ -244,6 +245,12 @@ class WorkerConsumer:
             self.on_blocked,
         )
 
+    def when_stream_replaced(self, tell: Callable[[str], None]) -> None:
+        """Have this told when the stream turns out to be another one: the caller keeps the positions."""
+        self._stream_replaced = tell
+        if self._engine is not None:
+            self._engine.assigner.on_stream_replaced = tell
+
     def use_fence(self, fence: Fence) -> None:
         """Ask this fence from now on; only before the first update."""
         if self._engine is not None:
@@ -383,6 +390,7 @@ class WorkerConsumer:
                 backoff=self._backoff,
                 on_blocked=self.on_blocked,
             )
+            self._engine.assigner.on_stream_replaced = self._stream_replaced
             self._main = asyncio.get_running_loop().create_task(self._engine.run(), name="parti-worker")
         return self._engine
 
