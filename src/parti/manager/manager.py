@@ -29,7 +29,7 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
 from parti.wire.events import ConnectionEvent, EventKind
 from parti.wire.filters import SubjectFilter
-from parti.worker import WorkerConsumer
+from parti.worker import WorkerConsumer, WorkerFailed
 
 _LEASE_CALLS = 6  # a call may take this part of the TTL, so that a lost one leaves time for another
 
@@ -86,6 +86,8 @@ class Manager:
         self._main: asyncio.Task[None] | None = None
         self._degraded = Degraded(config, nc, self._hooks, self._observer, metrics, self._clock)
         self._stopping = False
+        self._failure: WorkerFailed | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._former = Former()
         self._unwatch: Callable[[], None] = lambda: None
         self._subscriptions: list[Any] = []
@@ -184,11 +186,25 @@ class Manager:
         """For `/readyz`: fails while this worker is no live member, or degraded. Having no partition is healthy."""
 
         def problem() -> str | None:
+            if (ended := self._ended_by()) is not None:
+                return ended
             state = self.state
             waiting = (ManagerState.INIT, ManagerState.CLAIMING_ID, ManagerState.SHUTDOWN, ManagerState.DEGRADED)
             return f"the manager is {state.value}" if state in waiting else None
 
         return HealthCheck("manager", problem)
+
+    def liveness_check(self) -> HealthCheck:
+        """For `/healthz`: fails when the manager has ended, by a bug or because its worker gave up."""
+        return HealthCheck("manager-alive", self._ended_by, live=True)
+
+    def _ended_by(self) -> str | None:
+        if self._failure is not None:
+            return str(self._failure)
+        if self._main is None or not self._main.done() or self._main.cancelled():
+            return None
+        bug = self._main.exception()
+        return f"the manager ended: {bug!r}" if bug is not None else None
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -233,7 +249,8 @@ class Manager:
             await self._main
 
     def ended(self) -> asyncio.Task[None]:
-        """The manager's own task: it ends by `stop()`, or by a bug that nobody expected, which it then raises."""
+        """The manager's own task: it ends by `stop()`; or by a bug that nobody expected, or because the worker can do
+        no work any more (WorkerFailed), which it then raises."""
         if self._main is None:
             raise UsageError("this manager was not started")
         return self._main
@@ -254,6 +271,7 @@ class Manager:
             helpers = [
                 group.create_task(self._hooks.run()),
                 group.create_task(self._degraded.run(self._hold_judgement)),
+                group.create_task(self._supervise()),
             ]
             try:
                 while not self._stopping:
@@ -264,10 +282,49 @@ class Manager:
                     if ending is Ending.STOPPED:
                         break
                     self._former = agent.former
+            except Exception as bug:
+                await self._broke(bug)
+                raise
             finally:
                 for helper in helpers:
                     helper.cancel()
         await self._hooks.drain()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _broke(self, bug: Exception) -> None:
+        """A bug has ended the member: whatever it ran must end too, since nobody renews its lease any more."""
+        get_logger("control").error("manager.broke", error=repr(bug))
+        if self._agent is not None and self._agent.plane is not None:
+            await self._agent.plane.abandon()
+
+    async def _supervise(self) -> None:
+        """A worker that can do no work any more gives its partitions to others and leaves; `ended()` then raises."""
+        if not isinstance(self._consumer, WorkerConsumer):
+            return
+        reason = await self._consumer.gave_up()
+        get_logger("control").error("manager.gave_up", worker=self.worker_id, owned=len(self.owned()), reason=reason)
+        self._failure = WorkerFailed(reason)
+        self._observer.failed(self._failure)
+        if self._stopping:
+            return
+        self._stopping = True
+        self._observer.touched()
+        # Not by this task: ending the member's run cancels it.
+        self._leaving = asyncio.get_running_loop().create_task(self._leave(returning=False), name="parti-gave-up")
+
+    async def _leave(self, *, returning: bool) -> None:
+        agent = self._agent
+        if agent is None:
+            return
+        broken = isinstance(self._consumer, WorkerConsumer) and bool(self._consumer.health().broken)
+        try:
+            async with asyncio.timeout(self.config.shutdown_timeout):
+                if not returning and not broken:
+                    await agent.leave()
+        except TimeoutError:
+            get_logger("control").warning("manager.leave_timeout", owned=len(self.owned()))
+        await agent.stop(returning=returning)
 
     def _new_agent(self) -> Agent:
         assert self._store is not None
@@ -311,17 +368,14 @@ class Manager:
             return
         self._stopping = True
         self._observer.touched()
-        agent = self._agent
-        if agent is not None and not self._main.done():
-            try:
-                async with asyncio.timeout(self.config.shutdown_timeout):
-                    if not returning:
-                        await agent.leave()
-            except TimeoutError:
-                get_logger("control").warning("manager.leave_timeout", owned=len(self.owned()))
-            await agent.stop(returning=returning)
-        await self._main
-        await self._unlisten()
+        try:
+            if self._leaving is not None:
+                await self._leaving
+            elif not self._main.done():
+                await self._leave(returning=returning)
+            await self._main
+        finally:
+            await self._unlisten()
 
     # -- talking ------------------------------------------------------------------------------------------------------
 

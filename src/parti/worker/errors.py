@@ -29,3 +29,7 @@ class HandlerTimeout(FatalError):
 
 class HandlerCancelled(FatalError):
     """The handler ended with CancelledError although nobody cancelled it; its message is retried."""
+
+
+class WorkerFailed(FatalError):
+    """The worker can do no work any more, and has given its partitions to others: start a new process."""
