@@ -32,7 +32,7 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
 from parti.wire.events import ConnectionEvent, EventKind
 from parti.wire.filters import SubjectFilter
-from parti.worker import WorkerConsumer
+from parti.worker import WorkerConsumer, WorkerFailed
 
 _LEASE_CALLS = 6  # a call may take this part of the TTL, so that a lost one leaves time for another
 
@@ -91,6 +91,8 @@ class Manager:
         self._main: asyncio.Task[None] | None = None
         self._degraded = Degraded(config, nc, self._hooks, self._observer, metrics, self._clock)
         self._stopping = False
+        self._failure: WorkerFailed | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._former = Former()
         self._unwatch: Callable[[], None] = lambda: None
         self._subscriptions: list[Any] = []
@@ -194,6 +196,8 @@ class Manager:
         """
 
         def problem() -> str | None:
+            if (ended := self._ended_by()) is not None:
+                return ended
             state = self.state
             waiting = (ManagerState.INIT, ManagerState.CLAIMING_ID, ManagerState.SHUTDOWN, ManagerState.DEGRADED)
             if state in waiting:
@@ -205,6 +209,18 @@ class Manager:
             return leadership.feed.problem if leadership is not None else None
 
         return HealthCheck("manager", problem)
+
+    def liveness_check(self) -> HealthCheck:
+        """For `/healthz`: fails when the manager has ended, by a bug or because its worker gave up."""
+        return HealthCheck("manager-alive", self._ended_by, live=True)
+
+    def _ended_by(self) -> str | None:
+        if self._failure is not None:
+            return str(self._failure)
+        if self._main is None or not self._main.done() or self._main.cancelled():
+            return None
+        bug = self._main.exception()
+        return f"the manager ended: {bug!r}" if bug is not None else None
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -249,7 +265,8 @@ class Manager:
             await self._main
 
     def ended(self) -> asyncio.Task[None]:
-        """The manager's own task: it ends by `stop()`, or by a bug that nobody expected, which it then raises."""
+        """The manager's own task: it ends by `stop()`; or by a bug that nobody expected, or because the worker can do
+        no work any more (WorkerFailed), which it then raises."""
         if self._main is None:
             raise UsageError("this manager was not started")
         return self._main
@@ -295,6 +312,7 @@ class Manager:
             helpers = [
                 group.create_task(self._hooks.run()),
                 group.create_task(self._degraded.run(self._hold_judgement)),
+                group.create_task(self._supervise()),
             ]
             try:
                 while not self._stopping:
@@ -307,10 +325,49 @@ class Manager:
                     self._former = agent.former
                     if agent.stream_is_gone:
                         await self._begin_with_other_stream()
+            except Exception as bug:
+                await self._broke(bug)
+                raise
             finally:
                 for helper in helpers:
                     helper.cancel()
         await self._hooks.drain()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _broke(self, bug: Exception) -> None:
+        """A bug has ended the member: whatever it ran must end too, since nobody renews its lease any more."""
+        get_logger("control").error("manager.broke", error=repr(bug))
+        if self._agent is not None and self._agent.plane is not None:
+            await self._agent.plane.abandon()
+
+    async def _supervise(self) -> None:
+        """A worker that can do no work any more gives its partitions to others and leaves; `ended()` then raises."""
+        if not isinstance(self._consumer, WorkerConsumer):
+            return
+        reason = await self._consumer.gave_up()
+        get_logger("control").error("manager.gave_up", worker=self.worker_id, owned=len(self.owned()), reason=reason)
+        self._failure = WorkerFailed(reason)
+        self._observer.failed(self._failure)
+        if self._stopping:
+            return
+        self._stopping = True
+        self._observer.touched()
+        # Not by this task: ending the member's run cancels it.
+        self._leaving = asyncio.get_running_loop().create_task(self._leave(returning=False), name="parti-gave-up")
+
+    async def _leave(self, *, returning: bool) -> None:
+        agent = self._agent
+        if agent is None:
+            return
+        broken = isinstance(self._consumer, WorkerConsumer) and bool(self._consumer.health().broken)
+        try:
+            async with asyncio.timeout(self.config.shutdown_timeout):
+                if not returning and not broken:
+                    await agent.leave()
+        except TimeoutError:
+            get_logger("control").warning("manager.leave_timeout", owned=len(self.owned()))
+        await agent.stop(returning=returning)
 
     def _new_agent(self) -> Agent:
         assert self._store is not None
@@ -356,17 +413,14 @@ class Manager:
             return
         self._stopping = True
         self._observer.touched()
-        agent = self._agent
-        if agent is not None and not self._main.done():
-            try:
-                async with asyncio.timeout(self.config.shutdown_timeout):
-                    if not returning:
-                        await agent.leave()
-            except TimeoutError:
-                get_logger("control").warning("manager.leave_timeout", owned=len(self.owned()))
-            await agent.stop(returning=returning)
-        await self._main
-        await self._unlisten()
+        try:
+            if self._leaving is not None:
+                await self._leaving
+            elif not self._main.done():
+                await self._leave(returning=returning)
+            await self._main
+        finally:
+            await self._unlisten()
 
     # -- talking ------------------------------------------------------------------------------------------------------
 

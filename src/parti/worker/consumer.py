@@ -18,16 +18,17 @@ from parti.observe.health import HealthCheck
 from parti.observe.metrics import NO_METRICS, Metrics
 from parti.wire.api import JetStreamApi
 from parti.worker.engine import Engine
-from parti.worker.errors import MaxSubjectsExceeded, WorkerClosed, WorkerIdMutation
+from parti.worker.errors import MaxSubjectsExceeded, WorkerClosed, WorkerFailed, WorkerIdMutation
 from parti.worker.handler import AdaptedHandler, Handler
 from parti.worker.health import HealthTracker, WorkerHealth
-from parti.worker.info import Fence, PartitionInfo, Shown, WorkerInfo
+from parti.worker.info import Fence, PartitionInfo, Shown, Unfenced, WorkerInfo
 from parti.worker.ledger import PartitionState
 from parti.worker.recorder import Recorder
 from parti.worker.routing import Routes, SubjectTemplate, consumer_name
 from parti.worker.stream import MessageStream
 from parti.worker.updates import Wanted
 
+_LOOK = 0.5  # seconds between two looks at the health
 _NEARLY_FULL = 0.9  # of max_subjects: a warning one step before the refusal (SC-P0-3)
 
 H = TypeVar("H", bound=Handler)
@@ -45,14 +46,6 @@ class WorkerParts:
     backoff: Backoff
     clock: Clock
     on_blocked: Callable[[str], None] | None = None
-
-
-class _Open:
-    def may_pull(self) -> bool:
-        return True
-
-    def may_start(self, lease: Lease) -> bool:  # noqa: ARG002 - the protocol's signature
-        return True
 
 
 class WorkerConsumer:
@@ -80,7 +73,7 @@ class WorkerConsumer:
         self._js = js
         self._handler = handler
         self._metrics = metrics
-        self._fence: Fence = fence or _Open()
+        self._fence: Fence = fence or Unfenced()
         self._backoff = backoff or Backoff()
         self._clock = clock or SystemClock()
         self._template = SubjectTemplate(config.subject_template)
@@ -146,6 +139,8 @@ class WorkerConsumer:
         if claimed:
             wanted = replace(wanted, claimed=True)
         engine = self._start()
+        if self._main is not None and self._main.done():
+            raise WorkerClosed(f"the worker ended ({self._health.broken or 'cancelled'}): make a new one")
         started = self._clock.now()
         await engine.coalescer.put(wanted, flush=flush)
         self._worker_id = worker_id
@@ -400,16 +395,26 @@ class WorkerConsumer:
         chosen = signals or (signal.SIGTERM, signal.SIGINT)
         for each in chosen:
             loop.add_signal_handler(each, asked.set)
-        waiting: list[asyncio.Task[Any]] = [asyncio.create_task(asked.wait())]
+        waiting: list[asyncio.Task[Any]] = [asyncio.create_task(asked.wait()), asyncio.create_task(self.gave_up())]
         if self._main is not None:
             waiting.append(self._main)  # a bug that ends the worker must end the wait
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            hopeless = waiting[1].done()
             waiting[0].cancel()
+            waiting[1].cancel()
             for each in chosen:
                 loop.remove_signal_handler(each)
             await self.close()
+        if hopeless:
+            raise WorkerFailed(waiting[1].result())
+
+    async def gave_up(self) -> str:
+        """Return when this worker should give its partitions to others, and why: see `hopeless`."""
+        while not (reason := self.hopeless()):
+            await self._clock.sleep(_LOOK)
+        return reason
 
     async def abandon(self) -> bool:
         """When this returns nothing starts or is acknowledged any more, and the worker can begin anew.

@@ -165,7 +165,7 @@ class Engine:
             self.recorder.health.broke(self.clock.now(), repr(bug.exceptions[0]))
             self.recorder.show_health()
             self.recorder.event("worker.broke", op="run", result="failure", error=repr(bug.exceptions[0]), warn=True)
-            self.coalescer.fail(bug)
+            self.coalescer.fail(WorkerClosed(f"the worker ended: {bug.exceptions[0]!r}"))
             raise
         finally:
             unlisten()

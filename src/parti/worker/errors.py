@@ -33,3 +33,7 @@ class HandlerCancelled(FatalError):
 
 class StreamReplacedUnderWorker(TransientError):
     """The stream was deleted and made anew: who keeps the positions has to begin anew, and then it goes on."""
+
+
+class WorkerFailed(FatalError):
+    """The worker can do no work any more, and has given its partitions to others: start a new process."""

@@ -49,6 +49,8 @@ class WorkerHealth:
     last_updated: float
     stalls: tuple[str, ...] = ()
     """What stands still, in words."""
+    broken: str = ""
+    """The bug that ended the worker."""
 
 
 class HealthTracker:
@@ -155,4 +157,5 @@ class HealthTracker:
             last_error=self.last_error,
             last_updated=self.last_updated,
             stalls=tuple(self._stalls.values()),
+            broken=self._broken,
         )

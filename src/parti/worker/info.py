@@ -17,6 +17,16 @@ class Fence(Protocol):
     def may_start(self, lease: Lease) -> bool: ...
 
 
+class Unfenced:
+    """The fence of a worker that shares its partitions with nobody."""
+
+    def may_pull(self) -> bool:
+        return True
+
+    def may_start(self, lease: Lease) -> bool:  # noqa: ARG002 - the protocol's signature
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
     """One partition as the worker has it."""
