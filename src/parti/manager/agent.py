@@ -70,6 +70,7 @@ class Agent:
         clock: Clock,
         metrics: Metrics,
         instance: str,
+        capacity: int,
         former: Former,
         start_cursor: Callable[[], Coroutine[Any, Any, int]],
         nudge: Callable[[Member, PartitionId], None],
@@ -95,7 +96,12 @@ class Agent:
         self._terms = terms_of(config)
         pool = Pool(config.worker_id_prefix, config.worker_id_min, config.worker_id_max)
         self._identity = identity.seeking(
-            secrets.token_hex(8), terms=self._terms, pool=pool, instance=instance, former=former.lives
+            secrets.token_hex(8),
+            terms=self._terms,
+            pool=pool,
+            instance=instance,
+            capacity=capacity,
+            former=former.lives,
         )
         self._lease = LeaseKeeper(store, clock, self._step_identity, self.failed)
         self._former = former
@@ -178,6 +184,17 @@ class Agent:
         """Renew, or look for an id, at the next tick: NATS is back, or we have something to say."""
         if not self._identity.hold.waiting:
             self._identity = replace(self._identity, hold=self._identity.hold.failed(self.clock.now()))
+
+    def set_well(self, well: bool, reason: str = "") -> None:
+        """Our lease says so from now on. The leader gives nothing to a worker that is not well, and moves away what it
+        has, for as long as it can still hand it over. Each member begins well: say it again after a fence."""
+        if well == self._identity.well:
+            return
+        log = self._log.info if well else self._log.warning
+        worker = self._identity.worker
+        log("worker.well", worker_id=worker, op="well", result="well" if well else "unwell", reason=reason)
+        self._identity = replace(self._identity, well=well)
+        self.renew_soon()
 
     def _end(self, ending: Ending) -> None:
         if not self._ended.done():

@@ -373,6 +373,8 @@ class Store:
             self._log.info("store.write_failed", key=key, error=str(error))
         if count:
             self._metrics.count(m.CLAIM_WRITES, result=result)
+            if result == "conflict":
+                self._metrics.count(m.CAS_CONFLICTS)
         return revision
 
     def _read(self, key: str, value: bytes, decode: Callable[[bytes], T | Unreadable]) -> T | None:

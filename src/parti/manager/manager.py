@@ -19,7 +19,7 @@ from parti.manager.former import Former
 from parti.manager.hooks import HookRunner, Hooks, ManagerState
 from parti.manager.host import Host, Plane
 from parti.manager.kv_store import Store
-from parti.manager.layouts import check_layout, overlap_check, plane_for
+from parti.manager.layouts import capacity_of, check_layout, overlap_check, plane_for
 from parti.manager.lease_keeper import Ending
 from parti.manager.observer import Observer
 from parti.manager.sources import PartitionSource, StaticSource
@@ -153,6 +153,14 @@ class Manager:
     def leading(self) -> bool:
         return self.is_leader
 
+    def unassigned(self) -> tuple[PartitionId, ...]:
+        """On the leader: the partitions that nobody can carry. Elsewhere none."""
+        leadership = self._agent.leadership if self._agent is not None and self._agent.leading else None
+        return leadership.leader.unassigned if leadership is not None and leadership.leader is not None else ()
+
+    def claims_known(self) -> int:
+        return len(self._agent.claims) if self._agent is not None else 0
+
     @property
     def state(self) -> ManagerState:
         """Where this worker stands."""
@@ -192,7 +200,7 @@ class Manager:
     def health_check(self) -> HealthCheck:
         """For `/readyz`: fails while this worker is no live member, or degraded. Having no partition is healthy.
 
-        On the leader also while its source of partitions fails or is refused.
+        On the leader also while its source of partitions fails or is refused, or partitions cannot be placed.
         """
 
         def problem() -> str | None:
@@ -206,7 +214,12 @@ class Manager:
                 return f"starting over: {self._replaced}"
             self._replaced = ""
             leadership = self._agent.leadership if self._agent is not None and self._agent.leading else None
-            return leadership.feed.problem if leadership is not None else None
+            if leadership is None:
+                return None
+            if leadership.feed.problem is not None:
+                return leadership.feed.problem
+            lacking = self.unassigned()
+            return f"{len(lacking)} partitions cannot be placed, such as {lacking[0]}" if lacking else None
 
         return HealthCheck("manager", problem)
 
@@ -383,6 +396,7 @@ class Manager:
             clock=self._clock,
             metrics=self._metrics,
             instance=self._instance,
+            capacity=capacity_of(self.config.layout, self._consumer),
             former=self._former,
             start_cursor=self._start_cursor,
             nudge=self._nudge,
