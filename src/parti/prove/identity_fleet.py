@@ -14,7 +14,7 @@ from typing import Any
 from parti.errors import PartiError
 from parti.manager import ControlConfig, Hooks, Manager
 from parti.prove.traffic import make_stream
-from parti.testing import NatsServer, NeverHappened, eventually
+from parti.testing import NatsServer, NeverHappened, eventually, insist
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection, connect
 from parti.wire.options import ConnectOptions
@@ -45,9 +45,14 @@ class Bench:
             value = f"{word}{self.sent}"
             self.sent += 1
             subject = f"{stream}.{PARTITIONS[number % len(PARTITIONS)]}.k"
-            await self.js.publish(subject, json.dumps(value).encode())
+            await self._publish(subject, value)
             values.append(value)
         return values
+
+    async def _publish(self, subject: str, value: str) -> None:
+        """The same id again: stored once, however often it is sent."""
+        headers = {"Nats-Msg-Id": f"{subject}-{value}"}
+        await insist(lambda: self.js.publish(subject, json.dumps(value).encode(), headers=headers), what="a publish")
 
     async def consumers(self, stream: str) -> list[dict[str, Any]]:
         """The durables of a stream, as the server describes them."""

@@ -179,6 +179,8 @@ class Watch:
         self._known.add((sequence, word))
         self._counts[word] = self._counts.get(word, 0) + 1
         if len(self.examples) < _EXAMPLES:
-            posted = next((p for p in self._ledger.posted.values() if p.sequence == sequence), None)
+            generation = self._ledger.generation
+            found = (p for p in self._ledger.posted.values() if (p.generation, p.sequence) == (generation, sequence))
+            posted = next(found, None)
             name = f"{posted}" if posted is not None else f"seq {sequence}"
             self.examples.append(f"at {time.monotonic():.2f} {name} {what} without effect or letter")
