@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from parti.cli.group.session import group_argument, member_argument, stream_argu
 from parti.cli.output import json_option, note, print_json
 from parti.cli.settings import log_quietly, with_config
 from parti.config import LoadedConfig, ObserveSection
-from parti.errors import ConfigError
+from parti.errors import ConfigError, NoResponders, RequestTimeout
 from parti.groups.automatic import AutomaticMembership
 from parti.groups.elastic import elastic_consume
+from parti.groups.errors import OwnershipLost
 from parti.groups.events import GroupEvent
 from parti.groups.member import GroupConsumer
 from parti.groups.message import GroupMessage
@@ -73,7 +75,9 @@ async def consume_until(
         show(message)
         if joining.sleep:
             await asyncio.sleep(joining.sleep)
-        await message.double_ack()
+        # One that somebody else may have by now was shown all the same: as done it is acknowledged when it comes again.
+        with contextlib.suppress(OwnershipLost, NoResponders, RequestTimeout):
+            await message.double_ack()
         seen += 1
         if joining.count is not None and seen >= joining.count:
             until.set()
