@@ -90,11 +90,13 @@ async def _change_membership(proof: Run, listed: list[str]) -> None:
 async def _strike(proof: Run, done: Churn, kind: str, member: str) -> None:
     active = proof.active(member)
     assert active is not None
+    alone = proof.frozen[member] > 0  # how long it takes says nothing then
     now = time.monotonic()
     if kind == "kill":
         os.kill(active.process.pid, signal.SIGKILL)
         proof.instances.remove(active)
-        done.kills.append(await proof.effect_of_another(member, active.name, now, within=20))
+        taken = await proof.effect_of_another(member, active.name, now)
+        done.kills += [] if alone else [taken]
         await asyncio.to_thread(reap, active.process)
         await proof.start(member)
     elif kind == "freeze":
@@ -108,5 +110,5 @@ async def _strike(proof: Run, done: Churn, kind: str, member: str) -> None:
         await asyncio.gather(proof.stop(stopping), proof.start(stopping.member))
     else:
         await proof.groups.step_down(STREAM, GROUP, member)
-        now = time.monotonic()
-        done.step_downs.append(await proof.effect_of_another(member, active.name, now, within=20))
+        if not alone:  # otherwise the same instance is pinned again
+            done.step_downs.append(await proof.effect_of_another(member, active.name, time.monotonic()))

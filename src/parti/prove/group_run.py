@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from parti.errors import PartiError, UsageError
 from parti.groups import ElasticGroups, GroupKind, PartitioningFilter, StaticGroups
 from parti.prove.group_member import EFFECTS, Joining
 from parti.subjects import partition_of
-from parti.testing import NatsServer, eventually
+from parti.testing import NatsServer, NeverHappened, eventually
 from parti.testing.child import spawn
 from parti.testing.history import Effect, History, Verdict
 from parti.wire.api import JetStreamApi, expectations
@@ -58,6 +59,8 @@ class Run:
     started: int = 0
     seen_from: dict[str, float] = field(default_factory=dict)
     """Instance -> when its last effect was seen."""
+    frozen: Counter[str] = field(default_factory=Counter)
+    """Member -> how many of its instances stand still now."""
     longest_gap: dict[str, float] = field(default_factory=dict)
     """Member -> the longest time between two effects, since somebody cleared it."""
     _seen_of: dict[str, float] = field(default_factory=dict)
@@ -115,15 +118,18 @@ class Run:
         mine = [i for i in self.instances if i.member == member and i.name in self.seen_from]
         return max(mine, key=lambda i: self.seen_from[i.name], default=None)
 
-    async def effect_of_another(self, member: str, but: str, since: float, within: float) -> float:
-        """Seconds from `since` until another instance of the member has an effect."""
+    async def effect_of_another(self, member: str, but: str, since: float, within: float = 30) -> float:
+        """Seconds from `since` until another instance of the member has an effect; a standstill is an error."""
 
         def seen() -> float:
             self.check_alive()
             times = [t for n, t in self.seen_from.items() if n.startswith(f"{member}#") and n != but and t > since]
             return min(times, default=0.0)
 
-        return await eventually(seen, timeout=within, what=f"an effect of another instance of {member}") - since
+        try:
+            return await eventually(seen, timeout=within, what=f"an effect of another instance of {member}") - since
+        except NeverHappened as error:
+            raise UsageError(f"standstill of {member}: {error}; {await self.standing()}") from error
 
     async def stop(self, instance: Instance) -> float:
         """End the instance as a supervisor does, with SIGTERM; returns how long it took."""
@@ -137,10 +143,12 @@ class Run:
 
     async def freeze(self, instance: Instance, seconds: float) -> None:
         """Let the process stand still; one that somebody ended meanwhile is no error."""
+        self.frozen[instance.member] += 1
         instance.process.send_signal(signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds)
         finally:
+            self.frozen[instance.member] -= 1
             instance.process.send_signal(signal.SIGCONT)  # Popen knows whether it still is that process
 
     # -- load ------------------------------------------------------------------------------------------------------
