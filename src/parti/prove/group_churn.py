@@ -109,6 +109,17 @@ async def _strike(proof: Run, done: Churn, kind: str, member: str) -> None:
         stopping = proof.rng.choice(proof.instances)
         await asyncio.gather(proof.stop(stopping), proof.start(stopping.member))
     else:
+        await _step_down(proof, done, member, active.name, alone=alone)
+
+
+async def _step_down(proof: Run, done: Churn, member: str, active: str, *, alone: bool) -> None:
+    """The server pins the next pull that waits; where the other instance has none just then, that is the same one's."""
+    for _ in range(5):
         await proof.groups.step_down(STREAM, GROUP, member)
-        if not alone:  # otherwise the same instance is pinned again
-            done.step_downs.append(await proof.effect_of_another(member, active.name, time.monotonic()))
+        now = time.monotonic()
+        taken = await proof.effect_since(member, now)
+        if alone:
+            return
+        if proof.seen_from.get(active, 0.0) <= now:
+            done.step_downs.append(taken)
+            return

@@ -118,18 +118,24 @@ class Run:
         mine = [i for i in self.instances if i.member == member and i.name in self.seen_from]
         return max(mine, key=lambda i: self.seen_from[i.name], default=None)
 
-    async def effect_of_another(self, member: str, but: str, since: float, within: float = 30) -> float:
-        """Seconds from `since` until another instance of the member has an effect; a standstill is an error."""
+    async def effect_of_another(self, member: str, but: str, since: float) -> float:
+        """Seconds from `since` until another instance of the member has an effect."""
+        return await self._effect(member, since, but)
 
+    async def effect_since(self, member: str, since: float) -> float:
+        """Seconds from `since` until any instance of the member has an effect."""
+        return await self._effect(member, since, "")
+
+    async def _effect(self, member: str, since: float, but: str) -> float:
         def seen() -> float:
             self.check_alive()
             times = [t for n, t in self.seen_from.items() if n.startswith(f"{member}#") and n != but and t > since]
             return min(times, default=0.0)
 
         try:
-            return await eventually(seen, timeout=within, what=f"an effect of another instance of {member}") - since
+            return await eventually(seen, timeout=30, what=f"an effect of {member}, not of {but or 'nobody'}") - since
         except NeverHappened as error:
-            raise UsageError(f"standstill of {member}: {error}; {await self.standing()}") from error
+            raise UsageError(f"standstill: {error}; {await self.standing()}") from error
 
     async def stop(self, instance: Instance) -> float:
         """End the instance as a supervisor does, with SIGTERM; returns how long it took."""

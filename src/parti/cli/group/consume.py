@@ -135,6 +135,7 @@ def consume_command(kind: GroupKind) -> click.Command:
     )
     @click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
     @click.option("--automatic", is_flag=True, help="Join the membership too, and leave it at the end (elastic).")
+    @click.option("--listed", is_flag=True, help="With --automatic: keep a list of members, to which `cg add` can add.")
     @json_option
     @with_config
     def consume(
@@ -148,6 +149,7 @@ def consume_command(kind: GroupKind) -> click.Command:
         order: str,
         count: int | None,
         automatic: bool,
+        listed: bool,
         as_json: bool,
     ) -> None:
         """Join as an instance of a member and print its messages; each is acknowledged with confirmation.
@@ -156,6 +158,8 @@ def consume_command(kind: GroupKind) -> click.Command:
         """
         if automatic and kind is GroupKind.STATIC:
             raise ConfigError("a static group's members never change: leave --automatic out")
+        if listed and not automatic:
+            raise ConfigError("--listed says how --automatic writes the members: give both")
         log_quietly(loaded)
         joining = Joining(
             kind,
@@ -166,7 +170,7 @@ def consume_command(kind: GroupKind) -> click.Command:
             Order(order),
             sleep,
             count,
-            AutomaticMembership() if automatic else None,
+            AutomaticMembership(listed=listed) if automatic else None,
         )
         options = configured_options(loaded).options
         seen = asyncio.run(_until_signal(options, joining, as_json, loaded.config.observe))
