@@ -111,6 +111,8 @@ class Pinned(Core[R], Generic[R]):
             foreign = error
             self._signal(lambda: self._fail(foreign))
             return
+        if self._pin is not None and self._puller.pin != self._pin:
+            self._suspect()  # the pin went and came back: somebody else may have had what waits here
         if self._work.holding or self._puller.pin != self._pin or (lost and self._limits.max_pending != 1):
             self._work.hold()
             self._signal(look_again)

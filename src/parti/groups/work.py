@@ -30,6 +30,7 @@ log = get_logger("groups")
 _DONE_REMEMBERED = 4_096  # acknowledgements that may have got lost; far more than can be in flight at once
 UNLIMITED = 1 << 62
 """Attempts without a limit: a message is delivered until it is acknowledged, and what is behind it waits."""
+_CANCELLED = object()  # the outcome of a handler that was cancelled
 _STUCK_AFTER = 60.0  # seconds of failed attempts at one message before health says so
 
 
@@ -123,14 +124,19 @@ class Work:
                 continue
             self.in_hand[message.queue_sequence] = message
             if self.holding:
-                self._held.append(message)
+                self._park(message)
             else:
                 self._push(message)
         self._metrics.set(m.IN_HAND, len(self.in_hand))
 
     def held_under(self, holding: Holding) -> set[int]:
-        """What is in hand that came under this consumer and pin, or came again under it."""
-        return {sequence for sequence, message in self.in_hand.items() if message.holding == holding}
+        """What is in hand that came under this consumer and pin, or came again under it, or runs and is surely ours."""
+
+        def ours(message: GroupMessage) -> bool:
+            runs = message.started and not message.doubtful and message.holding[0] == holding[0]
+            return runs or message.holding == holding
+
+        return {sequence for sequence, message in self.in_hand.items() if ours(message)}
 
     def count_under(self, consumer: str) -> int:
         """How much is in hand of this consumer, under whatever pin."""
@@ -166,8 +172,7 @@ class Work:
 
     def _park(self, message: GroupMessage) -> None:
         message.parked = True  # its lane passes it over when its turn comes
-        if message not in self._held:
-            self._held.append(message)
+        self._held.append(message)
         if (retrying := self._retrying.get(message.queue_sequence)) is not None:
             retrying.set()
 
@@ -258,11 +263,11 @@ class Work:
         assert isinstance(message, GroupMessage)
         while self.in_hand.get(message.queue_sequence) is message and not message.parked:
             if not self._still_fresh():
-                del self.in_hand[message.queue_sequence]
+                self._park(message)  # whose it is by now is found out before anything starts
                 return None
             message.attempt += 1
             outcome = await self._call(message)
-            if message.cancelled:
+            if outcome is _CANCELLED:
                 self._given_up(message)
                 return None
             wait = await self._settle_outcome(message, outcome)
@@ -281,8 +286,7 @@ class Work:
             return await self._handler.call(message)
         except asyncio.CancelledError as error:
             if message.cancelled:
-                task.uncancel()
-                return None
+                return _CANCELLED
             if task.cancelling():
                 raise
             return self._failed(message, error)
@@ -293,15 +297,17 @@ class Work:
         finally:
             message.started = False
             self._calls.pop(message.queue_sequence, None)
+            if message.cancelled:
+                task.uncancel()  # the runner's task goes on; one that ended well all the same is done
+                message.cancelled = False
 
     def _failed(self, message: GroupMessage, error: BaseException) -> Retry:
         log.warning("group.handler_failed", sequence=message.sequence, attempt=message.attempt, error=describe(error))
         return Retry(error=describe(error))
 
     def _given_up(self, message: GroupMessage) -> None:
-        """It was cancelled, or ended while it was: the server gives the message to whoever is next."""
+        """It was cancelled: the server gives the message to whoever is next."""
         self._count("retry")
-        message.cancelled = False
         if message.handed_back:
             self.in_hand.pop(message.queue_sequence, None)
             self._settle(message, b"-NAK")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import itertools
 import json
 import random
 import signal
@@ -11,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +59,9 @@ class Run:
     history: History = field(default_factory=History)
     published: int = 0
     started: int = 0
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    begun: list[tuple[int, str, float]] = field(default_factory=list)
+    """Number of the message, instance, and when its effect was seen."""
     seen_from: dict[str, float] = field(default_factory=dict)
     """Instance -> when its last effect was seen."""
     frozen: Counter[str] = field(default_factory=Counter)
@@ -67,8 +72,10 @@ class Run:
 
     async def note(self, message: Any) -> None:
         """An effect was seen on its way to the sink."""
-        owner = json.loads(message.data)["owner"]
+        effect = json.loads(message.data)
+        owner = effect["owner"]
         now, member = time.monotonic(), owner.split("#")[0]
+        self.begun.append((effect["counter"], owner, now))
         self.seen_from[owner] = now
         gap = now - self._seen_of.get(member, now)
         self.longest_gap[member] = max(self.longest_gap.get(member, 0.0), gap)
@@ -79,6 +86,11 @@ class Run:
         now = time.monotonic()
         self.longest_gap.clear()
         self._seen_of = dict.fromkeys(self._seen_of, now)
+
+    def gap(self, member: str) -> float:
+        """The longest time without an effect of the member since `watch_gaps`, until now."""
+        now = time.monotonic()
+        return max(self.longest_gap.get(member, 0.0), now - self._seen_of.get(member, now))
 
     async def start(self, member: str) -> Instance:
         """A new instance, joined when this returns."""
@@ -162,6 +174,12 @@ class Run:
     @contextlib.asynccontextmanager
     async def load(self) -> AsyncIterator[None]:
         """Messages are published while this is entered; when it is left, each of them has had its effect."""
+        async with self.load_until(self._done):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def load_until(self, done: Callable[[], bool | Awaitable[bool]]) -> AsyncIterator[None]:
+        """Messages are published while this is entered; it is left when `done` says so; a standstill is an error."""
         stop = asyncio.Event()
         publishing = asyncio.create_task(self._publish(stop))
         try:
@@ -169,7 +187,12 @@ class Run:
         finally:
             stop.set()
             await publishing
-        await self.finished()
+        deadline = time.monotonic() + _FINISH_WITHIN
+        while not (await said if inspect.isawaitable(said := done()) else said):
+            self.check_alive()
+            if time.monotonic() > deadline:
+                raise UsageError(f"standstill: {await self.standing()}")
+            await asyncio.sleep(0.1)
 
     async def _publish(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
@@ -178,7 +201,7 @@ class Run:
 
     async def publish(self) -> None:
         """One message, keys in turn; it counts as published when the server has acknowledged it."""
-        number = self.published
+        number = next(self._numbers)
         key = f"k{number % KEYS}"
         subject = f"{STREAM}.{key}"
         if self.kind is GroupKind.STATIC:
@@ -186,15 +209,6 @@ class Run:
         await self.api.publish(subject, f"p-{number}".encode(), headers=expectations(msg_id=str(number)))
         self.history.published(key, "p", number)
         self.published += 1
-
-    async def finished(self) -> None:
-        """Return when every message had its effect and nothing is left to deliver; a standstill is an error."""
-        deadline = time.monotonic() + _FINISH_WITHIN
-        while not await self._done():
-            self.check_alive()
-            if time.monotonic() > deadline:
-                raise UsageError(f"standstill: {await self.standing()}")
-            await asyncio.sleep(0.1)
 
     async def _done(self) -> bool:
         info = await self.api.stream_info(EFFECTS)
@@ -209,7 +223,8 @@ class Run:
     async def standing(self) -> str:
         """Where the group stands, for a person who looks for the cause."""
         stream = f"{STREAM}-{GROUP}" if self.kind is GroupKind.ELASTIC else STREAM
-        told = [f"{self.published} published, {(await self.api.stream_info(EFFECTS))['state']['messages']} effects"]
+        effects, left = [(await self.api.stream_info(each))["state"]["messages"] for each in (EFFECTS, stream)]
+        told = [f"{self.published} published, {effects} effects, {left} messages in {stream}"]
         for each in await self.api.consumer_list(stream):
             pins = [group.get("pinned_client_id") for group in each.get("priority_groups") or ()]
             told.append(
