@@ -332,3 +332,62 @@ def test_streams_groups_and_members_are_completed(cli: Cli, tmp_path: Path) -> N
     assert f"plain,{cli.stream}" in complete("info STREA"[:5] + cli.stream[:6])
     assert "plain,grouped" in complete("info STREAM gro")
     assert "plain,memberly" in complete("step-down STREAM grouped mem")
+
+
+def test_flags_may_stand_before_the_verb_as_in_the_reference(cli: Cli) -> None:
+    cli("elastic create STREAM g 2 --filter STREAM.*")
+    words = ["group", "--server", cli.url, "elastic", "--json", "ls", cli.stream]
+    result = CliRunner().invoke(main, words)
+    assert (result.exit_code, json.loads(result.stdout)) == (0, ["g"])
+    cli("elastic add STREAM g m1")
+    words = [
+        "group",
+        f"--server={cli.url}",
+        "elastic",
+        "--sleep",
+        "1ms",
+        "consume",
+        cli.stream,
+        "g",
+        "m1",
+        "--count",
+        "1",
+    ]
+    cli.publish(1)
+    assert CliRunner().invoke(main, words).exit_code == 0
+
+
+def test_a_deletion_asks_and_a_piped_answer_counts(cli: Cli) -> None:
+    cli("elastic create STREAM g 2 --filter STREAM.*")
+    words = ["group", "elastic", "delete", cli.stream, "g", "-s", cli.url]
+    refused = CliRunner().invoke(main, words, input="n\n")
+    assert (refused.exit_code, cli.json("elastic ls STREAM")) == (1, ["g"])
+    assert cli.json("elastic delete STREAM g")["executed"] is False
+    agreed = CliRunner().invoke(main, words, input="y\n")
+    assert (agreed.exit_code, cli.json("elastic ls STREAM")) == (0, [])
+
+
+def test_a_dry_run_is_refused_where_the_change_would_be(cli: Cli) -> None:
+    cli("elastic create STREAM g 2 --filter STREAM.*")
+    cli("elastic cm STREAM g m1:0 m2:1")
+    for verb in ("add", "drop"):
+        assert "change those" in cli(f"elastic {verb} STREAM g m9 --dry-run", code=1).stderr
+    assert cli.json("elastic info STREAM g")["member_mappings"] != []
+
+
+def test_a_prompt_begins_with_its_kind_and_deletes_what_it_showed(cli: Cli) -> None:
+    cli("static create balanced STREAM one 2 m1")
+    cli("static create balanced STREAM two 2 m1")
+    lines = ["delete", cli.stream, "one", "y", "quit"]
+    words = ["group", "static", "prompt", "-s", cli.url]
+    result = CliRunner().invoke(main, words, input="\n".join(lines) + "\n")
+    assert result.exit_code == 0, result.output
+    assert "[static]>" in result.stdout
+    assert cli.json("static ls STREAM") == ["two"]
+
+
+def test_a_member_without_an_instance_is_an_answer_and_for_scripts_a_failure(cli: Cli) -> None:
+    cli("static create balanced STREAM g 2 m1")
+    assert cli.json("static minfo STREAM g m1")["active"] is False
+    cli("static minfo STREAM g m1 --check", code=1)
+    assert "no instance" in cli("static sd STREAM g m1 --json", code=1).stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from parti.clock import Clock, Deadline
 from parti.errors import ConnectionFailed, ConnectionLost, NoResponders, RequestTimeout
@@ -31,7 +31,9 @@ class Acks:
         limits: Limits,
         clock: Clock,
         holding: Callable[[], Holding],
+        created: Callable[[], Awaitable[str]],
     ) -> None:
+        """`holding`: under which consumer and pin messages come now; `created`: when the server's consumer was made."""
         self._connection = connection
         self._puller = puller
         self._work = work
@@ -39,6 +41,7 @@ class Acks:
         self._limits = limits
         self._clock = clock
         self._holding = holding
+        self._created = created
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
@@ -62,13 +65,9 @@ class Acks:
                 if await self._asked(message, deadline):
                     break
             elif deadline.expired or self._cannot_come(consumer):
-                # An ack of a delivery by a consumer that is gone counts for nothing. What waits behind this handler
-                # takes all places that the new one has: the message comes again only after the handler has ended.
-                message.doubtful = True
-                raise OwnershipLost(
-                    f"the consumer of message {message.sequence} was replaced, and the message comes again: undo what "
-                    "was prepared"
-                )
+                # What waits behind this handler takes all places that the new consumer has: the message comes again
+                # only after the handler has ended.
+                raise self._replaced(message)
             await self._clock.sleep(_LOOK_EVERY)
         self._work.done(message)
 
@@ -82,10 +81,24 @@ class Acks:
         except NoResponders:
             message.doubtful = True
             raise
-        except (RequestTimeout, ConnectionLost, ConnectionFailed):
+        except RequestTimeout:
+            # An ack of a delivery by a consumer that is gone counts for nothing, and one under the same name is silent.
+            if await self._created() != message.holding[0]:
+                raise self._replaced(message) from None
+            if deadline.expired:
+                raise
+        except (ConnectionLost, ConnectionFailed):
             if deadline.expired:
                 raise
         return False
+
+    @staticmethod
+    def _replaced(message: GroupMessage) -> OwnershipLost:
+        message.doubtful = True
+        return OwnershipLost(
+            f"the consumer of message {message.sequence} was replaced, and the message comes again: undo what was "
+            "prepared"
+        )
 
     def _cannot_come(self, consumer: str) -> bool:
         """Whether what we hold of this consumer leaves no place for another delivery."""

@@ -22,6 +22,7 @@ from parti.groups.store import R, RecordStore, Stored
 from parti.groups.work import Work
 from parti.wire.columns import Deliveries
 from parti.wire.connect import Connection
+from parti.wire.errors import ConsumerNotFound
 
 
 class Core(Standing, Signals, ABC, Generic[R]):
@@ -71,7 +72,9 @@ class Core(Standing, Signals, ABC, Generic[R]):
             clock=clock,
             metrics=self._metrics,
         )
-        self._acks = Acks(connection, self._puller, self._work, self._pulse, self._limits, clock, self._holding_now)
+        self._acks = Acks(
+            connection, self._puller, self._work, self._pulse, self._limits, clock, self._holding_now, self._created_now
+        )
         self._held: tuple[str, ...] = ()
         """The filters of the consumer that we pull from, or pulled from last."""
         self._created = ""
@@ -93,6 +96,14 @@ class Core(Standing, Signals, ABC, Generic[R]):
     def _holding_now(self) -> Holding:
         """Under which consumer and pin messages come now."""
         return (self._created, self._puller.pin)
+
+    async def _created_now(self) -> str:
+        """When the consumer that the server has under our name was made; empty when there is none."""
+        try:
+            info = await self._api.consumer_info(self._queue_stream, self._consumer)
+        except ConsumerNotFound:
+            return ""
+        return str(info["created"])
 
     def _fail(self, error: PartiError) -> None:
         self._failure = self._failure or error
