@@ -1,4 +1,4 @@
-"""Positions belong to one stream: made anew, gone back or exchanged, it is worked off from its beginning, said aloud."""
+"""Positions belong to one stream: made anew, gone back or exchanged, it is worked off from its beginning, and said."""
 
 from __future__ import annotations
 
