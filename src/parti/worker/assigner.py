@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from typing import NoReturn
 
 from parti.backoff import Backoff, retry
 from parti.clock import Clock
@@ -16,7 +17,7 @@ from parti.model import Lease, PartitionId, Retention
 from parti.observe import worker_metrics as m
 from parti.wire.errors import ConsumerDoesNotExist
 from parti.worker.desk import Desk
-from parti.worker.durable import Durable, Memory
+from parti.worker.durable import Durable, Memory, StreamFacts
 from parti.worker.errors import StreamReplacedUnderWorker
 from parti.worker.health import Part
 from parti.worker.ledger import PartitionState
@@ -55,7 +56,8 @@ class Assigner:
         self._lock = lock
         self._catch_up = catch_up
         self._stream_created = ""
-        self._claimed = False
+        self.expected_stream = ""
+        """When the stream was made that positions speak of; empty when they are our own."""
         self.on_stream_replaced: Callable[[str], None] = lambda reason: None  # noqa: ARG005
         self._template = SubjectTemplate(config.subject_template)
 
@@ -161,7 +163,8 @@ class Assigner:
         facts = await durable.facts()
         desk.retention, desk.file_storage = facts.retention, facts.file
         self._stream_created = facts.created
-        self._claimed = wanted.claimed
+        if self.expected_stream and facts.created != self.expected_stream:
+            self._refuse_stream(facts)
         durable.name = consumer_name(self._config.consumer_prefix, wanted.worker_id)
         self._set_worker(wanted.worker_id)
         async with self._lock:
@@ -380,12 +383,8 @@ class Assigner:
         facts = await self._durable.facts()
         if facts.created == self._stream_created:
             return
-        if self._claimed:
-            # Positions are the manager's: it has to begin anew. Nothing may start before it did.
-            for state in self._desk.ledger.states.values():
-                state.stopped, state.finish = True, 0
-            self.on_stream_replaced(f"the stream was made anew at {facts.created}")
-            raise StreamReplacedUnderWorker(f"stream {self._config.stream!r} was made anew at {facts.created}")
+        if self.expected_stream:
+            self._refuse_stream(facts)
         self._stream_created = facts.created
         self._desk.retention, self._desk.file_storage = facts.retention, facts.file
         ledger = self._desk.ledger
@@ -396,6 +395,13 @@ class Assigner:
             self._desk.drop(state)
             state.seen, state.furthest, state.target, state.range_end = 0, 0, None, None
         self._recorder.event("worker.stream_replaced", op="create", result="started_over", warn=True)
+
+    def _refuse_stream(self, facts: StreamFacts) -> NoReturn:
+        """Positions are the manager's, and of another stream: it has to begin anew. Nothing may start before it did."""
+        for state in self._desk.ledger.states.values():
+            state.stopped, state.finish = True, 0
+        self.on_stream_replaced(f"the stream was made anew at {facts.created}")
+        raise StreamReplacedUnderWorker(f"stream {self._config.stream!r} was made anew at {facts.created}")
 
     def _set_worker(self, worker_id: str) -> None:
         self._desk.worker_id = worker_id
