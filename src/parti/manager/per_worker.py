@@ -204,7 +204,7 @@ class PerWorkerPlane:
         if not where.stopped or held.phase is Phase.STOPPING:
             self._consumer.renew_lease(lease)
         elif where.held:
-            self._consumer.take_over(partition, after=held.queued, lease=lease)
+            self._consumer.take_over(partition, after=max(held.queued, where.cursor), lease=lease)
         else:
             self._consumer.resume_partition(partition, lease)
 

@@ -208,10 +208,8 @@ class WorkerConsumer:
         engine, state = self._state(partition)
         if not state.stopped or state.target is None:
             raise UsageError(f"partition {partition} is not held: name it in `hold` of the update that adds it")
-        # The owner before us may have come further than T before it stopped: what is held up to there is done.
-        target = max(state.target, after)
-        engine.desk.extend(state, target)
-        state.seen, state.lease, state.stopped, state.turn = after, lease, False, state.turn + 1
+        state.lease = lease
+        target = engine.desk.resume_at(state, after)
         engine.begin_catch_up([state])
         return target
 
@@ -261,10 +259,7 @@ class WorkerConsumer:
         engine, state = self._state(partition)
         if not state.stopped or state.running:
             raise UsageError(f"partition {partition} is at work: stop it before it is held")
-        engine.desk.drop(state)
-        # Somebody else may have it: until `take_over` names the position nothing of it counts as done.
-        state.seen, state.target = 0, max(state.seen, engine.desk.ledger.high)
-        state.range_end = None
+        engine.desk.hold(state)
         last = await engine.durable.last_sequence()
         engine.desk.extend(state, max(last, state.target or 0))
         return state.target or 0

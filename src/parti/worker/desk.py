@@ -269,9 +269,31 @@ class Desk:
         state.seen = self.ledger.cursor(state.id)
         self.drop(state)
 
-    def begin(self, states: Iterable[PartitionState]) -> list[PartitionState]:
-        """The consumer was reset: these partitions are live; returns those that were not taken away meanwhile."""
-        begun = [s for s in states if self.ledger.states.get(s.id) is s and not s.stopped and s.target is not None]
+    def hold(self, state: PartitionState) -> None:
+        """Begin again with a stopped partition that may be somebody else's: until `resume_at` nothing of it is done."""
+        self.drop(state)
+        state.seen, state.target = 0, max(state.seen, self.ledger.high)
+        state.range_end = None
+
+    def resume_at(self, state: PartitionState, after: int) -> int:
+        """The partition is ours from behind `after` on; returns its target, from which on it comes live."""
+        # The owner before us may have come further than T before it stopped: what is held up to there is done.
+        target = max(state.target or 0, after)
+        self.extend(state, target)
+        state.seen, state.stopped, state.turn = after, False, state.turn + 1
+        return target
+
+    def joining(self) -> list[PartitionState]:
+        """Partitions that are aside and ours: the next reset of the consumer begins them."""
+        return [s for s in self.ledger.states.values() if s.target is not None and not s.stopped]
+
+    def restarted(self, joining: Iterable[PartitionState]) -> list[PartitionState]:
+        """The consumer begins anew with what is left; returns the partitions that went live by that.
+
+        `joining`: those that were ours before the reset was asked for, so that everything of them comes behind it.
+        """
+        self.ledger.rebase()
+        begun = [s for s in joining if self.ledger.states.get(s.id) is s and not s.stopped and s.target is not None]
         for state in begun:
             state.range_end, state.target = state.target, None
         return begun

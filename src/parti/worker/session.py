@@ -211,7 +211,7 @@ class Session:
     async def _resync(self) -> None:
         """The consumer stands at our position. Where an ack deletes, that is the first message that is left."""
         ledger, desk = self._desk.ledger, self._desk
-        joining = [s for s in ledger.states.values() if s.target is not None and not s.stopped and desk.by_reset]
+        joining = desk.joining() if desk.by_reset else []
         if desk.retention is Retention.WORKQUEUE:
             after = 0  # what is left of a work queue is what is not done, or whose ack got lost
         elif desk.retention is Retention.INTEREST:
@@ -223,8 +223,7 @@ class Session:
         if not await self._durable.reset(after, not_above_floor=desk.by_reset):
             await self._recreate("iterator_error" if self._refresh else "not_found")
         if desk.by_reset:
-            ledger.rebase()
-            self._begun(desk.begin(joining))
+            self._begun(desk.restarted(joining))
         self.next_sequence = 1
         self._recorder.event("worker.attached", op="iterate", result="success", after=after)
 

@@ -1,0 +1,213 @@
+"""Where an ack deletes a sequence leaves the stream only by an ack that follows its own effect, whatever happens.
+
+A work queue in memory, the shipped desk and ledger, and any sequence of publishes, deliveries, stops, moves to another
+owner and back, resets, lost acks and looks at the consumer. Outages, restarts and aborted moves lost 1 to 140 messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parti.config.worker import WorkerConfig
+from parti.model import Lease, Partition, Retention
+from parti.observe.metrics import NO_METRICS
+from parti.worker.desk import Desk
+from parti.worker.health import HealthTracker
+from parti.worker.lanes import Runner
+from parti.worker.ledger import PartitionState
+from parti.worker.message import Message
+from parti.worker.recorder import Recorder
+from parti.worker.routing import Routes, SubjectTemplate
+
+NAMES = ("a", "b", "c")
+
+
+async def never(message: Message, runner: Runner) -> float | None:
+    raise AssertionError(f"{runner} was given {message}")
+
+
+class Queues:
+    """In place of the lanes: what may start is known, and starts when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, deque[Message]] = {name: deque() for name in NAMES}
+
+    def push(self, message: Message) -> None:
+        self.waiting[message._lane.state.id].append(message)
+
+    def forget(self, state: PartitionState) -> None:
+        self.waiting[state.id].clear()
+
+
+@dataclass
+class World:
+    """The queue on the server, our consumer on it, and another worker that may own a partition meanwhile."""
+
+    desk: Desk
+    queues: Queues
+    stream: dict[int, str] = field(default_factory=dict)
+    last: int = 0
+    at: int = 1
+    done: list[int] = field(default_factory=list)
+    running: dict[str, Message] = field(default_factory=dict)
+    ours: set[str] = field(default_factory=set)
+    lose_acks: bool = False
+
+    def write(self, frames: bytes) -> None:
+        """The connection: acks reach the server, or get lost."""
+        for frame in frames.split(b"PUB ")[1:]:
+            sequence = int(frame.split(b" ")[0].rpartition(b".")[2])
+            assert sequence in self.done, f"{sequence} was acknowledged unhandled"
+            if not self.lose_acks:
+                self.stream.pop(sequence, None)
+
+    def state(self, name: str) -> PartitionState:
+        return self.desk.ledger.states[name]  # type: ignore[index]
+
+    def publish(self, name: str) -> None:
+        self.last += 1
+        self.stream[self.last] = name
+
+    def deliver(self, count: int) -> None:
+        left = sorted(sequence for sequence in self.stream if sequence >= self.at)[:count]
+        if left:
+            self.at = left[-1] + 1
+            self.desk.take([(f"s.{self.stream[n]}".encode(), b"r.%d" % n, b"", b"", 1, n, 0) for n in left], 0)
+
+    def start(self, name: str) -> None:
+        state, queue = self.state(name), self.queues.waiting[name]
+        if name in self.ours and name not in self.running and queue and state.may_start(queue[0]):
+            self.running[name] = queue.popleft()
+            state.running += 1
+
+    def end(self, name: str) -> None:
+        if (message := self.running.pop(name, None)) is None:
+            return
+        self.done.append(message.sequence)
+        state = self.state(name)
+        state.running -= 1
+        self.desk.let_go(message)
+        if state.stopped:
+            self.desk.give_back(state)
+
+    def stop(self, name: str) -> None:
+        """Ours no longer: stop, finish what runs, give back the rest."""
+        if name not in self.ours:
+            return
+        state = self.state(name)
+        self.desk.put_aside(state)
+        state.stop([self.running[name].sequence] if name in self.running else [])
+        if name not in self.running:
+            self.desk.give_back(state)
+        self.ours.discard(name)
+
+    def other(self, name: str, count: int) -> None:
+        """Another worker owns it meanwhile, and handles the next ones; its last ack gets lost."""
+        if name in self.ours or name in self.running:
+            return
+        for sequence in sorted(n for n, p in self.stream.items() if p == name and n not in self.done)[:count]:
+            self.done.append(sequence)
+            if sequence % 3:
+                del self.stream[sequence]
+
+    def take_over(self, name: str) -> None:
+        """The claim is ours again, with the position that it carries."""
+        if name in self.ours or name in self.running:
+            return
+        state = self.state(name)
+        left = [n for n, p in self.stream.items() if p == name and n not in self.done]
+        cursor = min(left) - 1 if left else self.last
+        self.desk.resume_at(state, cursor)
+        self.ours.add(name)
+        self.reset()
+
+    def hold(self, name: str) -> None:
+        """A move to us begins while our filter is still on."""
+        if name in self.ours or name in self.running:
+            return
+        state = self.state(name)
+        self.desk.hold(state)
+        self.desk.extend(state, max(self.last, state.target or 0))
+
+    def reset(self) -> None:
+        """Everything that is left comes again, from the first on."""
+        joining = self.desk.joining()
+        self.at = 1
+        self.desk.restarted(joining)
+
+    def verify(self) -> None:
+        ledger = self.desk.ledger
+        ledger.verified = max(ledger.verified, ledger.high)
+        for name in self.ours:
+            first = min((n for n, p in self.stream.items() if p == name and n not in self.done), default=self.last + 1)
+            assert ledger.cursor(self.state(name).id) < first, f"the position of {name} passed {first}"
+
+
+def world() -> World:
+    config = WorkerConfig(stream="S", subject_template="s.{partition}")
+    desk = Desk(config, Recorder(NO_METRICS, HealthTracker()), never)
+    desk.retention = Retention.WORKQUEUE
+    queues = Queues()
+    desk.pool = queues  # type: ignore[assignment]
+    partitions = [Partition((name,)) for name in NAMES]
+    for partition in partitions:
+        desk.ledger.states[partition.id] = PartitionState(partition, Lease(partition.id, 1))
+    desk.ledger.assign(Routes(SubjectTemplate("s.{partition}"), partitions))
+    made = World(desk, queues, ours=set(NAMES))
+    desk.connection = made  # type: ignore[assignment]
+    return made
+
+
+name = st.sampled_from(NAMES)
+steps = st.one_of(
+    st.tuples(st.just("publish"), name),
+    st.tuples(st.just("publish"), name),
+    st.tuples(st.just("deliver"), st.integers(1, 6)),
+    st.tuples(st.just("deliver"), st.integers(1, 6)),
+    st.tuples(st.just("start"), name),
+    st.tuples(st.just("end"), name),
+    st.tuples(st.just("stop"), name),
+    st.tuples(st.just("hold"), name),
+    st.tuples(st.just("take_over"), name),
+    st.tuples(st.just("other"), name, st.integers(1, 3)),
+    st.tuples(st.just("reset")),
+    st.tuples(st.just("verify")),
+    st.tuples(st.just("acks"), st.booleans()),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(steps, max_size=60))
+def test_a_sequence_leaves_the_stream_only_after_its_effect_and_all_are_done_in_order(plan: list[tuple]) -> None:  # type: ignore[type-arg]
+    async def run() -> None:
+        here = world()
+        for what, *arguments in plan:
+            if what == "acks":
+                here.lose_acks = arguments[0]
+            else:
+                getattr(here, what)(*arguments)
+        here.lose_acks = False
+        for each in NAMES:
+            here.end(each)
+            here.take_over(each)
+        here.reset()
+        while True:
+            before = (here.at, len(here.done))
+            here.deliver(10)
+            for each in NAMES:
+                here.start(each)
+                here.end(each)
+            if (here.at, len(here.done)) == before:
+                break
+        here.reset()
+        here.deliver(1_000)
+        assert not here.stream, "what was handled left the stream"
+        assert sorted(here.done) == list(range(1, here.last + 1)), "everything once"
+        here.verify()
+
+    asyncio.run(run())
