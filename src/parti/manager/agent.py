@@ -26,6 +26,7 @@ from parti.manager.former import Former
 from parti.manager.host import Plane, PlaneFactory
 from parti.manager.kv_store import AssignmentChange, ClaimChange, Complete, LeaderChange, LeaseChange, Store, Told
 from parti.manager.leading import Leadership, rules_of
+from parti.manager.life_keeper import LifeKeeper
 from parti.manager.observer import Observer
 from parti.manager.positions import Checkpointer
 from parti.manager.sources import PartitionSource
@@ -33,6 +34,7 @@ from parti.model import Assignment, Claim, Lease, Member, PartitionId, Retention
 from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
 from parti.observe.metrics import Metrics
+from parti.worker.ledger import PartitionState
 
 _TICK = 0.05  # seconds; a take-over that is through is told at the next tick
 _LEAD_EVERY = 0.25  # the leader looks at every partition: timeouts are seconds
@@ -68,6 +70,8 @@ class Agent:
         former: Former,
         start_cursor: Callable[[], Coroutine[Any, Any, int]],
         nudge: Callable[[Member, PartitionId], None],
+        max_deliver: int = 3,
+        blocked: tuple[PartitionId, int] | None = None,
     ) -> None:
         self.store = store
         self.config = config
@@ -96,8 +100,11 @@ class Agent:
         self._observer = observer
         self._start_cursor = start_cursor
         self._nudge = nudge
+        self._max_deliver = max_deliver
+        self._blocked = blocked
         self._assignment_revision = 0
         self._checkpointer: Checkpointer | None = None
+        self._lives: LifeKeeper | None = None
         self._ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
@@ -183,6 +190,8 @@ class Agent:
                 self.leadership.tick(now, lead=lead)
             if self.plane is not None:
                 self.plane.tick(now)
+            if self._lives is not None:
+                self._lives.tick(now)
             await asyncio.sleep(_TICK)
 
     # -- identity -----------------------------------------------------------------------------------------------------
@@ -234,6 +243,7 @@ class Agent:
         self._log.info("worker.joined", worker=member.worker, nonce=member.nonce)
         self.plane = self._make_plane(self, member)
         self._checkpointer = Checkpointer(self, member, self._owned_before, self._former.positions_of(member.worker))
+        self._lives = LifeKeeper(self, member, self._former.lives, self._max_deliver, self._blocked)
         self.leadership = Leadership(
             self,
             member,
@@ -256,7 +266,8 @@ class Agent:
 
     async def _watch(self) -> None:
         assert self._checkpointer is not None
-        await self._checkpointer.begin()
+        assert self._lives is not None
+        await asyncio.gather(self._checkpointer.begin(), self._lives.begin())
         early: list[LeaseChange] = []
         while True:
             try:
@@ -282,6 +293,8 @@ class Agent:
         self.live.set()
         self.plane.begin()
         self.spawn(self._checkpointer.run(self.plane.positions), "parti-positions")
+        assert self._lives is not None
+        self.spawn(self._lives.run(), "parti-lives")
         self._observer.touched()
 
     # -- what is heard ------------------------------------------------------------------------------------------------
@@ -306,6 +319,8 @@ class Agent:
         if known is not None and revision < known[1]:
             return  # a read was faster than the watch
         self.claims[claim.partition] = (claim, revision)
+        if self._lives is not None:
+            self._lives.heard(claim)
         if self.plane is not None:
             self.plane.claim_seen(claim, revision)
         if self.leadership is not None:
@@ -350,6 +365,10 @@ class Agent:
 
     # -- partitions ---------------------------------------------------------------------------------------------------
 
+    def begun(self, lease: Lease, state: PartitionState, previous: Member | None) -> None:
+        if self._lives is not None:
+            self._lives.granted(lease, state, previous, self.members)
+
     def granted(self, lease: Lease) -> None:
         self._log.debug("partition.granted", partition=lease.partition, epoch=lease.epoch)
         self._observer.granted(lease)
@@ -381,6 +400,8 @@ class Agent:
             return
         final = await plane.stop()
         if await checkpointer.finish(final):
+            if self._lives is not None:
+                await self._lives.finish()
             if leadership is not None:
                 await leadership.resign()
             await self._say_stopped(returning)

@@ -10,6 +10,7 @@ from parti.config.control import ControlConfig
 from parti.manager.kv_store import Store
 from parti.model import Claim, Lease, Member, PartitionId
 from parti.observe.metrics import Metrics
+from parti.worker.ledger import PartitionState
 
 
 class Host(Protocol):
@@ -30,6 +31,10 @@ class Host(Protocol):
 
     def heard_claim(self, claim: Claim, revision: int) -> None:
         """Tell everybody of a revision of a claim, from whatever way it came."""
+        ...
+
+    def begun(self, lease: Lease, state: PartitionState, previous: Member | None) -> None:
+        """A partition is about to go on here; `previous` had it before. Called before its first message starts."""
         ...
 
     def granted(self, lease: Lease) -> None: ...

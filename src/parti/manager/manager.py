@@ -342,6 +342,8 @@ class Manager:
             former=self._former,
             start_cursor=self._start_cursor,
             nudge=self._nudge,
+            max_deliver=getattr(getattr(self._consumer, "config", None), "max_deliver", 3),
+            blocked=self._consumer.blocked_by() if isinstance(self._consumer, WorkerConsumer) else None,
         )
 
     def _plane(self, host: Host, member: Member) -> Plane:

@@ -179,6 +179,8 @@ class PerWorkerPlane:
     def _start(self, lease: Lease) -> None:
         """The lease is ours: begin at the cursor, go on from where we had stopped, or just carry the new epoch."""
         partition = lease.partition
+        claim = self._holdings[partition].claim
+        self._host.begun(lease, self._consumer.state_of(partition), claim.previous if claim is not None else None)
         where = self._consumer.position(partition)
         if not where.stopped or self._holdings[partition].phase is Phase.STOPPING:
             self._consumer.renew_lease(lease)
