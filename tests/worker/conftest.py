@@ -11,7 +11,13 @@ from parti.testing import NatsServer
 
 
 @pytest.fixture
-async def bench(server: NatsServer, name: str) -> AsyncIterator[Bench]:
-    async with bench_on(server, name) as made:
+def layout() -> str:
+    """The layout that `bench` uses; a module that holds for both parametrizes it."""
+    return "per-worker"
+
+
+@pytest.fixture
+async def bench(server: NatsServer, name: str, layout: str) -> AsyncIterator[Bench]:
+    async with bench_on(server, name, layout=layout) as made:
         await made.create()
         yield made

@@ -17,6 +17,9 @@ from parti.worker import Message, Outcome, Retry
 FAST = {"retry_delays": ("10ms",), "max_deliver": 50, "handler_timeout": 0.1}
 
 
+both_layouts = pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
+
+
 class OwnBaseException(BaseException):
     """What a library of the user's may raise."""
 
@@ -32,6 +35,7 @@ RAISED = {
 }
 
 
+@both_layouts
 @pytest.mark.parametrize("thread", [False, True], ids=["async", "thread"])
 @pytest.mark.parametrize("kind", [*RAISED])
 async def test_whatever_a_handler_raises_on_the_last_message_it_is_tried_again(
@@ -54,6 +58,7 @@ async def test_whatever_a_handler_raises_on_the_last_message_it_is_tried_again(
     await bench.settled()
 
 
+@both_layouts
 async def test_a_handler_that_cancels_its_own_task_holds_up_nothing(bench: Bench) -> None:
     effects = Effects()
 
@@ -72,6 +77,7 @@ async def test_a_handler_that_cancels_its_own_task_holds_up_nothing(bench: Bench
     assert sorted(set(effects.sequences)) == [1, 2, 3, 4, 5, 6]
 
 
+@both_layouts
 async def test_burying_is_not_ended_by_the_timeout_of_the_handler_before_it(bench: Bench) -> None:
     """The dead-letter stream takes nothing for longer than handler_timeout: the message must survive that."""
     dlq = f"{bench.stream}_DLQ"
@@ -93,6 +99,7 @@ async def test_burying_is_not_ended_by_the_timeout_of_the_handler_before_it(benc
     assert effects.sequences == [1, 2]
 
 
+@both_layouts
 async def test_a_message_whose_last_attempt_timed_out_is_buried_with_that_reason(bench: Bench) -> None:
     async def handle(message: Message) -> None:
         if message.sequence == 1:
@@ -144,14 +151,15 @@ PLANS = st.lists(
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(plan=PLANS, relaxed=st.booleans(), keyed=st.booleans())
+@given(plan=PLANS, relaxed=st.booleans(), keyed=st.booleans(), slots=st.booleans())
 def test_any_plan_of_misbehaviour_ends_with_every_message_done_in_order(
-    server: NatsServer, plan: list[str], relaxed: bool, keyed: bool
+    server: NatsServer, plan: list[str], relaxed: bool, keyed: bool, slots: bool
 ) -> None:
-    asyncio.run(_play(server, plan, relaxed=relaxed, keyed=keyed))
+    layout = "per-partition" if slots else "per-worker"
+    asyncio.run(_play(server, plan, relaxed=relaxed, keyed=keyed, layout=layout))
 
 
-async def _play(server: NatsServer, plan: list[str], *, relaxed: bool, keyed: bool) -> None:
+async def _play(server: NatsServer, plan: list[str], *, relaxed: bool, keyed: bool, layout: str) -> None:
     name = f"m{abs(hash((*plan, relaxed, keyed, asyncio.get_running_loop().time())))}"
     done: list[Message] = []
     begun: set[int] = set()
@@ -192,7 +200,7 @@ async def _play(server: NatsServer, plan: list[str], *, relaxed: bool, keyed: bo
         done.append(message)
         return None
 
-    async with bench_on(server, name) as bench:
+    async with bench_on(server, name, layout=layout) as bench:
         await bench.create()
         for index in range(len(plan)):
             await bench.publish(f"a.{index % 3}")

@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from parti.manager import ControlConfig, Manager
 from parti.model import Partition
 from parti.observe.prometheus import PrometheusMetrics
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
-from parti.wire.connect import connect
+from parti.wire.connect import Connection, connect
 from parti.wire.options import ConnectOptions
 from parti.worker import Message, Outcome, WorkerConfig, WorkerConsumer
 
@@ -47,15 +48,55 @@ class Effects:
         await eventually(lambda: len(self.seen) >= wanted, timeout, f"{wanted} effects (have {len(self.seen)})")
 
 
+class ManagedWorker:
+    """A worker in the per-partition layout, which only a manager can run; to a test it looks like the other one."""
+
+    def __init__(self, consumer: WorkerConsumer, connection: Connection) -> None:
+        self._consumer = consumer
+        self._connection = connection
+        self._manager: Manager | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    async def update_worker_consumer(self, worker_id: str, partitions: Iterable[Partition]) -> None:
+        """Own these, as the only member of a namespace of its own; once."""
+        assert self._manager is None
+        config = ControlConfig(
+            namespace=self._consumer.config.stream,
+            layout="per-partition",
+            worker_id_prefix=worker_id,
+            worker_id_max=0,
+            heartbeat_ttl=20.0,  # a busy machine is no crash
+            cold_start_window=0.05,
+            planned_scale_window=0.05,
+        )
+        metrics = self._consumer._metrics
+        self._manager = Manager(config, self._connection, list(partitions), consumer=self._consumer, metrics=metrics)
+        await self._manager.start(60.0)
+        await self._manager.wait_for("converged", 60.0)
+
+    async def close(self) -> None:
+        if self._manager is not None:
+            await self._manager.stop()
+            self._manager = None
+        await self._consumer.close()
+
+
 class Bench:
     """A stream, and workers on it."""
 
-    def __init__(self, server: NatsServer, js: JetStreamApi, stream: str) -> None:
+    def __init__(self, server: NatsServer, js: JetStreamApi, stream: str, layout: str = "per-worker") -> None:
         self.server = server
         self.js = js
         self.stream = stream
-        self.workers: list[WorkerConsumer] = []
+        self.layout = layout
+        self.workers: list[Any] = []
         self.metrics = PrometheusMetrics()
+
+    @property
+    def worker_id(self) -> str:
+        return "w1" if self.layout == "per-worker" else "w1-0"
 
     async def create(self, **config: Any) -> None:
         body = {"name": self.stream, "subjects": [f"{self.stream}.>"], "storage": "memory", "allow_direct": True}
@@ -72,11 +113,13 @@ class Bench:
         }
         return WorkerConfig(**(settings | changes))
 
-    def worker(self, handler: Any, *, js: JetStreamApi | None = None, **changes: Any) -> WorkerConsumer:
+    def worker(self, handler: Any, *, js: JetStreamApi | None = None, **changes: Any) -> Any:
+        """A WorkerConsumer, or what looks like one in the other layout."""
         options = {key: changes.pop(key) for key in ("fence", "backoff", "clock") if key in changes}
         worker = WorkerConsumer(js or self.js, self.config(**changes), handler, metrics=self.metrics, **options)
-        self.workers.append(worker)
-        return worker
+        made = worker if self.layout == "per-worker" else ManagedWorker(worker, self.js.connection)
+        self.workers.append(made)
+        return made
 
     async def publish(self, partition: str, count: int = 1, data: bytes = b"x", **headers: str) -> list[int]:
         """Publish in order; returns the sequences."""
@@ -90,7 +133,12 @@ class Bench:
             await asyncio.gather(*(self.js.publish(f"{self.stream}.{name}", b"%d" % number) for name in names))
 
     async def info(self, worker: str = "w1", prefix: str = "parti") -> dict[str, Any]:
-        return await self.js.consumer_info(self.stream, f"{prefix}-{worker}")
+        """What the server says of the worker's durable, or of all that it has together."""
+        if self.layout == "per-worker":
+            return await self.js.consumer_info(self.stream, f"{prefix}-{worker}")
+        found = [await self.js.consumer_info(self.stream, each) for each in await self.js.consumer_names(self.stream)]
+        counted = ("num_pending", "num_ack_pending", "num_waiting")
+        return {key: sum(info.get(key, 0) for info in found) for key in counted}
 
     async def settled(self, worker: str = "w1", timeout: float = 60.0) -> None:
         """Everything delivered and acknowledged."""
@@ -106,13 +154,13 @@ class Bench:
 
 
 class bench_on:
-    def __init__(self, server: NatsServer, name: str, url: str | None = None) -> None:
-        self._server, self._name, self._url = server, name, url
+    def __init__(self, server: NatsServer, name: str, url: str | None = None, *, layout: str = "per-worker") -> None:
+        self._server, self._name, self._url, self._layout = server, name, url, layout
 
     async def __aenter__(self) -> Bench:
         options = ConnectOptions(servers=(self._url or self._server.url,), connect_timeout=5.0, request_timeout=10.0)
         self._connection = await connect(options)
-        self._bench = Bench(self._server, JetStreamApi(self._connection), self._name)
+        self._bench = Bench(self._server, JetStreamApi(self._connection), self._name, self._layout)
         return self._bench
 
     async def __aexit__(self, *_: object) -> None:

@@ -20,6 +20,7 @@ import msgspec
 
 from parti.control.election import LeaderRecord
 from parti.control.identity import LeaseRecord, LeaseStatus
+from parti.control.lives import Life
 from parti.errors import UsageError
 from parti.model import SCHEMA_VERSION, Assignment, Checkpoint, Claim, ClaimState, Member, PartitionId, WorkerId
 
@@ -355,3 +356,47 @@ def _pair(member: Member | None) -> tuple[str, str] | None:
 
 def _member(pair: tuple[str, str] | None) -> Member | None:
     return None if pair is None else Member(WorkerId(pair[0]), pair[1])
+
+
+class _Life(msgspec.Struct, omit_defaults=True):
+    nonce: str
+    ended: bool = False
+    counts: dict[str, tuple[Count, Count]] = {}
+    trial: tuple[str, Count] | None = None
+    buried: dict[str, tuple[Count, ...]] = {}
+
+
+class _Lives(msgspec.Struct):
+    worker: str
+    lives: list[_Life]
+
+
+def encode_lives(worker: WorkerId, lives: Sequence[Life]) -> bytes:
+    """The lives of one worker id, the last one first."""
+    told = [
+        _Life(
+            life.member.nonce,
+            life.ended,
+            {str(p): held for p, held in life.counts.items()},
+            life.trial,
+            {str(p): known for p, known in life.buried.items() if known},
+        )
+        for life in lives
+    ]
+    return _encode("lives", _Lives(worker, told))
+
+
+def decode_lives(data: bytes) -> tuple[Life, ...] | Unreadable:
+    read = _decode("lives", data, _Lives)
+    if isinstance(read, Unreadable):
+        return read
+    return tuple(
+        Life(
+            Member(WorkerId(read.worker), life.nonce),
+            life.ended,
+            MappingProxyType({PartitionId(p): held for p, held in life.counts.items()}),
+            (PartitionId(life.trial[0]), life.trial[1]) if life.trial is not None else None,
+            MappingProxyType({PartitionId(p): known for p, known in life.buried.items()}),
+        )
+        for life in read.lives
+    )

@@ -38,6 +38,7 @@ from parti.manager.kv_store import (
 )
 from parti.manager.leading import Leadership, rules_of
 from parti.manager.lease_keeper import Ending, LeaseKeeper, terms_of
+from parti.manager.life_keeper import LifeKeeper
 from parti.manager.observer import Observer
 from parti.manager.partition_feed import Check
 from parti.manager.positions import Checkpointer
@@ -47,6 +48,7 @@ from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
 from parti.observe.metrics import Metrics
 from parti.wire.errors import StreamNotFound
+from parti.worker.ledger import PartitionState
 
 _STREAM_EVERY = 1.0  # seconds between two looks at which stream it is
 _TICK = 0.05  # seconds; a take-over that is through is told at the next tick
@@ -75,6 +77,8 @@ class Agent:
         start_cursor: Callable[[], Coroutine[Any, Any, int]],
         nudge: Callable[[Member, PartitionId], None],
         stream_gone: Callable[[], Awaitable[str]] | None = None,
+        max_deliver: int = 3,
+        blocked: tuple[PartitionId, int] | None = None,
     ) -> None:
         """`stream_gone`: why the stream is not the one any more that positions speak of, or nothing."""
         self.stream_is_gone = False
@@ -113,10 +117,13 @@ class Agent:
         self._observer = observer
         self._start_cursor = start_cursor
         self._nudge = nudge
+        self._max_deliver = max_deliver
+        self._blocked = blocked
         self._assignment_revision = 0
         self._seen = 0
         """The highest revision that the watch has told."""
         self._checkpointer: Checkpointer | None = None
+        self._lives: LifeKeeper | None = None
         self._ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
@@ -221,6 +228,8 @@ class Agent:
                 self.leadership.tick(now, lead=lead)
             if self.plane is not None:
                 self.plane.tick(now)
+            if self._lives is not None:
+                self._lives.tick(now)
             await asyncio.sleep(_TICK)
 
     # -- identity -----------------------------------------------------------------------------------------------------
@@ -273,6 +282,7 @@ class Agent:
         self._log.info("worker.joined", worker=member.worker, nonce=member.nonce)
         self.plane = self._make_plane(self, member)
         self._checkpointer = Checkpointer(self, member, self._owned_before, self._former.positions_of(member.worker))
+        self._lives = LifeKeeper(self, member, self._former.lives, self._max_deliver, self._blocked)
         self.leadership = Leadership(
             self,
             member,
@@ -299,7 +309,8 @@ class Agent:
         assert self._checkpointer is not None
         if self._stream_gone is not None:
             await self._look_at_stream(self._stream_gone)  # it may have been replaced while nobody could look
-        await self._checkpointer.begin()
+        assert self._lives is not None
+        await asyncio.gather(self._checkpointer.begin(), self._lives.begin())
         early: list[LeaseChange] = []
         while True:
             try:
@@ -327,6 +338,8 @@ class Agent:
         self.live.set()
         self.plane.begin()
         self.spawn(self._checkpointer.run(self.plane.positions), "parti-positions")
+        assert self._lives is not None
+        self.spawn(self._lives.run(), "parti-lives")
         self._observer.touched()
 
     # -- what is heard ------------------------------------------------------------------------------------------------
@@ -365,6 +378,8 @@ class Agent:
         self.claims[claim.partition] = (claim, revision)
         if claim.lost and not self._identity.hold.waiting:
             self.renew_soon()  # somebody waits for us to say that we know
+        if self._lives is not None:
+            self._lives.heard(claim)
         if self.plane is not None:
             self.plane.claim_seen(claim, revision)
         if self.leadership is not None:
@@ -437,6 +452,10 @@ class Agent:
 
     # -- partitions ---------------------------------------------------------------------------------------------------
 
+    def begun(self, lease: Lease, state: PartitionState, previous: Member | None) -> None:
+        if self._lives is not None:
+            self._lives.granted(lease, state, previous, self.members)
+
     def granted(self, lease: Lease) -> None:
         self._log.debug("partition.granted", partition=lease.partition, epoch=lease.epoch)
         self._observer.granted(lease)
@@ -468,6 +487,8 @@ class Agent:
             return
         final = await plane.stop()
         if await checkpointer.finish(final):
+            if self._lives is not None:
+                await self._lives.finish()
             if leadership is not None:
                 await leadership.resign()
             await self._say_stopped(returning)

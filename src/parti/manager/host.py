@@ -11,6 +11,7 @@ from parti.control.election import LeaderRecord
 from parti.manager.kv_store import Store
 from parti.model import Claim, Lease, Member, PartitionId
 from parti.observe.metrics import Metrics
+from parti.worker.ledger import PartitionState
 
 
 class Host(Protocol):
@@ -48,6 +49,10 @@ class Host(Protocol):
 
     def set_well(self, well: bool, reason: str = "") -> None:
         """Tell the leader whether this worker can do its work; see `Agent.set_well`."""
+        ...
+
+    def begun(self, lease: Lease, state: PartitionState, previous: Member | None) -> None:
+        """A partition is about to go on here; `previous` had it before. Called before its first message starts."""
         ...
 
     def granted(self, lease: Lease) -> None: ...

@@ -401,6 +401,8 @@ class Manager:
             start_cursor=self._start_cursor,
             nudge=self._nudge,
             stream_gone=self._stream.gone if self._stream is not None else None,
+            max_deliver=getattr(getattr(self._consumer, "config", None), "max_deliver", 3),
+            blocked=self._consumer.blocked_by() if isinstance(self._consumer, WorkerConsumer) else None,
         )
 
     def _plane(self, host: Host, member: Member) -> Plane:

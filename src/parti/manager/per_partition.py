@@ -211,6 +211,8 @@ class PerPartitionPlane(SlotPlane):
             case WriteClaim(claim, expected):
                 self._host.spawn(self._write(claim, expected), "parti-claim")
             case Granted(lease):
+                held = self._slots[partition].claim
+                self._host.begun(lease, self._flow(partition).state, held.previous if held is not None else None)
                 self._flow(partition).go(lease)
                 self._host.granted(lease)
                 self._show_subjects()

@@ -201,6 +201,9 @@ class PerWorkerPlane:
         if lease is None or held.phase is Phase.ADDING or partition not in self._applied:
             return
         where = self._consumer.position(partition)
+        if where.stopped or where.lease != lease:
+            previous = held.claim.previous if held.claim is not None else None
+            self._host.begun(lease, self._consumer.state_of(partition), previous)
         if not where.stopped or held.phase is Phase.STOPPING:
             self._consumer.renew_lease(lease)
         elif where.held:

@@ -24,6 +24,7 @@ from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
 from parti.worker.outcomes import Ack, Again, Bury, Retry, RetryPolicy, describe
 from parti.worker.recorder import Recorder
+from parti.worker.wary import Wary
 
 _FLUSH_AFTER = 0.05  # seconds that a latency may wait for others
 _FLUSH_AT = 256
@@ -65,6 +66,9 @@ class Attempts:
         state = message._lane.state
         if not self._may_start(state.lease):
             return self._refuse(message)
+        wary = state.wary
+        if wary is not None and (answer := await self._ask(message, wary)) is not None:
+            return answer if answer >= 0 else None
         message.attempt += 1
         message.lease = state.lease
         clock = self._loop.time
@@ -77,6 +81,9 @@ class Attempts:
             outcome = self._cancelled(runner)
         except BaseException as error:  # SystemExit from a library is a failed attempt, not the end of a lane
             outcome = Retry(error=describe(error))
+        finally:
+            if wary is not None:
+                wary.leave(message)
         took = clock() - started
         if took > _LONG or runner.why is not None:
             if runner.why is not None:
@@ -96,6 +103,28 @@ class Attempts:
             return None
         runner.handling = None
         return await self._follow(message, outcome)
+
+    async def _ask(self, message: Message, wary: Wary) -> float | None:
+        """None when the message may start; below 0 when it was let go instead; else how long to wait."""
+        state = message._lane.state
+        answer = await wary.enter(message)
+        if isinstance(answer, float | int):
+            return answer
+        if not self._may_start(state.lease):  # the note took its time
+            if answer is None:
+                wary.leave(message)
+            return self._refuse(message)
+        if answer is None:
+            return None
+        message.lease = state.lease
+        if isinstance(answer, Bury):
+            await self._bury(message, answer)
+            await wary.buried(message)
+            if not self._may_start(state.lease):
+                return self._refuse(message)
+            state.dead_letters += 1
+        self.let_go(message)
+        return -1.0
 
     def _refuse(self, message: Message) -> float:
         """The lease is over: nothing starts, and nothing that ended counts, but for the next owner."""

@@ -81,8 +81,7 @@ class WorkerConsumer:
         self._recorder = Recorder(metrics, self._health)
         self._recorder.show_health()
         self.on_blocked: Callable[[str], None] | None = None
-        """Called from a thread when a handler has blocked the event loop for longer than `worker.unhealthy_limit`: a
-        process whose loop is blocked can only be ended. Set it before the first update."""
+        """Called from a thread when a handler blocks the event loop beyond `unhealthy_limit`: only ending it helps."""
         self._worker_id = ""
         self._main: asyncio.Task[None] | None = None
         self._closing = False
@@ -93,8 +92,7 @@ class WorkerConsumer:
         self._expected_stream: tuple[str, Callable[[str], None]] | None = None
 
     def __repr__(self) -> str:
-        engine = self._engine
-        state = "closed" if self._closing else "new" if engine is None else repr(engine.desk.ledger)
+        state = "closed" if self._closing else "new" if self._engine is None else repr(self._engine.desk.ledger)
         return f"<WorkerConsumer {self._worker_id or '-'} {state} {'healthy' if self.is_healthy else 'unhealthy'}>"
 
     def handler(self, function: H) -> H:
@@ -213,6 +211,15 @@ class WorkerConsumer:
         engine.begin_catch_up([state])
         return target
 
+    def state_of(self, partition: PartitionId) -> PartitionState:
+        """The partition as its lanes have it."""
+        return self._state(partition)[1]
+
+    def blocked_by(self) -> tuple[PartitionId, int] | None:
+        """The message whose handler last blocked the event loop, once: for who lost its lease by it."""
+        blocked, self._recorder.blocked = self._recorder.blocked, None
+        return blocked
+
     def renew_lease(self, lease: Lease) -> None:
         """From the next message on, the partition's handlers run under this lease."""
         _, state = self._state(lease.partition)
@@ -314,18 +321,15 @@ class WorkerConsumer:
         return self._health.snapshot()
 
     def health_check(self) -> HealthCheck:
-        """For `/readyz`: fails while the worker is unhealthy, with the cause as the reason."""
-        return HealthCheck("worker", lambda: None if self.is_healthy else self._health.cause())
+        """For `/readyz`: fails while the worker is unhealthy, and says why."""
+        return HealthCheck("worker", lambda: self._health.cause() or None)
 
     def liveness_check(self) -> HealthCheck:
         """For `/healthz`: fails when only a restart helps, because a bug ended the worker or it is past its limit."""
         return HealthCheck("worker-alive", lambda: self.hopeless() or None, live=True)
 
     def hopeless(self) -> str:
-        """Why this worker should give its partitions to others; empty while it should not.
-
-        A bug has ended it, or it has been unhealthy for longer than `worker.unhealthy_limit`.
-        """
+        """Why others should have its partitions: a bug ended it, or it is past `unhealthy_limit`; else empty."""
         if self._health.broken:
             return f"the worker ended: {self._health.broken}"
         limit, lasting = self.config.unhealthy_limit, self._health.hopeless_for(self._clock.now())
@@ -357,7 +361,7 @@ class WorkerConsumer:
         return Shown("", "", (), 0, self.config.pull_batch_size, False, ())
 
     def show(self, plane: Callable[[], Shown] | None) -> None:
-        """Let `info()` and `position()` speak of this: a layout that reads by itself (parti.manager.per_partition)."""
+        """Let `info()` and `position()` speak of this layout, which reads by itself."""
         self._show = plane
 
     # -- life ---------------------------------------------------------------------------------------------------------

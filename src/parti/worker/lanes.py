@@ -235,7 +235,9 @@ class LanePool:
         self.lost.add(runner)
         if lane is not None:
             lane.scheduled = False
-            self._left(lane.state)
+            lane.state.running -= 1
+            if not lane.state.running and lane.state.idle is not None:
+                lane.state.idle.set()
         if message is not None and self.on_left is not None:
             self.on_left(message)
         self._tell_idle()
@@ -248,12 +250,6 @@ class LanePool:
                 lane.timer.cancel()
                 self._timers.discard(lane.timer)
                 lane.timer, lane.scheduled = None, False
-
-    @staticmethod
-    def _left(state: PartitionState) -> None:
-        state.running -= 1
-        if not state.running and state.idle is not None:
-            state.idle.set()
 
     def _check(self) -> None:
         """Runs when no runner does: they have all ended, or wait inside a handler, or pause."""
@@ -335,7 +331,9 @@ class LanePool:
                     delay = await self._serve(message, runner)
                 finally:
                     if not runner.lost:
-                        self._left(state)
+                        state.running -= 1
+                        if not state.running and state.idle is not None:
+                            state.idle.set()
                 if runner.lost:
                     return
                 if not queue or queue[0] is not message:

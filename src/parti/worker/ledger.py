@@ -27,6 +27,7 @@ from parti.model import Lease, Partition, PartitionId
 from parti.worker.lanes import Lane
 from parti.worker.message import Message
 from parti.worker.routing import Routes
+from parti.worker.wary import Wary
 
 
 class PartitionState:
@@ -54,6 +55,7 @@ class PartitionState:
         "stopped",
         "target",
         "turn",
+        "wary",
         "whole",
     )
 
@@ -69,6 +71,7 @@ class PartitionState:
         self.open: dict[int, Message] = {}  # in hand: queued, running, waiting for a retry, or held
         self.held: deque[Message] = deque()
         self.turn = 0  # counts up whenever what is in hand is forgotten: a read that began before is not for it
+        self.wary: Wary | None = None  # asked before each start, where the process before us was ended by a message
         self.stopped = False
         self.finish = 0
         self.furthest = 0  # the highest sequence that is done: with a lane per key, earlier ones may not be

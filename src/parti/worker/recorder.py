@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from parti.model import PartitionId
 from parti.observe import worker_metrics as m
 from parti.observe.logs import get_logger
 from parti.observe.metrics import Metrics
@@ -21,6 +22,8 @@ class Recorder:
         self.worker_id = ""
         self.consumer_name = ""
         self.subject_count = 0
+        self.blocked: tuple[PartitionId, int] | None = None
+        """The message whose handler blocked the event loop last."""
         self._log = get_logger("worker")
         self._shown_healthy: bool | None = None
 

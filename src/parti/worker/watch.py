@@ -101,6 +101,8 @@ class Watch:
         cancelled = 0
         if not self._fence.may_pull():
             cancelled = self._pool.fence()
+        else:
+            self._recorder.blocked = None  # nothing came of it
         if cancelled or seconds > _TELL:
             cause, self._blocked_by = self._blocked_by, ""
             self._recorder.event(
@@ -199,6 +201,8 @@ class Watch:
         where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame is not None else "?"
         task = asyncio.current_task(self._loop)
         runner = next((each for each in list(self._pool.running) if each.task is task), None)
+        if runner is not None and runner.handling is not None:
+            self._recorder.blocked = (runner.handling.partition.id, runner.handling.sequence)
         return f"{_named(runner)} at {where}" if runner is not None else f"{where} blocks the event loop"
 
 

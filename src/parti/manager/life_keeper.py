@@ -1,0 +1,294 @@
+"""The life of one member as its successors will read it: kept in the bucket, and judged by `control.lives`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from dataclasses import replace
+
+from parti.control import lives, records
+from parti.control.lives import Life, Suspicion
+from parti.control.membership import Membership
+from parti.control.records import Unreadable
+from parti.errors import PartiError
+from parti.manager.host import Host
+from parti.model import Claim, ClaimState, Lease, Member, PartitionId, WorkerId
+from parti.observe.logs import get_logger
+from parti.wire.kv_model import KeyNotFound, SnapshotDone
+from parti.worker.ledger import PartitionState
+from parti.worker.message import Message
+from parti.worker.outcomes import DONE, Bury, DeadLetterReason, Done
+
+_KEYS = "lives."
+_AGAIN = 0.1  # seconds after a write that failed
+_TRIES = 5  # of a note before a start; then the message starts without one: better handled than never
+_SLICE = 1.0  # seconds after which the next suspect may start beside one that still runs: most end a process at once
+_TURN = 0.02  # seconds until another lane asks again whether it is its turn
+_QUIET = 0.8  # of a TTL without a renewal: whoever took a partition over has waited for longer
+
+log = get_logger("control")
+
+
+class LifeKeeper:
+    """Notes what this member has to tell those after it, and knows what those before it left."""
+
+    def __init__(
+        self,
+        host: Host,
+        member: Member,
+        former: Iterable[Member],
+        max_deliver: int,
+        blocked: tuple[PartitionId, int] | None = None,
+    ) -> None:
+        """`former`: members that this very process was: it lives, so that none of its messages ended it.
+
+        `blocked`: the message that cost the last of them its lease, because its handler blocked the event loop.
+        """
+        self._host = host
+        self._member = member
+        self._former = frozenset(former)
+        self.max_deliver = max_deliver
+        self._blocked = blocked
+        self._owners: dict[PartitionId, Member] = {}
+        self._life = Life(member)
+        self._before: tuple[Life, ...] = ()
+        self._known: dict[WorkerId, tuple[Life, ...]] = {}
+        self._revision = 0
+        self._begun = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._written: Life | None = None
+        self._watched: dict[PartitionId, _Watched] = {}
+        self._trials: dict[tuple[PartitionId, int], float] = {}
+
+    def __repr__(self) -> str:
+        return f"<LifeKeeper {self._member} suspects={len(self._watched)} trials={len(self._trials)}>"
+
+    # -- the record ---------------------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Those who had this id before are remembered in our record; then everybody's is known."""
+        while not await self._begin():
+            await self._host.clock.sleep(_AGAIN)
+        self._begun.set()
+
+    async def _begin(self) -> bool:
+        kv = self._host.store.kv
+        try:
+            try:
+                entry = await kv.get(_KEYS + self._member.worker)
+                found, self._revision = records.decode_lives(entry.value), entry.revision
+            except KeyNotFound as gone:
+                found, self._revision = (), gone.revision
+            for each in await kv.entries(f"{_KEYS}*"):
+                self._heard(each.key, each.value)
+        except PartiError:
+            return False
+        before = () if isinstance(found, Unreadable) else found
+        mine = [self._judged(life) for life in before if life.member != self._member]
+        self._before = tuple(mine[: lives.REMEMBERED - 1])
+        return await self._write()
+
+    def _judged(self, life: Life) -> Life:
+        """A process that reads this lives: its former selves ended in order, but for a message that blocked it."""
+        if life.member not in self._former:
+            return life
+        blocked, self._blocked = self._blocked, None
+        return replace(life, ended=True, trial=blocked or (life.trial if life.ended else None))
+
+    async def run(self) -> None:
+        """Follow the others' records, and write our own when there is something new to say."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow(), name="parti-lives")
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                if not await self._write():
+                    await self._host.clock.sleep(_AGAIN)
+                    self._changed.set()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async for change in self._host.store.kv.watch(f"{_KEYS}*"):
+                    if not isinstance(change, SnapshotDone) and change.value is not None:
+                        self._heard(change.key, change.value)
+            except PartiError as error:
+                self._host.failed(error)
+                await self._host.clock.sleep(_AGAIN)
+
+    def _heard(self, key: str, value: bytes) -> None:
+        found = records.decode_lives(value)
+        if not isinstance(found, Unreadable):
+            self._known[WorkerId(key.removeprefix(_KEYS))] = found
+
+    async def finish(self) -> None:
+        """We end in order: nothing is to be held against the partitions we had. A note that fails only costs care."""
+        self._life = replace(self._life, ended=True, trial=None)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._write()
+
+    async def _write(self) -> bool:
+        """Store what we say now; False when that is not certain."""
+        async with self._writing:
+            life, kv, key = self._life, self._host.store.kv, _KEYS + self._member.worker
+            if life == self._written:
+                return True
+            value = records.encode_lives(self._member.worker, (life, *self._before))
+            try:
+                if self._revision:
+                    self._revision = await kv.update(key, value, self._revision)
+                else:
+                    self._revision = await kv.create(key, value)
+            except PartiError as error:
+                log.info("lives.write_failed", worker_id=self._member.worker, error=str(error))
+                with contextlib.suppress(PartiError):
+                    self._revision = await self._revision_now(key)
+                return False
+            self._written = life
+            return True
+
+    async def _revision_now(self, key: str) -> int:
+        try:
+            return (await self._host.store.kv.get(key)).revision
+        except KeyNotFound as gone:
+            return gone.revision
+
+    def heard(self, claim: Claim) -> None:
+        """Somebody has the partition: a claim that was taken over in the middle of a catch-up does not name him."""
+        acting = claim.accepted or claim.state in (ClaimState.STABLE, ClaimState.PREPARE)
+        if acting and claim.owner is not None and claim.owner != self._member:
+            self._owners[claim.partition] = claim.owner
+
+    # -- partitions ---------------------------------------------------------------------------------------------------
+
+    def granted(self, lease: Lease, state: PartitionState, previous: Member | None, members: Membership | None) -> None:
+        """A partition is ours: whoever had it before may have been ended by one of its messages."""
+        partition = lease.partition
+        watched = self._watched.get(partition)
+        if watched is not None and watched.state is state and self._life.counts.get(partition, (0, 0))[1]:
+            return  # ours all the time, under another epoch
+        candidates = {m for m in (previous, self._owners.pop(partition, None)) if m is not None}
+        found = self._suspicion(partition, candidates, members)
+        if not found.ends:
+            self._watched.pop(partition, None)
+            state.wary = None
+            return
+        self._life = lives.holding(self._life, partition, lease.epoch, found)
+        self._changed.set()
+        state.wary = self._watched[partition] = _Watched(self, partition, state, found, self._host.clock.now())
+        log.warning(
+            "partition.suspected",
+            worker_id=self._member.worker,
+            op="grant",
+            result="wary" if found.wary(self.max_deliver) else "noted",
+            partition=partition,
+            ends=found.ends,
+            suspect=found.suspect,
+        )
+
+    def _suspicion(self, partition: PartitionId, previous: set[Member], members: Membership | None) -> Suspicion:
+        told = {life.member: life for known in self._known.values() for life in known}
+        told |= {life.member: life for life in (*self._before, self._life)}
+        dead = {member for member in told if self._is_dead(member, members)}
+        return lives.suspicion(partition, told.values(), previous=previous, dead=dead)
+
+    def _is_dead(self, member: Member, members: Membership | None) -> bool:
+        if member == self._member:
+            return False
+        seat = members.seats.get(member.worker) if members is not None else None
+        if seat is None or seat.record.member != member:
+            return True
+        quiet = self._host.clock.now() - seat.sighting.since
+        return seat.dead or quiet > _QUIET * self._host.config.heartbeat_ttl
+
+    def tick(self, now: float) -> None:
+        """A partition that is at work for long enough has survived."""
+        for partition, watched in list(self._watched.items()):
+            if now - watched.since > lives.SURVIVED and watched.got_on():
+                del self._watched[partition]
+                if watched.state.wary is watched:
+                    watched.state.wary = None
+                self._life = lives.survived(self._life, partition)
+                self._changed.set()
+                log.info("partition.survived", worker_id=self._member.worker, partition=partition)
+
+    # -- trials -------------------------------------------------------------------------------------------------------
+
+    async def begin_trial(self, partition: PartitionId, sequence: int, *, alone: bool) -> float | None:
+        """None when the message may start and everybody after us will know; else how long to wait."""
+        now = self._host.clock.now()
+        if self._trials and (alone or now - max(self._trials.values()) < _SLICE):
+            return _TURN
+        self._trials[partition, sequence] = now
+        self._note_trials()
+        try:
+            await self.noted()
+        except BaseException:
+            self.end_trial(partition, sequence)
+            raise
+        return None
+
+    def end_trial(self, partition: PartitionId, sequence: int) -> None:
+        if self._trials.pop((partition, sequence), None) is not None:
+            self._note_trials()
+            self._changed.set()
+
+    async def note_buried(self, partition: PartitionId, sequence: int) -> None:
+        self._life = lives.buried(self._life, partition, sequence)
+        await self.noted()
+
+    async def noted(self) -> None:
+        """Return when those after us will know what we know, or when that cannot be had."""
+        for _ in range(_TRIES):
+            if await self._write():
+                return
+            await self._host.clock.sleep(_AGAIN)
+        log.warning("lives.not_noted", worker_id=self._member.worker)
+
+    def _note_trials(self) -> None:
+        """Only one that is alone is named: with two of them nobody knows which it was."""
+        trial = next(iter(self._trials)) if len(self._trials) == 1 else None
+        self._life = replace(self._life, trial=trial)
+
+
+class _Watched:
+    """One partition under suspicion; asked by its lanes before each start while we are wary."""
+
+    def __init__(
+        self, keeper: LifeKeeper, partition: PartitionId, state: PartitionState, found: Suspicion, since: float
+    ) -> None:
+        self.state = state
+        self.since = since
+        self._keeper = keeper
+        self._partition = partition
+        self._found = found
+        self._done = state.done
+
+    def got_on(self) -> bool:
+        return self.state.done > self._done or not self.state.open
+
+    async def buried(self, message: Message) -> None:
+        await self._keeper.note_buried(self._partition, message.sequence)
+
+    async def enter(self, message: Message) -> Bury | Done | float | None:
+        if message.sequence in self._found.buried:
+            return DONE  # its letter is stored; the position had not passed it when the next process ended
+        most = self._keeper.max_deliver
+        if not self._found.wary(most):
+            await self._keeper.noted()  # a message that ends us at once must not end us before the count is stored
+            if self.state.wary is self:
+                self.state.wary = None
+            return None
+        if message.sequence == self._found.guilty(most):
+            ends = self._found.ends
+            message.attempt = max(message.attempt, ends)
+            error = f"{ends} processes in a row ended, or lost their lease, while they handled it"
+            return Bury(DeadLetterReason.CRASH, error)
+        alone = self._found.ends > most + 1
+        return await self._keeper.begin_trial(self._partition, message.sequence, alone=alone)
+
+    def leave(self, message: Message) -> None:
+        self._keeper.end_trial(self._partition, message.sequence)
