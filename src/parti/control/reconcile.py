@@ -79,7 +79,8 @@ def step(state: Leader, event: Event) -> Step:
         case MembersChanged(now, membership, changes):
             pacing = state.pacing
             for change in changes:
-                pacing = pacing.ask(now, _reason(change))
+                # Somebody who can carry what nobody could is not waited with.
+                pacing = pacing.ask(now, Reason.PARTITIONS if state.unassigned else _reason(change))
             seen = replace(state, membership=membership, pacing=pacing, open=None if changes else state.open)
             return _act(seen, now) if changes else (seen, ())  # renewals are the rule, and change no decision
         case PartitionsChanged(now, partitions, refresh):
