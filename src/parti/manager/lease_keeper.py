@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
+from parti.backoff import Backoff
 from parti.clock import Clock
 from parti.config.control import ControlConfig
 from parti.control import identity
@@ -18,8 +19,6 @@ from parti.model import Member, WorkerId
 from parti.observe.logs import get_logger
 
 log = get_logger("control")
-
-_AGAIN: Final = 0.05  # seconds before the last word is tried again
 
 
 class Ending(StrEnum):
@@ -109,6 +108,7 @@ class LeaseKeeper:
 
     async def say_stopped(self, *, returning: bool) -> None:
         """The record under our id says that we stopped cleanly, or our lease is over anyway."""
+        waits = Backoff(base=0.02, cap=0.5, max_tries=None).delays()
         while self.may_act():
             stopped, effects = identity.step(self.identity, identity.Stop(self._clock.now(), returning))
             for effect in effects:
@@ -118,7 +118,7 @@ class LeaseKeeper:
                         return
                     # A renewal of ours was faster, or an answer got lost: go on from what the bucket holds.
                     await self._read_own(effect.worker)
-                    await self._clock.sleep(_AGAIN)
+                    await self._clock.sleep(next(waits))
 
     async def _read_pool(self) -> None:
         asked = self._clock.now()
