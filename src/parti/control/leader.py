@@ -72,8 +72,11 @@ class Leader:
     @property
     def unassigned(self) -> tuple[PartitionId, ...]:
         """Partitions that nobody was given: there is no room for them, or nobody well to carry them."""
-        if self.assignment.term != self.term:
-            return ()  # not decided yet
+        if not self.membership.takers():
+            kept = self.membership.keeping()
+            return tuple(sorted(p for p in self.partitions if self.assignment.owners.get(p) not in kept))
+        if self.assignment.term != self.term or len(self.assignment.owners) == len(self.partitions):
+            return ()  # not decided yet, or all placed
         return tuple(sorted(self.partitions.keys() - self.assignment.owners.keys()))
 
     @property

@@ -171,7 +171,10 @@ def _claims_lost(state: Leader, now: float, gone: Mapping[PartitionId, Gone]) ->
     known, moving, lost = dict(state.claims), dict(state.moving), dict(state.lost)
     for partition, at in gone.items():
         claim, revision = known.get(partition, (Claim(partition), 0))
-        if at.revision < revision or partition in lost:
+        before = lost.get(partition)
+        if before is not None and (not at.expected or at.expected > before.gone.expected):
+            lost[partition] = replace(before, gone=at)  # once more, another way
+        if at.revision < revision or before is not None:
             continue
         known.pop(partition, None)
         moving.pop(partition, None)

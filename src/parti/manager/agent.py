@@ -190,7 +190,7 @@ class Agent:
     async def _ticks(self) -> None:
         while True:
             now = self.clock.now()
-            self._lease.tick(self.plane.spoken(self._seen) if self.plane is not None and self.live.is_set() else 0)
+            self._lease.tick(self._spoken)
             if self._ended.done():
                 return
             if self.leadership is not None and self.live.is_set():
@@ -205,6 +205,10 @@ class Agent:
             await asyncio.sleep(_TICK)
 
     # -- identity -----------------------------------------------------------------------------------------------------
+
+    def _spoken(self) -> int:
+        """Up to where we know the bucket, and hold nothing whose claim was lost."""
+        return self.plane.spoken(self._seen) if self.plane is not None and self.live.is_set() else 0
 
     def _fenced(self, reason: str) -> None:
         worker = self._lease.identity.worker

@@ -60,10 +60,12 @@ class LeaseKeeper:
     def may_act(self) -> bool:
         return self.identity.may_act(self._clock.now())
 
-    def tick(self, seen: int) -> None:
-        """Time passed; `seen`: see `LeaseRecord.seen`."""
-        self.identity = replace(self.identity, seen=seen)
-        self.step(identity.Tick(self._clock.now()))
+    def tick(self, seen: Callable[[], int]) -> None:
+        """Time passed; `seen`: see `LeaseRecord.seen`, asked for when a record is due."""
+        now = self._clock.now()
+        if self.identity.hold.due(now):
+            self.identity = replace(self.identity, seen=seen())
+        self.step(identity.Tick(now))
 
     def renew_soon(self) -> None:
         """Renew, or look for an id, at the next tick: NATS is back, or we have something to say."""
