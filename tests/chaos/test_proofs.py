@@ -14,11 +14,13 @@ from parti.prove.crash import PROOF as CRASH
 from parti.prove.fencing import PROOF as FENCING
 from parti.prove.handoff import PROOF as HANDOFF
 from parti.prove.leader import PROOF as LEADER
+from parti.prove.restart import PROOF as RESTART
 from parti.prove.stop import PROOF as STOP
 from parti.prove.storm import PROOF as STORM
 
 # Figures that a busy test machine decides; the proofs run by hand hold them to their goals.
 TIMING = {"beyond_ttl_p99_s", "converged_s", "longest_in_ttl", "recovery_max_s", "exit_max_s", "successor_p95_ms"}
+TIMING |= {"at_work_max_s"}
 TIMING |= {"moves_over_least", "updates_cut_percent"}  # what is gathered depends on how fast it comes
 
 
@@ -71,6 +73,13 @@ def test_a_killed_leader_leaves_nothing_behind_that_the_next_cannot_resume() -> 
 @pytest.mark.timeout(240)
 def test_sigterm_hands_over_without_a_repeat() -> None:
     assert prove(STOP, trials=2)["bad_exits"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
+def test_a_fleet_that_is_stopped_and_started_goes_on_where_it_was(layout: str) -> None:
+    assert prove(RESTART, layout=layout, workers=3, partitions=12, ttl=3.0)["restarts"] == 2
 
 
 @pytest.mark.slow

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import structlog
 from manager_fleet import HASTY, fleet_on, stopping
 
+from parti.errors import ConfigError
 from parti.manager import Hooks, SlotSource
 from parti.model import PartitionId
 from parti.testing import NatsServer, eventually
@@ -118,3 +120,23 @@ async def test_a_partition_that_the_next_owner_does_not_accept_goes_back(server:
             await fleet.js.publish(subject, b"x")
         await fleet.handled(8)
         assert sorted(fleet.sequences()) == list(range(1, 9))
+
+
+async def test_settings_that_do_not_fit_each_other_are_refused(server: NatsServer, name: str) -> None:
+    async with fleet_on(server, name) as fleet:
+        with pytest.raises(ConfigError, match=r"inactive_threshold .* at least twice control.heartbeat_ttl"):
+            await fleet.worker(worker={"inactive_threshold": 30.0}, heartbeat_ttl=20.0)
+
+
+async def test_a_first_assignment_is_no_handoff(server: NatsServer, name: str) -> None:
+    async with fleet_on(server, name) as fleet:
+        one = await fleet.worker()
+        await one.wait_for("converged", 60)
+        value = fleet.metrics.registry.get_sample_value
+        assert (value("parti_handoff_total", {"result": "success"}) or 0) == 0
+        assert value("parti_claim_store_size") == 6
+        two = await fleet.worker()
+        await fleet.spread(one, two)
+        await eventually(lambda: value("parti_handoff_total", {"result": "success"}) == 3, 60, "three were handed over")
+        assert value("parti_handoff_duration_seconds_bucket", {"le": "2.0"}) is not None, "the bucket of two seconds"
+        assert value("parti_handoff_cas_conflicts_total") is not None

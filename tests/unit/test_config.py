@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,20 @@ from hypothesis import strategies as st
 from rich.pretty import pretty_repr
 
 from parti.backoff import Backoff
-from parti.config import Config, LogLevel, NatsSection, ObserveSection, RetrySection, env_name, known_keys, load_config
+from parti.config import (
+    Config,
+    ControlConfig,
+    LogLevel,
+    NatsSection,
+    ObserveSection,
+    RetrySection,
+    WorkerConfig,
+    env_name,
+    known_keys,
+    load_config,
+)
 from parti.config.load import sections
+from parti.config.setting import Key
 from parti.errors import ConfigError
 from parti.wire.configured import configured_backoff, configured_options
 from parti.wire.options import ConnectOptions
@@ -251,3 +264,30 @@ class TestConnectOptions:
         values, origins = self.options({"NATS_URL": "nats://u:p@env:2"})
         assert values["servers"] == ("nats://env:2",)
         assert origins == dict.fromkeys(("servers", "user", "password"), "env NATS_URL")
+
+
+@pytest.mark.parametrize(("name", "key"), [(n, k) for n, k in known_keys().items() if k.setting.at_least is not None])
+def test_a_section_made_in_python_is_held_to_the_bounds_of_a_file(name: str, key: Key) -> None:
+    section, _, field = name.partition(".")
+    low = key.setting.at_least
+    assert low is not None
+    with pytest.raises(ConfigError, match=rf"{section}\.{field}: .* (is too small|is no duration)"):
+        sections()[section](**{field: type(key.default)(low - 1)})
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda: WorkerConfig(stream="s", ack_wait="30s"), r"worker.ack_wait: '30s' is no number of seconds"),
+        (lambda: WorkerConfig(stream="s", lanes="keys"), r"worker.lanes: 'keys' is not one of partition, key"),
+        (lambda: WorkerConfig(stream="s", max_subjects=2.5), r"worker.max_subjects: 2.5 is not a whole number"),
+        (lambda: WorkerConfig(stream="s", concurrency=True), r"worker.concurrency: True is not a whole number"),
+        (lambda: WorkerConfig(stream=None), r"worker.stream: None is not a text"),
+        (lambda: ControlConfig(heartbeat_ttl=float("nan")), r"control.heartbeat_ttl: nan is not a number"),
+        (lambda: ControlConfig(strategy="stickyy"), r"control.strategy: 'stickyy' is not one of sticky"),
+        (lambda: ControlConfig(partitions=(1, 2)), r"control.partitions: .* is not a list of texts"),
+    ],
+)
+def test_a_section_made_in_python_refuses_what_a_file_would(made: Callable[[], object], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        made()

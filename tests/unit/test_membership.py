@@ -149,6 +149,16 @@ def test_a_key_that_the_server_expired_proves_the_end_and_one_deleted_by_hand_do
     assert view.state.gone(B, 12.0), "what was proven stays proven"
 
 
+def test_a_resting_member_whose_record_was_removed_will_not_be_back() -> None:
+    view = View()
+    view.sees(0.0, A)
+    view.sees(1.0, A, status=LeaseStatus.RESTING)
+    assert view.feed(LeaseSeen(2.0, W0, None, 0, asked=0.5)) == [], "asked before it said that it rests"
+    assert view.feed(LeaseSeen(2.0, W0, None, 0, asked=1.5)) == [Left(A)], "purged without a trace"
+    assert view.state.gone(A, 2.0)
+    assert W0 not in view.state.keeping()
+
+
 def test_a_record_that_its_holder_writes_again_is_no_news() -> None:
     view = View()
     view.sees(0.0, A)

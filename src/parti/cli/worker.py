@@ -83,9 +83,10 @@ async def serve(handler: Any, loaded: LoadedConfig, *, returning: bool = False) 
     async with AsyncExitStack() as stack:
         metrics: Any = NO_METRICS
         if config.observe.listen != "off":
-            from parti.observe.prometheus import PrometheusMetrics
+            from parti.observe.prometheus import PrometheusMetrics, process_metrics
 
             metrics = PrometheusMetrics()
+            process_metrics(metrics.registry)
         connection = await connect(options, name=f"{options.name}-{config.control.namespace}")
         stack.push_async_callback(connection.close)
         js = JetStreamApi(connection)

@@ -89,6 +89,7 @@ class ControlConfig(Section, frozen=True, kw_only=True):
     ] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.worker_id_max < self.worker_id_min:
             raise ConfigError(
                 f"control.worker_id_max ({self.worker_id_max}) is below control.worker_id_min ({self.worker_id_min})"

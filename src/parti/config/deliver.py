@@ -90,6 +90,7 @@ class DeliverSection(Section, frozen=True, kw_only=True):
     ] = 10.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.schedule:
             raise ConfigError("deliver.schedule is empty: give at least one wait, such as 1s")
         for wait in self.schedule:

@@ -83,6 +83,7 @@ class RetrySection(Section, frozen=True, kw_only=True):
     ] = 6
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.retry_max < self.retry_base:
             raise ConfigError(
                 f"retry.retry_max ({self.retry_max:g}s) is below retry.retry_base ({self.retry_base:g}s): raise it"
@@ -116,6 +117,7 @@ class ObserveSection(Section, frozen=True, kw_only=True):
     log_level: Annotated[LogLevel, Setting("info names each change of state, and nothing per message")] = LogLevel.INFO
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.listen != "off":
             self.address()
 

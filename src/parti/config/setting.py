@@ -46,6 +46,19 @@ class Setting:
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every section. Its repr shows masked secrets, also through rich, which reads `__rich_repr__`."""
 
+    def __post_init__(self) -> None:
+        """A section made in Python is held to what one from a file is: types, bounds, and words that are allowed."""
+        for key in keys_of(type(self)):
+            try:
+                key.check(getattr(self, key.name))
+            except ConfigError as error:
+                raise ConfigError(f"{self.section_name()}.{key.name}: {error}") from None
+
+    @classmethod
+    def section_name(cls) -> str:
+        """What the section is called in a file: `[worker]` of WorkerConfig."""
+        return cls.__name__.removesuffix("Config").removesuffix("Section").lower()
+
     def __repr__(self) -> str:
         shown = ", ".join(f"{key.name}={key.show(getattr(self, key.name))}" for key in keys_of(type(self)))
         return f"{type(self).__name__}({shown})"
@@ -65,7 +78,23 @@ class Key:
 
     def parse(self, raw: object) -> Any:
         """The value in the field's type, from TOML (typed) or from the environment and flags (text)."""
-        value = self._convert(raw)
+        return self._bounded(self._convert(raw))
+
+    def check(self, value: object) -> None:
+        """ConfigError unless this is a value of the field's type, within its bounds."""
+        if self.setting.unit:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                what = "seconds" if self.setting.unit is Unit.DURATION else "bytes"
+                raise ConfigError(f"{value!r} is no number of {what}")
+        elif not (isinstance(self.type, type) and type(value) is self.type):
+            try:
+                msgspec.convert(value, self.type, strict=True)
+            except msgspec.ValidationError:
+                shown = MASK if self.setting.secret or self.setting.address else repr(value)
+                raise ConfigError(f"{shown} is not {self.type_name}") from None
+        self._bounded(value)
+
+    def _bounded(self, value: Any) -> Any:
         low, high = self.setting.at_least, self.setting.at_most
         if isinstance(value, int | float) and not isinstance(value, bool):
             if not math.isfinite(value):

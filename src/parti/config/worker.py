@@ -114,6 +114,7 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     ] = 10_000
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for delay in self.retry_delays:
             parse_duration(delay)
         if not self.retry_delays:

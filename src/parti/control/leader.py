@@ -17,7 +17,7 @@ from parti.control.leader_signals import Gone, Trace
 from parti.control.membership import Membership
 from parti.control.windows import Pacing, Reason, Windows
 from parti.errors import ConfigError
-from parti.model import Assignment, Claim, ClaimState, Layout, Partition, PartitionId, Retention
+from parti.model import Assignment, Claim, ClaimState, Layout, Member, Partition, PartitionId, Retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,11 @@ class Leader:
     @property
     def unassigned(self) -> tuple[PartitionId, ...]:
         """Partitions that nobody was given: there is no room for them, or nobody well to carry them."""
-        if self.assignment.term != self.term:
-            return ()  # not decided yet
+        if not self.membership.takers():
+            kept = self.membership.keeping()
+            return tuple(sorted(p for p in self.partitions if self.assignment.owners.get(p) not in kept))
+        if self.assignment.term != self.term or len(self.assignment.owners) == len(self.partitions):
+            return ()  # not decided yet, or all placed
         return tuple(sorted(self.partitions.keys() - self.assignment.owners.keys()))
 
     @property
@@ -124,7 +127,10 @@ def elect(
         p: Claim(p, ClaimState.STABLE, trace.epoch, trace.by, cursor=trace.cursor)
         for p, trace in (traces or {}).items()
     } | dict(remembered or {})
-    gone = dict.fromkeys((*(stored.owners if stored is not None else ()), *recalled), Gone(0, 0))
+    # Of one that only the assignment names, the worker is known: on an interest stream its filter keeps messages alive.
+    named = {p: Claim(p, previous=Member(w, "")) for p, w in stored.owners.items()} if stored is not None else {}
+    recalled = named | recalled
+    gone = dict.fromkeys(recalled, Gone(0, 0))
     missing = {
         p: Missing(at, now, recalled.get(p, Claim(p))) for p, at in {**gone, **(lost or {})}.items() if p not in claims
     }

@@ -222,20 +222,12 @@ def _confirmed(state: Membership, seat: Seat, event: LeaseSeen) -> tuple[Members
 def _seen(state: Membership, event: LeaseSeen) -> tuple[Membership, tuple[Effect, ...]]:
     worker, record, now = event.worker, event.record, event.now
     seat = state.seats.get(worker)
-    if seat is not None and record is None and not (event.expired or seat.record.status.stopped):
-        return _missing(state, seat, event)
+    if record is None:
+        return _removed(state, seat, event) if seat is not None else (state, ())
     if seat is not None and event.revision <= seat.sighting.revision:
         return _confirmed(state, seat, event) if event.revision == seat.sighting.revision else (state, ())
     # Renewals may have happened that this observer never saw: only a proof shortens the wait from now.
     latest = now + state.terms.ttl + state.terms.margin
-    if record is None:
-        if seat is None:
-            return state, ()
-        proven = event.expired or seat.record.status.stopped
-        ended = _ended(state, seat.record.member, now if proven else latest)
-        seats = {w: s for w, s in state.seats.items() if w != worker}
-        left: tuple[Effect, ...] = () if seat.dead or seat.record.status.stopped else (Left(seat.record.member),)
-        return replace(state, seats=MappingProxyType(seats), ended=ended), left
     ended = state.ended
     changes: list[Change] = []
     if seat is None or (seat.dead and seat.record.member == record.member):
@@ -260,15 +252,20 @@ def _seen(state: Membership, event: LeaseSeen) -> tuple[Membership, tuple[Effect
     return replace(state, seats=MappingProxyType(seats), ended=ended), tuple(changes)
 
 
-def _missing(state: Membership, seat: Seat, event: LeaseSeen) -> tuple[Membership, tuple[Effect, ...]]:
-    """Somebody removed or damaged the record: that says nothing about its holder, who writes it again or is silent."""
+def _removed(state: Membership, seat: Seat, event: LeaseSeen) -> tuple[Membership, tuple[Effect, ...]]:
+    """The record is gone. By the server's TTL, or after its holder had stopped, that is the end of the member. Somebody
+    who removed or damaged it says nothing about its holder, who writes it again or is silent."""
     known = seat.sighting
-    if seat.dead:
-        return state, ()
-    if seat.missing:
+    if seat.missing and not event.expired:
         return _confirmed(state, seat, event) if event.revision in (0, known.revision) else (state, ())
-    stale = event.revision < known.revision if event.asked is None else event.asked < known.since
-    if stale:
+    if event.revision < known.revision if event.asked is None else event.asked < known.since:
+        return state, ()  # out of date
+    if event.expired or seat.record.status.stopped:
+        seats = MappingProxyType({w: s for w, s in state.seats.items() if w != event.worker})
+        ended = _ended(state, seat.record.member, event.now)
+        over = seat.dead or seat.record.status is LeaseStatus.LEFT
+        return replace(state, seats=seats, ended=ended), () if over else (Left(seat.record.member),)
+    if seat.dead:
         return state, ()
     lost = replace(seat, missing=True, sighting=Sighting(max(event.revision, known.revision), event.now))
     return replace(state, seats=MappingProxyType({**state.seats, event.worker: lost})), ()

@@ -79,7 +79,8 @@ def step(state: Leader, event: Event) -> Step:
         case MembersChanged(now, membership, changes):
             pacing = state.pacing
             for change in changes:
-                pacing = pacing.ask(now, _reason(change))
+                # Somebody who can carry what nobody could is not waited with.
+                pacing = pacing.ask(now, Reason.PARTITIONS if state.unassigned else _reason(change))
             seen = replace(state, membership=membership, pacing=pacing, open=None if changes else state.open)
             return _act(seen, now) if changes else (seen, ())  # renewals are the rule, and change no decision
         case PartitionsChanged(now, partitions, refresh):
@@ -170,7 +171,10 @@ def _claims_lost(state: Leader, now: float, gone: Mapping[PartitionId, Gone]) ->
     known, moving, lost = dict(state.claims), dict(state.moving), dict(state.lost)
     for partition, at in gone.items():
         claim, revision = known.get(partition, (Claim(partition), 0))
-        if at.revision < revision or partition in lost:
+        before = lost.get(partition)
+        if before is not None and (not at.expected or at.expected > before.gone.expected):
+            lost[partition] = replace(before, gone=at)  # once more, another way
+        if at.revision < revision or before is not None:
             continue
         known.pop(partition, None)
         moving.pop(partition, None)

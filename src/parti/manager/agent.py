@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
 from typing import Any
 
 from parti.clock import Clock
@@ -99,7 +98,7 @@ class Agent:
         """Nobody is declared dead before this: after an outage everybody gets time to renew."""
         self._terms = terms_of(config)
         pool = Pool(config.worker_id_prefix, config.worker_id_min, config.worker_id_max)
-        self._identity = identity.seeking(
+        seeker = identity.seeking(
             secrets.token_hex(8),
             terms=self._terms,
             pool=pool,
@@ -107,7 +106,9 @@ class Agent:
             capacity=capacity,
             former=former.lives,
         )
-        self._lease = LeaseKeeper(store, clock, self._step_identity, self.failed)
+        self._lease = LeaseKeeper(
+            seeker, store, clock, spawn=self.spawn, granted=self._join, fenced=self._fenced, failed=self.failed
+        )
         self._former = former
         self._source = source
         self._check = check
@@ -175,7 +176,9 @@ class Agent:
         if self.plane is not None and not await self.plane.abandon():
             # It was interrupted in the middle of an effect: that has as long to end as others would give it.
             quiet_at = self.clock.now() + self._terms.ttl + self._terms.margin
-        self._former = self._former.and_then(self._identity.afterlife(quiet_at), self._identity.worker, done)
+        self._former = self._former.and_then(
+            self._lease.identity.afterlife(quiet_at), self._lease.identity.worker, done
+        )
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if self._group is None or self._ended.done():
@@ -186,26 +189,19 @@ class Agent:
         task.add_done_callback(self._tasks.discard)
 
     def may_act(self) -> bool:
-        return self._identity.may_act(self.clock.now())
+        return self._lease.may_act()
 
     def allows(self, lease: Lease) -> bool:
         return self.plane is not None and self.may_act() and self.plane.allows(lease)
 
     def renew_soon(self) -> None:
-        """Renew, or look for an id, at the next tick: NATS is back, or we have something to say."""
-        if not self._identity.hold.waiting:
-            self._identity = replace(self._identity, hold=self._identity.hold.failed(self.clock.now()))
+        """NATS is back: renew, or look for an id, at the next tick. The lease may have less left than a usual retry."""
+        self._lease.renew_soon()
 
     def set_well(self, well: bool, reason: str = "") -> None:
         """Our lease says so from now on. The leader gives nothing to a worker that is not well, and moves away what it
         has, for as long as it can still hand it over. Each member begins well: say it again after a fence."""
-        if well == self._identity.well:
-            return
-        log = self._log.info if well else self._log.warning
-        worker = self._identity.worker
-        log("worker.well", worker_id=worker, op="well", result="well" if well else "unwell", reason=reason)
-        self._identity = replace(self._identity, well=well)
-        self.renew_soon()
+        self._lease.set_well(well, reason)
 
     def _end(self, ending: Ending) -> None:
         if not self._ended.done():
@@ -214,9 +210,7 @@ class Agent:
     async def _ticks(self) -> None:
         while True:
             now = self.clock.now()
-            if self.plane is not None and self.live.is_set():
-                self._identity = replace(self._identity, seen=self.plane.spoken(self._seen))
-            self._step_identity(identity.Tick(now))
+            self._lease.tick(self._spoken)
             if self._ended.done():
                 return
             if self.leadership is not None and self.live.is_set():
@@ -234,20 +228,9 @@ class Agent:
 
     # -- identity -----------------------------------------------------------------------------------------------------
 
-    def _step_identity(self, event: identity.Event) -> None:
-        self._identity, effects = identity.step(self._identity, event)
-        for effect in effects:
-            match effect:
-                case identity.ReadPool():
-                    self.spawn(self._lease.read_pool(), "parti-read-pool")
-                case identity.ReadOwn(worker):
-                    self.spawn(self._lease.read_own(worker), "parti-read-own")
-                case identity.WriteLease(_, record, expected):
-                    self.spawn(self._lease.write(record, expected), "parti-write-lease")
-                case identity.Granted(member):
-                    self._join(member)
-                case identity.Fenced(_, reason):
-                    self._fenced(reason)
+    def _spoken(self) -> int:
+        """Up to where we know the bucket, and hold nothing whose claim was lost."""
+        return self.plane.spoken(self._seen) if self.plane is not None and self.live.is_set() else 0
 
     def stream_replaced(self, reason: str) -> None:
         """Positions mean nothing any more: this member ends, and the next begins under the identity in force."""
@@ -271,9 +254,10 @@ class Agent:
             self.stream_replaced(reason)
 
     def _fenced(self, reason: str) -> None:
-        self._log.warning("worker.fenced", worker_id=self._identity.worker, op="lease", result="fenced", reason=reason)
+        worker = self._lease.identity.worker
+        self._log.warning("worker.fenced", worker_id=worker, op="lease", result="fenced", reason=reason)
         self.metrics.count(m.FENCED)
-        self._identity = replace(self._identity, phase=identity.Phase.STOPPED)
+        self._lease.end()
         self._end(Ending.FENCED)
 
     def _join(self, member: Member) -> None:
@@ -348,7 +332,7 @@ class Agent:
         match told:
             case LeaseChange(worker, record, revision, expired):
                 if record is None and self.member is not None and worker == self.member.worker:
-                    self.spawn(self._lease.read_own(worker), "parti-read-own")  # it is ours: written again at once
+                    self._lease.look(worker)  # it is ours: written again at once
                 self._step_members(membership.LeaseSeen(self.clock.now(), worker, record, revision, expired=expired))
             case LeaderChange(record, revision):
                 self.heard_leader(record, revision)
@@ -376,8 +360,8 @@ class Agent:
         if known is not None and revision < known[1]:
             return  # a read was faster than the watch
         self.claims[claim.partition] = (claim, revision)
-        if claim.lost and not self._identity.hold.waiting:
-            self.renew_soon()  # somebody waits for us to say that we know
+        if claim.lost:
+            self._lease.renew_soon()  # somebody waits for us to say that we know
         if self._lives is not None:
             self._lives.heard(claim)
         if self.plane is not None:
@@ -470,14 +454,20 @@ class Agent:
     # -- stopping -----------------------------------------------------------------------------------------------------
 
     async def leave(self) -> None:
-        """Hand everything over to the others, if there are any; returns when it is done. Bound it by a timeout."""
-        if self.member is None or self.plane is None or self.members is None:
+        """Hand everything over to the others, as long as there are any; returns when it is done. Bound it by a timeout.
+
+        When the whole fleet stops nobody is left to take anything: then everybody just stops.
+        """
+        plane = self.plane
+        if self.member is None or plane is None or not self._others():
             return
-        others = {w for w in self.members.active() if w != self.member.worker}
-        if not others:
-            return
-        self._step_identity(identity.Leave(self.clock.now()))
-        await self._observer.wait_until(self.plane.holds_nothing)
+        self._lease.leave()
+        await self._observer.wait_until(lambda: plane.holds_nothing() or not self._others())
+
+    def _others(self) -> bool:
+        """Somebody else is here, and stays."""
+        mine = self.member.worker if self.member is not None else None
+        return self.members is not None and any(worker != mine for worker in self.members.active())
 
     async def stop(self, *, returning: bool) -> None:
         """Nothing runs any more, the final positions are stored, and the record says so; then `run` returns."""
@@ -491,25 +481,5 @@ class Agent:
                 await self._lives.finish()
             if leadership is not None:
                 await leadership.resign()
-            await self._say_stopped(returning)
+            await self._lease.say_stopped(returning=returning)
         self._end(Ending.STOPPED)
-
-    async def _say_stopped(self, returning: bool) -> None:
-        """The record under our id says that we stopped cleanly, or our lease is over anyway."""
-        while self.may_act():
-            stopped, effects = identity.step(self._identity, identity.Stop(self.clock.now(), returning))
-            for effect in effects:
-                if isinstance(effect, identity.WriteLease):
-                    if await self.store.write_lease(effect.record, effect.expected) is not None:
-                        self._identity = stopped
-                        return
-                    await self._look_at_own(effect.worker)
-
-    async def _look_at_own(self, worker: WorkerId) -> None:
-        """A renewal of ours was faster, or an answer got lost: go on from what the bucket holds."""
-        try:
-            record, revision = await self.store.lease(worker)
-        except PartiError:
-            await self.clock.sleep(_TICK)
-            return
-        self._step_identity(identity.OwnRead(self.clock.now(), record, revision))

@@ -34,7 +34,6 @@ _BATCH = 0.003  # seconds of claim changes that become one step: a step looks at
 _GATHER = 0.1  # seconds without a join or leave, after which those before become one step
 _GATHER_MOST = 1.0  # of a crowd; one that leaves works on until it is relieved, so nothing stands still meanwhile
 _WRITERS = 128  # writes in flight at once
-_AGAIN = 0.1
 _USUAL = ("assigned", "moved", "taken over")  # everything else went wrong somewhere
 _PATIENCE = 0.5  # seconds a new leader waits for the source before it goes on with the stored partitions
 
@@ -277,7 +276,7 @@ class Leadership:
 
     async def _adopt(self, term: int) -> None:
         host = self._host
-        waits = Backoff(base=_AGAIN / 2, cap=1.0, max_tries=None).delays()
+        waits = Backoff(base=0.05, cap=1.0, max_tries=None).delays()
         while True:
             try:
                 stored, revision = await host.store.assignment()
@@ -288,7 +287,7 @@ class Leadership:
                 host.failed(error)
                 await host.clock.sleep(next(waits))
         while self.members is None:
-            await host.clock.sleep(_AGAIN)
+            await host.clock.sleep(next(waits))
         partitions = await self.feed.first(None if stored is None else _PATIENCE)
         if partitions is None:
             partitions = partitions_of(stored)

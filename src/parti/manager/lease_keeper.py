@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from enum import StrEnum
+from typing import Any
 
+from parti.backoff import Backoff
 from parti.clock import Clock
 from parti.config.control import ControlConfig
 from parti.control import identity
+from parti.control.identity import Identity
 from parti.control.lease import LeaseTerms
 from parti.errors import PartiError
 from parti.manager.kv_store import Store
-from parti.model import WorkerId
+from parti.model import Member, WorkerId
+from parti.observe.logs import get_logger
+
+log = get_logger("control")
 
 
 class Ending(StrEnum):
@@ -26,38 +33,113 @@ def terms_of(config: ControlConfig) -> LeaseTerms:
 
 
 class LeaseKeeper:
-    """Reads and writes; every answer becomes one step."""
+    """Seeks an id, keeps it, and gives it back. Every answer of the bucket becomes one step."""
 
     def __init__(
         self,
+        seeker: Identity,
         store: Store,
         clock: Clock,
-        step: Callable[[identity.Event], None],
+        *,
+        spawn: Callable[[Coroutine[Any, Any, None], str], None],
+        granted: Callable[[Member], None],
+        fenced: Callable[[str], None],
         failed: Callable[[Exception], None],
     ) -> None:
+        self.identity = seeker
         self._store = store
         self._clock = clock
-        self._step = step
+        self._spawn = spawn
+        self._granted = granted
+        self._fenced = fenced
         self._failed = failed
 
-    async def read_pool(self) -> None:
+    def __repr__(self) -> str:
+        return f"<LeaseKeeper {self.identity.member or '-'} {self.identity.phase.value}>"
+
+    def may_act(self) -> bool:
+        return self.identity.may_act(self._clock.now())
+
+    def tick(self, seen: Callable[[], int]) -> None:
+        """Time passed; `seen`: see `LeaseRecord.seen`, asked for when a record is due."""
+        now = self._clock.now()
+        if self.identity.hold.due(now):
+            self.identity = replace(self.identity, seen=seen())
+        self.step(identity.Tick(now))
+
+    def renew_soon(self) -> None:
+        """Renew, or look for an id, at the next tick: NATS is back, or we have something to say."""
+        if not self.identity.hold.waiting:
+            self.identity = replace(self.identity, hold=self.identity.hold.failed(self._clock.now()))
+
+    def set_well(self, well: bool, reason: str) -> None:
+        """The next record says so; it is written at once."""
+        if well == self.identity.well:
+            return
+        told, word = (log.info, "well") if well else (log.warning, "unwell")
+        told("worker.well", worker_id=self.identity.worker, op="well", result=word, reason=reason)
+        self.identity = replace(self.identity, well=well)
+        self.renew_soon()
+
+    def leave(self) -> None:
+        """Ask the others to take our partitions."""
+        self.step(identity.Leave(self._clock.now()))
+
+    def end(self) -> None:
+        """Nothing is done under this nonce any more."""
+        self.identity = replace(self.identity, phase=identity.Phase.STOPPED)
+
+    def step(self, event: identity.Event) -> None:
+        self.identity, effects = identity.step(self.identity, event)
+        for effect in effects:
+            match effect:
+                case identity.ReadPool():
+                    self._spawn(self._read_pool(), "parti-read-pool")
+                case identity.ReadOwn(worker):
+                    self.look(worker)
+                case identity.WriteLease(_, record, expected):
+                    self._spawn(self._write(record, expected), "parti-write-lease")
+                case identity.Granted(member):
+                    self._granted(member)
+                case identity.Fenced(_, reason):
+                    self._fenced(reason)
+
+    def look(self, worker: WorkerId) -> None:
+        """See what stands under our id, and act on it."""
+        self._spawn(self._read_own(worker), "parti-read-own")
+
+    async def say_stopped(self, *, returning: bool) -> None:
+        """The record under our id says that we stopped cleanly, or our lease is over anyway."""
+        waits = Backoff(base=0.02, cap=0.5, max_tries=None).delays()
+        while self.may_act():
+            stopped, effects = identity.step(self.identity, identity.Stop(self._clock.now(), returning))
+            for effect in effects:
+                if isinstance(effect, identity.WriteLease):
+                    if await self._store.write_lease(effect.record, effect.expected) is not None:
+                        self.identity = stopped
+                        return
+                    # A renewal of ours was faster, or an answer got lost: go on from what the bucket holds.
+                    await self._read_own(effect.worker)
+                    await self._clock.sleep(next(waits))
+
+    async def _read_pool(self) -> None:
         asked = self._clock.now()
         try:
             leases = await self._store.leases()
         except PartiError as error:
             self._failed(error)
             return
-        self._step(identity.PoolRead(self._clock.now(), asked, leases))
+        self.step(identity.PoolRead(self._clock.now(), asked, leases))
 
-    async def read_own(self, worker: WorkerId) -> None:
+    async def _read_own(self, worker: WorkerId) -> None:
         try:
             record, revision = await self._store.lease(worker)
         except PartiError as error:
             self._failed(error)
             return
-        self._step(identity.OwnRead(self._clock.now(), record, revision))
+        self.step(identity.OwnRead(self._clock.now(), record, revision))
 
-    async def write(self, record: identity.LeaseRecord, expected: int) -> None:
+    async def _write(self, record: identity.LeaseRecord, expected: int) -> None:
         revision = await self._store.write_lease(record, expected)
         now = self._clock.now()
-        self._step(identity.NotWritten(now) if revision is None else identity.Written(now, record.beat, revision))
+        self.step(identity.NotWritten(now) if revision is None else identity.Written(now, record.beat, revision))

@@ -103,6 +103,12 @@ class Manager:
                     f"worker.pull_timeout ({consumer.config.pull_timeout:g}s) must be below control.heartbeat_ttl "
                     f"({config.heartbeat_ttl:g}s): a frozen worker's pull would swallow the next owner's messages"
                 )
+            if consumer.config.inactive_threshold < 2 * config.heartbeat_ttl:
+                raise ConfigError(
+                    f"worker.inactive_threshold ({consumer.config.inactive_threshold:g}s) must be at least twice "
+                    f"control.heartbeat_ttl ({config.heartbeat_ttl:g}s): the server would remove a durable before "
+                    "anybody knows that its worker is gone"
+                )
             check_layout(config.layout, consumer, self._source)
             if isinstance(self._source, StaticSource):
                 self._source.check_with(overlap_check(consumer, self._source))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 
 from parti.backoff import Backoff
 from parti.clock import Clock
@@ -68,15 +69,26 @@ class PartitionFeed:
         waits = Backoff(base=0.1, cap=5.0, max_tries=None).delays()
         while True:
             try:
-                self._take(await self._source.partitions())
-                waits = Backoff(base=0.1, cap=5.0, max_tries=None).delays()
-                async for partitions in self._source.changes():
-                    self._take(partitions)
-                return
+                partitions = await self._source.partitions()
             except Exception as error:  # a user's code: whatever it raises, the last answer stands
-                wait = next(waits)
-                self._report(error, again_in=round(wait, 2))
-                await self._clock.sleep(wait)
+                await self._pause(error, next(waits))
+                continue
+            self._take(partitions)
+            waits = Backoff(base=0.1, cap=5.0, max_tries=None).delays()
+            async with aclosing(self._source.changes()) as changes:
+                while True:
+                    try:
+                        partitions = await anext(changes)
+                    except StopAsyncIteration:
+                        return
+                    except Exception as error:
+                        await self._pause(error, next(waits))
+                        break
+                    self._take(partitions)
+
+    async def _pause(self, error: Exception, seconds: float) -> None:
+        self._report(error, again_in=round(seconds, 2))
+        await self._clock.sleep(seconds)
 
     async def ask(self) -> tuple[Partition, ...]:
         """Ask now; what is wrong with the answer is raised, and the last good list stays in force."""

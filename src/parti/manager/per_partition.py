@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from parti.backoff import Backoff
 from parti.control import slot
 from parti.control.signals import (
     ClaimSeen,
@@ -285,6 +286,7 @@ class PerPartitionPlane(SlotPlane):
     async def _reset(self, partition: PartitionId, sequence: int, ticket: int) -> None:
         """Close the inbox, set the durable, open a new inbox; an older question is not worth finishing."""
         current = self._asked(partition, ticket)
+        waits = Backoff(base=_AGAIN / 2, cap=2.0, max_tries=None).delays()
         async with self._resets:
             while current() and self._host.may_act():
                 try:
@@ -296,7 +298,7 @@ class PerPartitionPlane(SlotPlane):
                 except PartiError as error:
                     self._host.failed(error)
                     self._parts.recorder.failed(Part.ITERATOR, self._parts.clock.now(), error)
-                    await self._host.clock.sleep(_AGAIN)
+                    await self._host.clock.sleep(next(waits))
             else:
                 return
         if current():

@@ -218,13 +218,14 @@ class PerWorkerPlane:
         self._feed(partition, Done(cursor))
 
     async def _read_last(self, partition: PartitionId, ticket: int) -> None:
+        waits = Backoff(base=_AGAIN, cap=1.0, max_tries=None).delays()
         while True:
             try:
                 last = await self._consumer.last_sequence()
                 break
             except PartiError as error:
                 self._host.failed(error)
-                await self._host.clock.sleep(_AGAIN)
+                await self._host.clock.sleep(next(waits))
         self._feed(partition, LastRead(last, ticket))
 
     def _want_update(self, *, urgent: bool) -> None:

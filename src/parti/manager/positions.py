@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from parti.backoff import Backoff
 from parti.errors import PartiError
 from parti.manager.host import Host
 from parti.model import Checkpoint, Member, PartitionId
@@ -19,8 +20,6 @@ from parti.observe.logs import get_logger
 log = get_logger("control")
 
 Positions = Mapping[PartitionId, tuple[int, int]]
-
-_AGAIN = 0.1  # seconds after a write that failed
 
 
 def later(one: Positions, other: Positions) -> dict[PartitionId, tuple[int, int]]:
@@ -51,8 +50,9 @@ class Checkpointer:
 
     async def begin(self) -> None:
         """From here on no write of an earlier process of this worker id can succeed."""
+        waits = Backoff(base=0.05, cap=1.0, max_tries=None).delays()
         while not await self._attempt_begin():
-            await self._host.clock.sleep(_AGAIN)
+            await self._host.clock.sleep(next(waits))
 
     async def _attempt_begin(self) -> bool:
         try:
@@ -89,10 +89,11 @@ class Checkpointer:
 
     async def finish(self, positions: Positions) -> bool:
         """Store the final positions; False when the lease ran out before it could be done."""
+        waits = Backoff(base=0.05, cap=0.5, max_tries=None).delays()
         while self._host.may_act():
             if await self._write(positions):
                 return True
-            await self._host.clock.sleep(_AGAIN)
+            await self._host.clock.sleep(next(waits))
         return False
 
     async def _write(self, positions: Positions) -> bool:

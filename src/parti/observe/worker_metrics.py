@@ -18,7 +18,9 @@ REDELIVERIES: Final = Metric(
     "parti_consumer_redeliveries_total", Kind.COUNTER, "Messages that the server delivered for a second time or more."
 )
 INFLIGHT: Final = Metric(
-    "parti_consumer_inflight", Kind.GAUGE, "Messages held by the worker: queued, running, or waiting for a retry."
+    "parti_consumer_inflight",
+    Kind.GAUGE,
+    "Messages that wait at the server (as of the last read) and those held by the worker: pending and ack pending.",
 )
 UPDATE_DURATION: Final = Metric(
     "parti_consumer_update_duration_seconds",

@@ -14,6 +14,7 @@ PROOFS: Final[dict[str, str]] = {
     "fencing": "parti.prove.fencing",
     "handoff": "parti.prove.handoff",
     "leader": "parti.prove.leader",
+    "restart": "parti.prove.restart",
     "stop": "parti.prove.stop",
     "storm": "parti.prove.storm",
     "spark": "parti.prove.spark",

@@ -55,6 +55,7 @@ class Desk:
         self._room = asyncio.Event()
         self._starved = 0  # range reads that wait for room
         self._last_read = 0.0
+        self._pending = 0  # messages that waited at the server at the last read
         self._spacing = 1.0  # stream sequences from one of our messages to the next
 
     def __repr__(self) -> str:
@@ -146,6 +147,7 @@ class Desk:
             ledger.high = highest
         if answers and self.connection is not None:
             self.connection.write(b"".join(answers))
+        self._pending = pending
         self._count(len(items), again, dropped, now)
         self._adapt(now)
         if self.on_first is not None:
@@ -305,7 +307,7 @@ class Desk:
         if self._last_read:
             metrics.observe(m.PULL_CYCLE, now - self._last_read)
         self._last_read = now
-        metrics.set(m.INFLIGHT, self.ledger.in_hand)
+        metrics.set(m.INFLIGHT, self._pending + self.ledger.in_hand)
         if redelivered:
             metrics.count(m.REDELIVERIES, redelivered)
         if dropped:
@@ -323,7 +325,7 @@ class Desk:
         if message._reply and self.connection is not None:
             self.connection.write(ACK % message._reply)
         if not self.ledger.in_hand:
-            self._metrics.set(m.INFLIGHT, 0)
+            self._metrics.set(m.INFLIGHT, self._pending)
         if self._tight or self._starved:
             self._kick_later()
 

@@ -1,0 +1,145 @@
+"""Claims that were removed or damaged: who may write them again, with what, and when somebody else may own them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from parti.control import claims, holding, membership, reconcile, records, slot
+from parti.control.claims import IllegalTransition
+from parti.control.holding import Holding
+from parti.control.identity import LeaseRecord, LeaseStatus
+from parti.control.leader_signals import Gone, Trace, TracesRead, traces_of
+from parti.control.lease import LeaseTerms
+from parti.control.membership import LeaseSeen, Membership
+from parti.control.reconcile import AssignmentSeen, ClaimsLost, ClaimsSeen, Leader, ReadTraces, Tick, WriteClaim
+from parti.control.signals import ClaimLost, ClaimSeen, WriteFailed
+from parti.control.signals import WriteClaim as OwnWrite
+from parti.control.slot import Slot
+from parti.model import Assignment, Checkpoint, Claim, ClaimState, Lease, Member, Partition, PartitionId, WorkerId
+
+TERMS = LeaseTerms(ttl=6.0, renew_every=2.0, margin=0.3)
+P = PartitionId("p0")
+A, B = Member(WorkerId("worker-0"), "a"), Member(WorkerId("worker-1"), "b")
+STABLE = Claim(P, ClaimState.STABLE, 7, A, cursor=40, target=40, accepted=True, term=3)
+
+
+def held(kind: type[Holding] | type[Slot]) -> Holding | Slot:
+    known = {"claim": STABLE, "revision": 10, "queued": 55, "tail": 55, "done": 55, "lease": Lease(P, 7)}
+    if kind is Holding:
+        return Holding(P, A, phase=holding.Phase.LIVE, **known)  # type: ignore[arg-type]
+    return Slot(P, A, phase=slot.Phase.LIVE, **known)  # type: ignore[arg-type]
+
+
+def step(state: Holding | Slot, event: ClaimLost | ClaimSeen | WriteFailed) -> tuple[Holding | Slot, list[OwnWrite]]:
+    after, effects = holding.step(state, event) if isinstance(state, Holding) else slot.step(state, event)
+    return after, [effect for effect in effects if isinstance(effect, OwnWrite)]
+
+
+@pytest.mark.parametrize("kind", [Holding, Slot])
+def test_who_holds_a_partition_writes_its_claim_again_under_a_higher_epoch_and_with_its_cursor(
+    kind: type[Holding] | type[Slot],
+) -> None:
+    lost, writes = step(held(kind), ClaimLost(12, 12))
+    assert [(w.claim.state, w.claim.epoch, w.claim.owner, w.claim.cursor, w.expected) for w in writes] == [
+        (ClaimState.STABLE, 8, A, 55, 12)
+    ]
+    assert lost.unspoken == 12, "until it is written our lease does not say that we know of the loss"
+    failed, _ = step(lost, WriteFailed())
+    again, writes = step(failed, ClaimLost(12, 12))
+    assert len(writes) == 1
+    mislaid = claims.mislaid(STABLE, cursor=0, term=4)
+    over, writes = step(again, ClaimSeen(mislaid, 13))
+    assert writes[0].expected == 13
+    assert writes[0].claim.epoch > mislaid.epoch
+    well, _ = step(over, ClaimSeen(writes[0].claim, 14))
+    assert well.unspoken is None
+    assert well.lease == Lease(P, writes[0].claim.epoch)
+
+
+@pytest.mark.parametrize("kind", [Holding, Slot])
+def test_who_holds_nothing_writes_nothing_and_an_old_loss_is_no_news(kind: type[Holding] | type[Slot]) -> None:
+    _, writes = step(kind(P, B, claim=STABLE, revision=10), ClaimLost(12, 12))
+    assert writes == []
+    known = held(kind)
+    same, writes = step(known, ClaimLost(9, 9))
+    assert (same, writes) == (known, [])
+
+
+def test_only_the_owner_may_reclaim_and_a_mislaid_claim_is_not_assigned_like_a_new_one() -> None:
+    with pytest.raises(IllegalTransition):
+        claims.reclaim(STABLE, B, cursor=1)
+    mislaid = claims.mislaid(STABLE, cursor=50, term=4)
+    assert (mislaid.lost, mislaid.owner, mislaid.previous, mislaid.cursor) == (True, None, A, 50)
+    with pytest.raises(IllegalTransition):
+        claims.assign(mislaid, B, term=4)
+    found = claims.find(mislaid, B, start=60, epoch=100, previous=None, term=4)
+    assert (found.owner, found.cursor, found.epoch, found.previous, found.lost) == (B, 60, 101, A, False)
+
+
+def led(now: float, seen: dict[Member, int], lost: Gone | None = None, **more: object) -> Leader:
+    members = Membership(TERMS, started=0.0)
+    for n, (each, revision) in enumerate(seen.items()):
+        members, _ = membership.step(members, LeaseSeen(now, each.worker, LeaseRecord(each, seen=revision), 100 + n))
+    stored = Assignment(2, 5, "adopt", {P: A.worker})
+    leader = reconcile.elect(
+        3,
+        now,
+        members,
+        partitions=(Partition(("p0",)),),
+        stored=stored,
+        stored_revision=90,
+        claims={},
+        lost={P: lost} if lost else None,
+        **more,  # type: ignore[arg-type]
+    )
+    ours = Assignment(3, 6, "adopt", {P: A.worker})
+    return reconcile.step(leader, AssignmentSeen(now, ours, 120))[0]
+
+
+def test_a_leader_that_does_not_find_a_claim_waits_for_all_to_speak_and_goes_on_from_the_furthest_trace() -> None:
+    leader = led(100.0, {A: 50, B: 50})
+    leader, effects = reconcile.step(leader, Tick(100.1))
+    assert effects == (), "its owner is given the time to write it again"
+    leader, effects = reconcile.step(leader, Tick(100.6))
+    placed = next(e for e in effects if isinstance(e, WriteClaim))
+    assert placed.claim.lost
+    assert not placed.fresh
+    leader, effects = reconcile.step(leader, ClaimsSeen(100.7, ((placed.claim, 130),)))
+    assert effects == (), "not everybody has said that it knows"
+    members = leader.membership
+    for n, each in enumerate((A, B)):
+        members, _ = membership.step(members, LeaseSeen(101.0, each.worker, LeaseRecord(each, seen=130), 140 + n))
+    leader, _ = reconcile.step(leader, reconcile.MembersChanged(101.0, members))
+    leader, effects = reconcile.step(leader, Tick(101.2))
+    assert effects == (ReadTraces((P,)),)
+    _, effects = reconcile.step(leader, TracesRead(101.3, (P,), {P: Trace(9, 77, B)}))
+    found = next(e for e in effects if isinstance(e, WriteClaim))
+    assert (found.claim.owner, found.claim.cursor, found.expected, found.fresh) == (A, 77, 130, False)
+    assert found.claim.epoch > 130, "above every epoch that was ever given"
+
+
+def test_what_its_owner_writes_again_is_left_alone() -> None:
+    leader = led(100.0, {A: 50, B: 50}, Gone(60, 60), remembered={P: STABLE})
+    again = claims.reclaim(STABLE, A, cursor=55)
+    leader, effects = reconcile.step(leader, ClaimsSeen(100.2, ((again, 130),)))
+    assert effects == ()
+    leader, effects = reconcile.step(leader, Tick(101.0))
+    assert effects == ()
+    leader, effects = reconcile.step(leader, ClaimsLost(102.0, {P: Gone(129, 129)}))
+    assert not leader.lost, "older than what was written since"
+
+
+def test_the_furthest_of_all_positions_counts() -> None:
+    noted = [Checkpoint(A, {P: (3, 90)}), Checkpoint(B, {P: (5, 80), PartitionId("p9"): (1, 1)})]
+    assert traces_of(noted, [P]) == {P: Trace(5, 90, B)}
+
+
+def test_records_of_an_older_parti_say_nothing_about_capacity_health_and_what_they_know() -> None:
+    old = {"kind": "parti.lease", "v": 1, "worker": "worker-0", "nonce": "a", "status": "active", "beat": 3}
+    assert records.decode_lease(json.dumps(old).encode()) == LeaseRecord(A, LeaseStatus.ACTIVE, 3, "", True, 0, 0, True)
+    told = LeaseRecord(A, beat=4, seen=17, capacity=500, well=False)
+    assert records.decode_lease(records.encode_lease(told)) == told
+    mislaid = claims.mislaid(STABLE, cursor=0, term=4)
+    assert records.decode_claim(records.encode_claim(mislaid)) == mislaid
