@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from parti.groups import (
     GroupMessage,
     MemberOptions,
     PartitioningFilter,
+    assignment,
     elastic_consume,
     errors,
 )
@@ -53,7 +55,7 @@ class Bench:
 
     async def owners(self) -> dict[str, tuple[int, ...]]:
         record = (await self.groups.get(self.stream, "g")).record
-        return {mapping.member: mapping.partitions for mapping in record.mappings}
+        return assignment(record)
 
     async def shared_by(self, *members: str) -> dict[str, tuple[int, ...]]:
         async def done() -> bool:
@@ -129,8 +131,18 @@ async def test_members_of_other_languages_are_kept(bench: Bench) -> None:
     shared = await bench.shared_by("a", "go-1")
     assert [len(owned) for owned in shared.values()] == [3, 3]
     assert set(shared["go-1"]) <= {0, 1, 2, 3, 4, 5}
+    await bench.groups.add_members(bench.stream, "g", ["go-2"])  # what is a list stays one: others can be added
+    await bench.shared_by("a", "go-1", "go-2")
     await joined.stop()
-    assert await bench.shared_by("go-1") == {"go-1": (0, 1, 2, 3, 4, 5)}
+    assert await bench.shared_by("go-1", "go-2") == {"go-1": (0, 1, 2), "go-2": (3, 4, 5)}
+
+
+async def test_a_listed_group_can_be_added_to_from_the_start(bench: Bench) -> None:
+    await bench.create()
+    await bench.join("a", automatic=replace(PATIENT, listed=True))
+    await bench.shared_by("a")
+    await bench.groups.add_members(bench.stream, "g", ["go"])
+    assert await bench.shared_by("a", "go") == {"a": (0, 1, 2), "go": (3, 4, 5)}
 
 
 async def test_a_second_instance_of_a_member_keeps_it_in_the_record(bench: Bench) -> None:

@@ -73,7 +73,8 @@ def test_an_elastic_group_from_its_creation_to_its_end(cli: Cli) -> None:
     cli("elastic dm STREAM g")
     plan = cli.json("elastic rm STREAM g")
     assert (plan["executed"], plan["streams"]) == (False, [f"{cli.stream}-g"])
-    assert "would delete" in cli("elastic delete STREAM g").stdout
+    assert "would delete" in cli("elastic delete STREAM g --dry-run").stdout
+    assert "nothing was deleted" in cli("elastic delete STREAM g", code=1).stderr  # nobody there to answer
     assert cli.json("elastic ls STREAM") == ["g"]
     assert "deleted" in cli("elastic delete STREAM g -f").stdout
     assert cli.json("elastic ls STREAM") == []
@@ -83,13 +84,13 @@ def test_an_elastic_group_from_its_creation_to_its_end(cli: Cli) -> None:
 def test_a_static_group_from_its_creation_to_its_end(cli: Cli) -> None:
     cli("static create balanced STREAM g 4 m2 m1 --filter STREAM")
     again = cli.json("static create balanced STREAM g 4 m1 m2 --filter STREAM")  # the reference refuses this
-    assert (again["members"], again["filters"]) == (["m1", "m2"], [cli.stream])
+    assert (again["members"], again["filters"]) == (["m2", "m1"], [cli.stream])
     assert cli.json("static create mapped STREAM h 2 a:1 b:0")["member_mappings"][0] == {
         "member": "a",
         "partitions": [1],
     }
     assert cli.json("static ls STREAM") == ["g", "h"]
-    info = cli.json("static minfo STREAM g m1", code=1)
+    info = cli.json("static minfo STREAM g m1")
     assert (info["listed"], info["active"]) == (True, False)
     assert "no instance of member" in cli("static sd STREAM g m1", code=1).stderr
     cli("static rm STREAM g --execute")
@@ -294,7 +295,7 @@ def test_the_prompt_asks_for_what_is_missing_and_speaks_the_same_verbs(cli: Cli)
     assert "consuming beside the prompt" in result.stderr
     assert f"0: elastic {stream} g m1" in result.stdout
     assert "No such command 'nonsense'" in result.stderr
-    assert "would delete the elastic group g" in result.stdout
+    assert "will delete the elastic group g" in result.stdout
     assert cli.json("static ls STREAM") == ["s"]
     assert cli.json("elastic ls STREAM") == []
 
@@ -331,3 +332,62 @@ def test_streams_groups_and_members_are_completed(cli: Cli, tmp_path: Path) -> N
     assert f"plain,{cli.stream}" in complete("info STREA"[:5] + cli.stream[:6])
     assert "plain,grouped" in complete("info STREAM gro")
     assert "plain,memberly" in complete("step-down STREAM grouped mem")
+
+
+def test_flags_may_stand_before_the_verb_as_in_the_reference(cli: Cli) -> None:
+    cli("elastic create STREAM g 2 --filter STREAM.*")
+    words = ["group", "--server", cli.url, "elastic", "--json", "ls", cli.stream]
+    result = CliRunner().invoke(main, words)
+    assert (result.exit_code, json.loads(result.stdout)) == (0, ["g"])
+    cli("elastic add STREAM g m1")
+    words = [
+        "group",
+        f"--server={cli.url}",
+        "elastic",
+        "--sleep",
+        "1ms",
+        "consume",
+        cli.stream,
+        "g",
+        "m1",
+        "--count",
+        "1",
+    ]
+    cli.publish(1)
+    assert CliRunner().invoke(main, words).exit_code == 0
+
+
+def test_a_deletion_asks_and_a_piped_answer_counts(cli: Cli) -> None:
+    cli("elastic create STREAM g 2 --filter STREAM.*")
+    words = ["group", "elastic", "delete", cli.stream, "g", "-s", cli.url]
+    refused = CliRunner().invoke(main, words, input="n\n")
+    assert (refused.exit_code, cli.json("elastic ls STREAM")) == (1, ["g"])
+    assert cli.json("elastic delete STREAM g")["executed"] is False
+    agreed = CliRunner().invoke(main, words, input="y\n")
+    assert (agreed.exit_code, cli.json("elastic ls STREAM")) == (0, [])
+
+
+def test_a_dry_run_is_refused_where_the_change_would_be(cli: Cli) -> None:
+    cli("elastic create STREAM g 2 --filter STREAM.*")
+    cli("elastic cm STREAM g m1:0 m2:1")
+    for verb in ("add", "drop"):
+        assert "change those" in cli(f"elastic {verb} STREAM g m9 --dry-run", code=1).stderr
+    assert cli.json("elastic info STREAM g")["member_mappings"] != []
+
+
+def test_a_prompt_begins_with_its_kind_and_deletes_what_it_showed(cli: Cli) -> None:
+    cli("static create balanced STREAM one 2 m1")
+    cli("static create balanced STREAM two 2 m1")
+    lines = ["delete", cli.stream, "one", "y", "quit"]
+    words = ["group", "static", "prompt", "-s", cli.url]
+    result = CliRunner().invoke(main, words, input="\n".join(lines) + "\n")
+    assert result.exit_code == 0, result.output
+    assert "[static]>" in result.stdout
+    assert cli.json("static ls STREAM") == ["two"]
+
+
+def test_a_member_without_an_instance_is_an_answer_and_for_scripts_a_failure(cli: Cli) -> None:
+    cli("static create balanced STREAM g 2 m1")
+    assert cli.json("static minfo STREAM g m1")["active"] is False
+    cli("static minfo STREAM g m1 --check", code=1)
+    assert "no instance" in cli("static sd STREAM g m1 --json", code=1).stderr

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+
 import pytest
 from manager_fleet import Fleet, fleet_on, stopping
 
+from parti.control.signals import Gap
 from parti.manager import Manager
 from parti.manager.per_partition import PerPartitionPlane
 from parti.testing import NatsServer, eventually
 from parti.wire import api_consumers
+from parti.wire.api import JetStreamApi
 from parti.wire.live import LiveConnection
+from parti.worker import Message, WorkerConfig, WorkerConsumer
 
 pytestmark = pytest.mark.slow  # each is quick, but there are many
 LONG = {"layout": "per-partition", "prepare_timeout": 60.0, "commit_timeout": 60.0}
@@ -97,6 +103,86 @@ async def test_acks_that_a_broken_connection_swallowed_are_sent_again(server: Na
 
         await eventually(empty, 60, "all are acknowledged")
         assert sorted(fleet.sequences()) == list(range(1, 81))
+
+
+async def test_what_is_done_above_another_keys_message_is_acked_when_it_comes_again(
+    server: NatsServer, name: str
+) -> None:
+    """Lanes of keys: done, above the cursor, its ack lost. Delivered again it is neither new nor in hand."""
+    keyed = {"lanes": "key", "subject_template": f"{name}.{{partition}}.*"}
+    async with fleet_on(server, name, count=1, retention="workqueue") as fleet:
+        one = await fleet.worker(worker=keyed, **LONG)
+        await one.wait_for("converged", 60)
+        lossy = await LossyAcks.of(one)
+        fleet.gate.clear()
+        await fleet.js.publish(f"{name}.p0.first")
+        await eventually(lambda: len(fleet.entered) == 1, 60, "the first is inside its handler")
+        stuck, fleet.gate = fleet.gate, asyncio.Event()
+        fleet.gate.set()
+        for n in range(20):
+            await fleet.js.publish(f"{name}.p0.k{n % 5}")
+        await fleet.handled(20, 60)
+        assert lossy.lost == 20
+        one._agent.plane._connection.abort()  # type: ignore[union-attr]
+
+        async def only_the_first() -> bool:
+            return await stored(fleet) == 1
+
+        await eventually(only_the_first, 60, "what is done is acknowledged")
+        stuck.set()
+
+        async def empty() -> bool:
+            return await stored(fleet) == 0
+
+        await eventually(empty, 60, "all are acknowledged")
+        assert len(fleet.seen) == 21
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_resets_at_any_moment_leave_nothing_in_a_work_queue_and_repeat_nothing(
+    server: NatsServer, name: str, seed: int
+) -> None:
+    """The generator: gaps at random while handlers run, then a planned stop in the middle of the next reset."""
+    rng = random.Random(seed)
+    keyed = {"lanes": "key", "subject_template": f"{name}.{{partition}}.*"}
+    async with fleet_on(server, name, count=3, retention="workqueue") as fleet:
+        seen: list[Message] = []
+
+        async def handle(message: Message) -> None:
+            await asyncio.sleep(rng.uniform(0, 0.01))
+            seen.append(message)
+
+        consumer = WorkerConsumer(
+            JetStreamApi(await fleet.connection()),
+            WorkerConfig(stream=name, pull_timeout=1.0, idle_heartbeat=0.25, **keyed),  # type: ignore[arg-type]
+            handle,
+        )
+        one = await fleet.worker(consumer=consumer, **LONG)
+        await one.wait_for("converged", 60)
+        for n in range(300):
+            await fleet.js.publish(f"{name}.p{n % 3}.k{rng.randrange(6)}")
+            if rng.random() < 0.05:
+                one._agent.plane._feed(f"p{rng.randrange(3)}", Gap())  # type: ignore[union-attr]
+            if rng.random() < 0.1:
+                await asyncio.sleep(rng.uniform(0, 0.01))
+        for n in range(3):
+            one._agent.plane._feed(f"p{n}", Gap())  # type: ignore[union-attr]
+        await asyncio.sleep(rng.uniform(0, 0.02))
+        await one.stop()
+        at_stop = len(seen)
+        await eventually_stored(fleet, 300 - at_stop)
+        await fleet.worker(worker=keyed, **LONG)
+        await fleet.handled(300 - at_stop, 60)
+        await eventually_stored(fleet, 0)
+        both = sorted([m.sequence for m in seen] + fleet.sequences())
+        assert both == list(range(1, 301)), "nothing lost, nothing twice"
+
+
+async def eventually_stored(fleet: Fleet, count: int) -> None:
+    async def there() -> bool:
+        return await stored(fleet) == count
+
+    await eventually(there, 60, f"{count} messages in the stream")
 
 
 @pytest.mark.parametrize("layout", ["per-worker", "per-partition"])

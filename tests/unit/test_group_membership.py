@@ -18,9 +18,22 @@ def test_live_members_are_added_and_gone_ones_dropped() -> None:
 
 
 def test_members_that_never_registered_stay_whatever_happens() -> None:
+    mapped = ElasticRecord(max_members=4, mappings=(MemberMapping("go", (0, 1)), MemberMapping("py", (2, 3))))
+    assert owned(next_membership(mapped, set(), {"py"})) == {"go": (0, 1, 2, 3)}
+    assert set(owned(next_membership(mapped, {"py", "new"}, {"py", "new"}))) == {"go", "py", "new"}
+
+
+def test_a_list_with_foreign_members_stays_a_list_so_that_others_can_be_added_to_it() -> None:
     record = ElasticRecord(max_members=4, members=("go", "py"))
-    assert owned(next_membership(record, set(), {"py"})) == {"go": (0, 1, 2, 3)}
-    assert set(owned(next_membership(record, {"py", "new"}, {"py", "new"}))) == {"go", "py", "new"}
+    assert next_membership(record, set(), {"py"}) == NewMembership(members=("go",))
+    assert next_membership(record, {"py", "new"}, {"py", "new"}) == NewMembership(members=("go", "new", "py"))
+    reordered = ElasticRecord(max_members=4, members=("py", "go"))  # Go adds in any order; it compares in order too
+    assert next_membership(reordered, {"py"}, {"py"}) == NewMembership(members=("py", "go"))
+
+
+def test_a_listed_group_is_always_a_list() -> None:
+    record = ElasticRecord(max_members=4, mappings=(MemberMapping("a", (0, 1, 2, 3)),))
+    assert next_membership(record, {"a", "b"}, {"a", "b"}, listed=True) == NewMembership(members=("a", "b"))
 
 
 def test_with_two_filters_and_a_foreign_member_a_plain_list_is_written() -> None:

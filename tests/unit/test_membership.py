@@ -145,6 +145,8 @@ def test_a_key_that_the_server_expired_proves_the_end_and_one_deleted_by_hand_do
     assert view.feed(Tick(11.4)) == [Confirm(W1)]
     assert view.feed(LeaseSeen(11.5, W1, None, 0, asked=11.4)) == [Died(B)]
     assert view.state.gone(B, 11.5)
+    assert view.feed(LeaseSeen(12.0, W1, None, 30)) == []
+    assert view.state.gone(B, 12.0), "what was proven stays proven"
 
 
 def test_a_record_that_its_holder_writes_again_is_no_news() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
 from worker_bench import Bench, Effects, parts
 
 from parti.testing import eventually
@@ -57,7 +58,8 @@ async def test_a_refused_start_keeps_the_message_and_the_partition_goes_on_when_
     await bench.settled()
 
 
-async def test_a_partition_is_given_away_only_after_its_handler_in_a_thread_has_ended(bench: Bench) -> None:
+@pytest.mark.parametrize("kind", ["ends in time", "hangs"])
+async def test_a_handler_in_a_thread_is_waited_for_but_no_longer_than_drain_timeout(bench: Bench, kind: str) -> None:
     release, started = threading.Event(), threading.Event()
     done: list[int] = []
 
@@ -66,16 +68,22 @@ async def test_a_partition_is_given_away_only_after_its_handler_in_a_thread_has_
         release.wait(60)
         done.append(message.sequence)
 
-    worker = bench.worker(handle, drain_timeout=0.05)
+    worker = bench.worker(handle, drain_timeout=60 if kind == "ends in time" else 0.05)
     await bench.publish("a", 2)
     await worker.update_worker_consumer("w1", parts("a"))
     await asyncio.to_thread(started.wait, 60)
     stopping = asyncio.create_task(worker.stop_partition("a"))
-    await asyncio.sleep(0.2)
-    assert not stopping.done()
-    release.set()
-    assert await stopping == 1
-    assert done == [1]
+    if kind == "ends in time":
+        release.set()
+        assert await stopping == 1
+        assert done == [1]
+    else:
+        assert await asyncio.wait_for(stopping, 30) == 0, "the next owner begins with what hangs here"
+        await eventually(lambda: not worker.is_healthy, what="health says so")
+        assert "did not end" in worker.health().stalls[0]
+        release.set()
+        await eventually(lambda: worker.is_healthy, what="the thread came back")
+        assert worker.position("a").cursor == 0, "what it did after that counts for nothing"
 
 
 async def test_a_worker_that_is_abandoned_says_whether_it_was_in_the_middle_of_something(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import signal
 import sys
 from contextlib import AsyncExitStack
@@ -15,6 +16,11 @@ from parti.cli.output import note
 from parti.cli.settings import with_config
 from parti.config import LoadedConfig
 from parti.errors import ConfigError
+
+GAVE_UP = 3
+"""Exit code: the worker could do no work any more; its partitions are with others."""
+BLOCKED = 4
+"""Exit code: a handler blocked the event loop for too long; others take the partitions when the lease is over."""
 
 
 @click.group()
@@ -29,13 +35,17 @@ def worker() -> None:
 def run(handler: str, returning: bool, loaded: LoadedConfig) -> None:
     """Join the namespace of [control] and give messages of [worker] to MODULE:FUNCTION, until SIGTERM or Ctrl-C.
 
-    On SIGTERM the partitions are handed to the other workers first; the exit code is then 0.
+    On SIGTERM the partitions are handed to the other workers first; the exit code is then 0. It is 3 when the worker
+    could do no work any more and gave its partitions to others, and 4 when a handler blocked the event loop for longer
+    than worker.unhealthy_limit: start it again then.
     """
     from parti.observe.logs import configure_logging
 
     configure_logging(loaded.config.observe)
     function = load_handler(handler)
-    asyncio.run(serve(function, loaded, returning=returning))
+    code = asyncio.run(serve(function, loaded, returning=returning))
+    if code:
+        sys.exit(code)
 
 
 def load_handler(text: str) -> Any:
@@ -58,15 +68,15 @@ def load_handler(text: str) -> Any:
     return found
 
 
-async def serve(handler: Any, loaded: LoadedConfig, *, returning: bool = False) -> None:
-    """One worker, until SIGTERM or SIGINT."""
+async def serve(handler: Any, loaded: LoadedConfig, *, returning: bool = False) -> int:
+    """One worker, until SIGTERM or SIGINT, or until it can do no work any more; the exit code."""
     from parti.manager import Manager
     from parti.manager.configured import source_of
     from parti.observe.metrics import NO_METRICS
     from parti.wire.api import JetStreamApi
     from parti.wire.configured import configured_backoff, configured_options
     from parti.wire.connect import connect
-    from parti.worker import WorkerConsumer
+    from parti.worker import WorkerConsumer, WorkerFailed
 
     config = loaded.config
     options = configured_options(loaded).options
@@ -80,6 +90,7 @@ async def serve(handler: Any, loaded: LoadedConfig, *, returning: bool = False) 
         stack.push_async_callback(connection.close)
         js = JetStreamApi(connection)
         consumer = WorkerConsumer(js, config.worker, handler, metrics=metrics, backoff=configured_backoff(loaded))
+        consumer.on_blocked = _blocked
         manager = Manager(
             config.control, connection, source_of(config.control, config.worker, js), consumer=consumer, metrics=metrics
         )
@@ -91,7 +102,12 @@ async def serve(handler: Any, loaded: LoadedConfig, *, returning: bool = False) 
             from parti.observe.health import ObservabilityServer
 
             host, port = config.observe.address()
-            checks = [manager.health_check(), consumer.health_check()]
+            checks = [
+                manager.health_check(),
+                consumer.health_check(),
+                manager.liveness_check(),
+                consumer.liveness_check(),
+            ]
             web = ObservabilityServer(metrics.registry, checks, host=host, port=port, metrics=metrics)
             await stack.enter_async_context(web)
             note(f"listening on {web.url}")
@@ -100,5 +116,26 @@ async def serve(handler: Any, loaded: LoadedConfig, *, returning: bool = False) 
         stopped = asyncio.ensure_future(asked.wait())
         await asyncio.wait({stopped, manager.ended()}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        await manager.stop(returning=returning)
-        note("handed over and left")
+        code = 0
+        try:
+            await manager.stop(returning=returning)
+            note("handed over and left")
+        except WorkerFailed as failed:
+            note(f"gave up: {failed}")
+            code = GAVE_UP
+        if any(task.get_name() == "parti-lane" and not task.done() for task in asyncio.all_tasks()):
+            note("a handler ignores its cancellation: the process ends without it")
+            _end(code)
+        return code
+
+
+def _end(code: int) -> None:
+    """End the process as it is: something in it does not end by itself."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _blocked(reason: str) -> None:
+    note(f"gave up: {reason}")
+    _end(BLOCKED)

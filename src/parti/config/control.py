@@ -53,6 +53,10 @@ class ControlConfig(Section, frozen=True, kw_only=True):
         Literal["per-worker", "per-partition"],
         Setting("per-partition: for file streams with many subjects, grouped into 64 to 256 slots"),
     ] = "per-worker"
+    on_stream_replaced: Annotated[
+        Literal["start-over", "stop"],
+        Setting("the stream was made anew, went back, or is another one: work it off from its beginning, or end"),
+    ] = "start-over"
     prepare_timeout: Annotated[
         float, Setting("for the next owner to be ready and the old one to stop", Unit.DURATION, at_least=0.05)
     ] = 2.0

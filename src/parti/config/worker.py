@@ -36,6 +36,12 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     max_ack_pending: Annotated[
         int, Setting("messages held at once, queued or running; 80 % of it stops the pulling", at_least=2)
     ] = 500
+    max_bytes: Annotated[
+        int,
+        Setting(
+            "bytes of messages in hand and on their way; half of it in hand stops the pulling", Unit.SIZE, at_least=1
+        ),
+    ] = 64 << 20
     pull_batch_size: Annotated[
         int, Setting("first size of a pull; it then follows what the handlers manage in 100ms", at_least=1)
     ] = 50
@@ -86,6 +92,20 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         int, Setting("failures within the window that make the worker unhealthy, and refresh it once", at_least=1)
     ] = 3
     health_window: Annotated[float, Setting("the window of those failures", Unit.DURATION, at_least=1)] = 60.0
+    stall_limit: Annotated[
+        float,
+        Setting(
+            "a handler that runs for longer, or work of which nothing gets done, is a stall", Unit.DURATION, at_least=1
+        ),
+    ] = 120.0
+    unhealthy_limit: Annotated[
+        float,
+        Setting(
+            "unhealthy for longer: the partitions go to others, a worker process ends; 0s: never",
+            Unit.DURATION,
+            at_least=0,
+        ),
+    ] = 300.0
     catch_up: Annotated[
         Literal["auto", "never"], Setting("auto: range reads when a file stream with many filters has a backlog")
     ] = "auto"

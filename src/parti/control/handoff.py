@@ -61,6 +61,8 @@ class Handoff:
     proposed: Claim | None = None
     """The way out that was written, if its CAS succeeded."""
     result: Result = Result.SUCCESS
+    counted: bool = True
+    """False for a first assignment, or one that never left its worker: nothing was handed over."""
     terms: HandoffTerms = field(default_factory=HandoffTerms)
 
     @property
@@ -79,7 +81,10 @@ def stage_of(claim: Claim) -> Stage:
 def begin(claim: Claim, now: float, terms: HandoffTerms | None = None) -> Handoff:
     """Watch a claim that is moving, also one that another leader set in motion (crash recovery by scan)."""
     terms = terms or HandoffTerms()
-    return Handoff(claim, now, now, _due(claim, now, 0, terms), terms=terms)
+    giver, taker = claim.previous, claim.owner
+    moved = giver is not None and taker is not None and giver.worker != taker.worker
+    counted = moved or claim.state is ClaimState.PREPARE
+    return Handoff(claim, now, now, _due(claim, now, 0, terms), counted=counted, terms=terms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +167,8 @@ def _changed(state: Handoff, now: float, claim: Claim) -> tuple[Handoff, tuple[E
     effects: list[Effect] = [StageDone(before, now - state.stage_since)]
     if after is Stage.DONE:
         effects.append(Finished(claim.partition, result, now - state.started))
+    if not state.counted:
+        effects = []
     due = _due(claim, now, 0, state.terms)
     moved = replace(state, claim=claim, stage_since=now, due=due, attempts=0, proposed=None, result=result)
     return moved, tuple(effects)

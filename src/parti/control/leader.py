@@ -70,6 +70,13 @@ class Leader:
     """Partitions that are not where they belong, the only ones to look at; None after a change that concerns all."""
 
     @property
+    def unassigned(self) -> tuple[PartitionId, ...]:
+        """Partitions that nobody was given: there is no room for them, or nobody well to carry them."""
+        if self.assignment.term != self.term:
+            return ()  # not decided yet
+        return tuple(sorted(self.partitions.keys() - self.assignment.owners.keys()))
+
+    @property
     def converged(self) -> bool:
         """Every partition there is rests with the worker that the assignment names."""
         return len(self.assignment.owners) == len(self.partitions) and at_rest(

@@ -61,6 +61,12 @@ class Membership:
             if not seat.dead and seat.record.status in (LeaseStatus.ACTIVE, LeaseStatus.RESTING)
         )
 
+    def takers(self) -> dict[WorkerId, int]:
+        """Ids that can be assigned partitions, each with how many at most (0: any number): kept ones that are well."""
+        return {
+            worker: self.seats[worker].record.capacity for worker in self.keeping() if self.seats[worker].record.well
+        }
+
     def healthy(self, member: Member) -> bool:
         """Whether this very process still holds its id, as far as we know."""
         seat = self.seats.get(member.worker)
@@ -147,7 +153,21 @@ class Died:
     member: Member
 
 
-Change = Joined | Restarted | Leaving | Left | Died
+@dataclass(frozen=True, slots=True)
+class Ailing:
+    """Says that it is not well: it gets nothing, and what it has goes to others while it still can hand it over."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Is well again, or can carry another number of partitions."""
+
+    member: Member
+
+
+Change = Joined | Restarted | Leaving | Left | Died | Ailing | Recovered
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +250,11 @@ def _seen(state: Membership, event: LeaseSeen) -> tuple[Membership, tuple[Effect
             changes.append(Leaving(record.member))
         elif record.status is LeaseStatus.LEFT:
             changes = [Left(record.member)]
+    if before is not None and seat is not None and not changes:
+        if seat.record.well and not record.well:
+            changes.append(Ailing(record.member))
+        elif (seat.record.well, seat.record.capacity) != (record.well, record.capacity):
+            changes.append(Recovered(record.member))
     first_seen = seat.first_seen if seat is not None and seat.record.member == record.member else now
     seats = {**state.seats, worker: Seat(record, Sighting(event.revision, now), first_seen)}
     return replace(state, seats=MappingProxyType(seats), ended=ended), tuple(changes)
@@ -238,6 +263,8 @@ def _seen(state: Membership, event: LeaseSeen) -> tuple[Membership, tuple[Effect
 def _missing(state: Membership, seat: Seat, event: LeaseSeen) -> tuple[Membership, tuple[Effect, ...]]:
     """Somebody removed or damaged the record: that says nothing about its holder, who writes it again or is silent."""
     known = seat.sighting
+    if seat.dead:
+        return state, ()
     if seat.missing:
         return _confirmed(state, seat, event) if event.revision in (0, known.revision) else (state, ())
     stale = event.revision < known.revision if event.asked is None else event.asked < known.since

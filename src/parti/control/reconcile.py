@@ -14,6 +14,7 @@ from typing import assert_never
 
 from parti.control import claims, handoff
 from parti.control.assign import owners_of
+from parti.control.assign.capacity import fit
 from parti.control.handoff import Finished, StageDone
 from parti.control.leader import Leader, Missing, Rules, at_rest, elect
 from parti.control.leader_signals import (
@@ -35,7 +36,7 @@ from parti.control.leader_signals import (
     WriteAssignment,
     WriteClaim,
 )
-from parti.control.membership import Change, Died, Leaving, Left
+from parti.control.membership import Ailing, Change, Died, Leaving, Left
 from parti.control.windows import Reason
 from parti.model import Assignment, Claim, ClaimState, Member, PartitionId, Retention, WorkerId
 
@@ -121,7 +122,7 @@ def step(state: Leader, event: Event) -> Step:
 def _reason(change: Change) -> Reason:
     if isinstance(change, Died):
         return Reason.EMERGENCY
-    return Reason.LEAVE if isinstance(change, Leaving | Left) else Reason.PLANNED_SCALE
+    return Reason.LEAVE if isinstance(change, Leaving | Left | Ailing) else Reason.PLANNED_SCALE
 
 
 def _claims_seen(state: Leader, now: float, seen: tuple[tuple[Claim, int], ...]) -> Step:
@@ -195,7 +196,8 @@ def _act(state: Leader, now: float) -> Step:
 
 
 def _assign(state: Leader, now: float) -> Step:
-    workers = sorted(state.membership.keeping())
+    capacities = state.membership.takers()
+    workers = sorted(capacities)
     if "assignment" in state.busy:
         return state, ()
     if state.pacing.writing is not None:
@@ -205,7 +207,8 @@ def _assign(state: Leader, now: float) -> Step:
     if state.assignment.term > state.term:
         return state, ()  # there is a newer leader: whatever we think, it is out of date
     partitions = [state.partitions[p] for p in sorted(state.partitions)]
-    owners = owners_of(state.strategy.assign(workers, partitions, state.assignment.owners))
+    wanted = owners_of(state.strategy.assign(workers, partitions, state.assignment.owners))
+    owners, _ = fit(wanted, capacities, workers, state.assignment.owners)
     weights = {p.id: p.weight for p in partitions if p.weight != 1}
     reason = state.pacing.reason or Reason.REFRESH
     same = (owners, weights) == (dict(state.assignment.owners), dict(state.assignment.weights))

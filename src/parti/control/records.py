@@ -65,6 +65,8 @@ class _Claim(msgspec.Struct, omit_defaults=True):
     term: Count = 0
     updated: float = 0.0
     lost: bool = False
+    stream: str = ""
+    """Identity of the stream that the cursor speaks of; empty in records of parti 0.1, which counts as any."""
 
 
 class _Lease(msgspec.Struct, omit_defaults=True):
@@ -85,10 +87,42 @@ class _Leader(msgspec.Struct, omit_defaults=True):
     leader: tuple[str, str] | None = None
 
 
-class _Checkpoint(msgspec.Struct):
+class _Checkpoint(msgspec.Struct, omit_defaults=True):
     worker: str
     nonce: str
     positions: dict[str, tuple[Count, Count]]
+    stream: str = ""
+
+
+class _Stream(msgspec.Struct, omit_defaults=True):
+    name: str
+    created: str
+    template: str = ""
+    layout: str = ""
+    rewinds: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """What a namespace works on. A template or layout of its own is no other stream, but no member may differ."""
+
+    name: str
+    created: str = ""
+    template: str = ""
+    layout: str = ""
+    rewinds: int = 0
+    """How often the stream went back to an older state under one time of creation."""
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name}@{self.created}" + (f"#{self.rewinds}" if self.rewinds else "")
+
+    @property
+    def shape(self) -> tuple[str, str]:
+        return self.template, self.layout
+
+    def __str__(self) -> str:
+        return f"stream {self.name!r} with template {self.template!r} and layout {self.layout!r}"
 
 
 class _Assignment(msgspec.Struct, omit_defaults=True):
@@ -104,8 +138,19 @@ class _Assignment(msgspec.Struct, omit_defaults=True):
     """Of all parts together: a half-written assignment is recognised, never half-applied."""
 
 
-def encode_claim(claim: Claim) -> bytes:
-    """Bytes of one claim, about 200."""
+def encode_stream(record: StreamRecord) -> bytes:
+    return _encode("stream", _Stream(record.name, record.created, record.template, record.layout, record.rewinds))
+
+
+def decode_stream(data: bytes) -> StreamRecord | Unreadable:
+    read = _decode("stream", data, _Stream)
+    if isinstance(read, Unreadable):
+        return read
+    return StreamRecord(read.name, read.created, read.template, read.layout, read.rewinds)
+
+
+def encode_claim(claim: Claim, stream: str = "") -> bytes:
+    """Bytes of one claim, about 250; `stream`: identity of the one that its cursor speaks of."""
     return _encode(
         "claim",
         _Claim(
@@ -121,15 +166,21 @@ def encode_claim(claim: Claim) -> bytes:
             claim.term,
             claim.updated,
             claim.lost,
+            stream,
         ),
     )
 
 
-def decode_claim(data: bytes) -> Claim | Unreadable:
-    """A claim that obeys the invariants of its state, or why not."""
+def decode_claim(data: bytes, stream: str = "") -> Claim | Unreadable:
+    """A claim that obeys the invariants of its state, or why not.
+
+    One of another stream than `stream` is nobody's, and nothing of it is done; its epoch counts on.
+    """
     read = _decode("claim", data, _Claim)
     if isinstance(read, Unreadable):
         return read
+    if stream and read.stream and read.stream != stream:
+        return Claim(PartitionId(read.partition), epoch=read.epoch, term=read.term, updated=read.updated)
     owned = read.owner is not None
     if owned == (read.state is ClaimState.UNASSIGNED):
         return Unreadable(Fault.CORRUPT, f"claim {read.partition!r}: state {read.state} with owner {read.owner}")
@@ -192,15 +243,19 @@ def decode_leader(data: bytes) -> LeaderRecord | Unreadable:
     return read if isinstance(read, Unreadable) else LeaderRecord(read.term, _member(read.leader), read.beat)
 
 
-def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+def encode_checkpoint(checkpoint: Checkpoint, stream: str = "") -> bytes:
     member = checkpoint.member
-    return _encode("checkpoint", _Checkpoint(member.worker, member.nonce, dict(checkpoint.positions)))  # type: ignore[arg-type]
+    body = _Checkpoint(member.worker, member.nonce, dict(checkpoint.positions), stream)  # type: ignore[arg-type]
+    return _encode("checkpoint", body)
 
 
-def decode_checkpoint(data: bytes) -> Checkpoint | Unreadable:
+def decode_checkpoint(data: bytes, stream: str = "") -> Checkpoint | Unreadable:
+    """Positions in another stream than `stream` are none."""
     read = _decode("checkpoint", data, _Checkpoint)
     if isinstance(read, Unreadable):
         return read
+    if stream and read.stream and read.stream != stream:
+        return Checkpoint(Member(WorkerId(read.worker), read.nonce))
     positions = {PartitionId(p): position for p, position in read.positions.items()}
     return Checkpoint(Member(WorkerId(read.worker), read.nonce), MappingProxyType(positions))
 

@@ -149,7 +149,8 @@ def step(state: Slot, event: Event) -> Step:
         case Done(seq):
             return _follow(replace(state, done=max(state.done, seq)))
         case LaneStopped(last_started, dropped_from):
-            if state.phase is not Phase.STOPPING:
+            # A second one while it drains: what had to be finished took too long, and was dropped as well.
+            if state.phase not in (Phase.STOPPING, Phase.DRAINING):
                 return state, ()
             stopped = replace(state, phase=Phase.DRAINING)
             if dropped_from is not None:

@@ -2,33 +2,54 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+
 from parti.clock import Clock, Deadline
 from parti.errors import ConnectionFailed, ConnectionLost, NoResponders, RequestTimeout
 from parti.groups.errors import OwnershipLost
-from parti.groups.message import GroupMessage
+from parti.groups.message import GroupMessage, Holding
 from parti.groups.puller import Puller
 from parti.groups.pulse import Limits, Pulse
 from parti.groups.work import Work
 from parti.wire.connect import Connection
 
 _ANSWER_WITHIN = 1.0
+_LOOK_EVERY = 0.05
 
 
 class Acks:
     """What a message needs of the member that holds it (the protocol `Settle`)."""
 
     def __init__(
-        self, connection: Connection, puller: Puller, work: Work, pulse: Pulse, limits: Limits, clock: Clock
+        self,
+        connection: Connection,
+        puller: Puller,
+        work: Work,
+        pulse: Pulse,
+        limits: Limits,
+        clock: Clock,
+        holding: Callable[[], Holding],
+        created: Callable[[], Awaitable[str]],
     ) -> None:
+        """`holding`: under which consumer and pin messages come now; `created`: when the server's consumer was made."""
         self._connection = connection
         self._puller = puller
         self._work = work
         self._pulse = pulse
         self._limits = limits
         self._clock = clock
+        self._holding = holding
+        self._created = created
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
 
     def settled(self, message: GroupMessage) -> None:
-        """Acknowledge; nothing confirms it."""
+        """Acknowledge; nothing confirms it. From another thread it happens before the handler's outcome counts."""
+        self._in_loop(self._settled, message)
+
+    def _settled(self, message: GroupMessage) -> None:
         self._puller.send(message._reply, b"+ACK")
         self._work.done(message)
 
@@ -39,21 +60,60 @@ class Acks:
             ours = self._work.in_hand.get(message.queue_sequence) is message
             if message.doubtful or not self._pulse.fresh() or not ours:
                 raise OwnershipLost(f"message {message.sequence} may be somebody else's by now: undo what was prepared")
-            try:
-                # A repeated acknowledgement is answered like the first (JETSTREAM.md 4.3), so that a lost answer is no
-                # reason to undo what the server has taken.
-                reply, wait = message._reply.decode(), min(_ANSWER_WITHIN, self._limits.ack_wait)
-                await self._connection.requests.call(reply, b"+ACK", timeout=wait)
-                break
-            except NoResponders:
-                message.doubtful = True
-                raise
-            except (RequestTimeout, ConnectionLost, ConnectionFailed):
-                if deadline.expired:
-                    raise
-            await self._clock.sleep(0.05)
+            consumer = self._holding()[0]
+            if message.holding[0] == consumer:
+                if await self._asked(message, deadline):
+                    break
+            elif deadline.expired or self._cannot_come(consumer):
+                # What waits behind this handler takes all places that the new consumer has: the message comes again
+                # only after the handler has ended.
+                raise self._replaced(message)
+            await self._clock.sleep(_LOOK_EVERY)
         self._work.done(message)
+
+    async def _asked(self, message: GroupMessage, deadline: Deadline) -> bool:
+        try:
+            # A repeated acknowledgement is answered like the first (JETSTREAM.md 4.3), so that a lost answer is no
+            # reason to undo what the server has taken.
+            reply, wait = message._reply.decode(), min(_ANSWER_WITHIN, self._limits.ack_wait)
+            await self._connection.requests.call(reply, b"+ACK", timeout=wait)
+            return True
+        except NoResponders:
+            message.doubtful = True
+            raise
+        except RequestTimeout:
+            # An ack of a delivery by a consumer that is gone counts for nothing, and one under the same name is silent.
+            if await self._created() != message.holding[0]:
+                raise self._replaced(message) from None
+            if deadline.expired:
+                raise
+        except (ConnectionLost, ConnectionFailed):
+            if deadline.expired:
+                raise
+        return False
+
+    @staticmethod
+    def _replaced(message: GroupMessage) -> OwnershipLost:
+        message.doubtful = True
+        return OwnershipLost(
+            f"the consumer of message {message.sequence} was replaced, and the message comes again: undo what was "
+            "prepared"
+        )
+
+    def _cannot_come(self, consumer: str) -> bool:
+        """Whether what we hold of this consumer leaves no place for another delivery."""
+        return 0 < self._limits.max_pending <= self._work.count_under(consumer)
 
     def working(self, message: GroupMessage) -> None:
         """Ask for another `ack_wait`."""
+        self._in_loop(self._working, message)
+
+    def _working(self, message: GroupMessage) -> None:
         self._puller.send(message._reply, b"+WPI")
+
+    def _in_loop(self, act: Callable[[GroupMessage], None], message: GroupMessage) -> None:
+        """The connection belongs to one thread; a plain handler runs in another."""
+        if threading.get_ident() == self._thread:
+            act(message)
+        else:
+            self._loop.call_soon_threadsafe(act, message)

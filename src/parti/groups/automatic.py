@@ -35,24 +35,29 @@ class AutomaticMembership:
 
     lease: int = 6  # seconds; a crashed member is dropped after this, and a renewal may be missed twice
     settle: float = 0.2  # seconds of quiet before the record is written: ten processes started at once are one change
+    listed: bool = False  # mappings move the fewest partitions; a list is what others can be added to
+    """Write the members as a list, as an administrator would: then `cg add` and `cg drop` admit members in other
+    languages at any time, and each change cuts the partitions anew. The same in every instance of the group."""
 
     def __post_init__(self) -> None:
         if self.lease < 1:
             raise BadTemplate(f"a lease has whole seconds, at least 1, not {self.lease}")
 
 
-def next_membership(record: ElasticRecord, live: set[str], known: set[str]) -> NewMembership:
+def next_membership(record: ElasticRecord, live: set[str], known: set[str], *, listed: bool = False) -> NewMembership:
     """What the record's membership should be: the live members and the foreign ones, moving as little as possible.
 
-    `known` are the members that ever registered here. With several filters the reference cannot work with mappings
-    (10138), so that a group with foreign members then gets a plain list.
+    `known` are the members that ever registered here. A list with foreign members stays one: the reference refuses to
+    add and drop members of a mapped group, and with several filters it cannot work with mappings at all (10138).
     """
     foreign = set(record.member_names) - known
     current = assignment(record)
     # Those who own something stay when there are more members than partitions.
     wanted = sorted(live | foreign, key=lambda name: (not current.get(name), name))[: record.max_members]
-    if foreign and len(filters_of(record)) > 1:
-        return NewMembership(members=tuple(sorted(wanted)))
+    if listed or (foreign and (record.members or len(filters_of(record)) > 1)):
+        # In whatever order they stand there: to the reference another order is a change for every member.
+        same = set(wanted) == set(record.members)
+        return NewMembership(members=record.members if same else tuple(sorted(wanted)))
     return NewMembership(mappings=next_mapping(record, wanted))
 
 
@@ -213,7 +218,10 @@ class Registrar:
         before = (await self._store.get(self._stream, self._group)).record
         if not self.leads:
             return
-        stored = await self._store.edit(self._stream, self._group, lambda record: next_membership(record, live, known))
+        listed = self._options.listed
+        stored = await self._store.edit(
+            self._stream, self._group, lambda record: next_membership(record, live, known, listed=listed)
+        )
         if stored.record.member_names != before.member_names:
             log.info("group.members_changed", scope=self._scope, members=list(stored.record.member_names))
         for name in sorted(known - live - set(stored.record.member_names)):

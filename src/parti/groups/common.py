@@ -8,7 +8,7 @@ from typing import Any, Generic
 
 from parti.groups.distribution import assignment
 from parti.groups.errors import NoActiveInstance
-from parti.groups.names import PRIORITY_GROUP, GroupKind, check_group, check_member, check_stream
+from parti.groups.names import PRIORITY_GROUP, GroupKind, can_exist, check_group, check_member, check_stream
 from parti.groups.store import R, RecordStore, Stored
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
@@ -102,8 +102,11 @@ class GroupCalls(ABC, Generic[R]):
     async def _info(self, stored: Stored[R], stream: str, group: str, member: str) -> MemberInfo:
         listed = member in stored.record.member_names
         partitions = assignment(stored.record).get(member, ())
+        place = self.consumer_place(stream, group, member)
+        if not all(can_exist(name) for name in place):
+            return MemberInfo(member, listed, partitions, False, None, 0, 0, 0, 0, 0)
         try:
-            info = await self.api.consumer_info(*self.consumer_place(stream, group, member))
+            info = await self.api.consumer_info(*place)
         except (ConsumerNotFound, StreamNotFound):
             return MemberInfo(member, listed, partitions, False, None, 0, 0, 0, 0, 0)
         if not is_group_consumer(info["config"]):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import AsyncIterator
 from typing import Any
 
-from parti.clock import Randomness, SystemClock
+from parti.clock import SystemClock
 from parti.errors import PartiError
 from parti.groups.automatic import AutomaticMembership, Registrar
 from parti.groups.common import is_group_consumer, pinned_id
@@ -18,6 +17,7 @@ from parti.groups.member import SERVER_FAILED, GroupConsumer
 from parti.groups.message import GroupHandler
 from parti.groups.names import GroupKind, check_group, check_member, check_stream, work_queue
 from parti.groups.options import MemberOptions
+from parti.groups.pinned import OTHERS_FIRST
 from parti.groups.records import ElasticRecord
 from parti.groups.store import elastic_store
 from parti.wire.api import JetStreamApi
@@ -30,9 +30,7 @@ from parti.wire.errors import (
     WorkQueueFilterNotUnique,
 )
 
-_OTHERS_FIRST = (0.4, 0.5)  # seconds that an instance which is not pinned leaves to the pinned one (the reference's)
 _BLOCKED_POLL = 0.25  # the server tells when a consumer goes; this is for when that message got lost
-_DRAIN_SHARE = 0.8  # of ack_wait: an elastic consumer goes after ack_wait without a pull
 
 
 async def elastic_consume(
@@ -77,8 +75,8 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
     """An instance of a member of an elastic group."""
 
     kind = GroupKind.ELASTIC
-    _random: Randomness = random.Random()
-    _stale_since: float | None = None
+    _blocked = False
+    """Another member's consumer still has one of our partitions: its end is worth a look at once."""
     registrar: Registrar | None = None
     """This instance's part in automatic membership."""
 
@@ -96,8 +94,9 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
         """Learn at once that another member's consumer is gone, so that its partitions can be taken."""
 
         async def wake(advisory: Any) -> None:
-            # Our own name: the pinned instance makes it anew, and a create at the same moment fails (500).
-            if self.state is MemberState.JOINING and advisory.subject.split(".")[-1] != self._consumer:
+            # Our own name: the pinned instance makes it anew, and a create at the same moment fails (500). Nor does
+            # another member's end shorten what we leave to the pinned instance of our own.
+            if self._blocked and advisory.subject.split(".")[-1] != self._consumer:
                 self._wake_at = None
                 self._signal(lambda: None)
 
@@ -111,9 +110,11 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
 
     async def _join(self, filters: tuple[str, ...]) -> dict[str, Any] | None:
         config = self._template.config(GroupKind.ELASTIC, self._consumer, filters)
+        self._blocked = False
         try:
-            info = await self._api.consumer_create(self._queue_stream, config, action="create")
+            return await self._api.consumer_create(self._queue_stream, config, action="create")
         except WorkQueueFilterNotUnique:
+            self._blocked = True
             self._wait_for("another member's consumer still has one of the partitions")
             return None
         except StreamNotFound:
@@ -133,8 +134,6 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
             if error.code < SERVER_FAILED or (found := await self._found()) is None:
                 raise
             return await self._existing(found, filters)
-        self._stale_since = None
-        return info
 
     async def _found(self) -> dict[str, Any] | None:
         try:
@@ -160,16 +159,15 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
                 "rename the member, or remove that consumer"
             )
         if tuple(config.get("filter_subjects") or ()) == filters:
-            self._stale_since = None
             return info
-        # Made from an older record. Its pinned instance finishes and replaces it; one that is gone never will.
-        now = self._clock.now()
-        self._stale_since = self._stale_since or now
-        if pinned_id(info) is None or now - self._stale_since > self._limits.ack_wait:
+        # Made from an older record. Its pinned instance finishes and replaces it; without one it goes `ack_wait` after
+        # its last message could have been in hand (the server knows who asks for more time, and we do not).
+        unused = pinned_id(info) is None and not info["num_ack_pending"]
+        if unused and info["created"] == self._created:
             await self._delete_consumer()
             self._later(0)
         else:
-            self._wait_for("an older consumer of this member is still in use")
+            self._wait_for("an older consumer of this member is still in use, or has not lapsed yet")
         return None
 
     async def _changed(self, before: ElasticRecord) -> None:
@@ -182,27 +180,24 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
         owned = partitions_of(self.record, self.member)
         lost = tuple(partition for partition in self._owned if partition not in owned)
         self._wake_at = None
-        if not self._puller.pulling:
+        if not self._puller.pulling and not self._work.running:
             self._lose(lost)
             return
         was_pinned = self.state is MemberState.ACTIVE
-        # Finish and acknowledge before the consumer goes: then nothing of it is delivered twice.
-        await self._drain(_DRAIN_SHARE * self._limits.ack_wait, unpin=False)
+        # Finish and acknowledge before the consumer goes: then nothing of it is delivered twice, nor started by the
+        # next owner while it runs here.
+        await self._drain(self._drain_within, unpin=False)
         self._be(MemberState.JOINING)
         self._lose(lost)
         if was_pinned:
-            await self._delete_consumer()
+            await self._remove_ours()
+        elif wanted:
+            self._later(self._random.uniform(*OTHERS_FIRST))
         else:
-            self._later(self._random.uniform(*_OTHERS_FIRST))
-
-    async def _delete_consumer(self) -> None:
-        await self._shortly(self._api.consumer_delete(self._queue_stream, self._consumer))
+            await self._remove_unused()
 
     async def _leave(self) -> None:
-        """Nobody else pulls: the consumer would only keep its partitions from others until it lapses."""
         with contextlib.suppress(PartiError):
-            info = await self._api.consumer_info(self._queue_stream, self._consumer)
-            if not info.get("num_waiting"):
-                await self._delete_consumer()
+            await self._remove_unused()
         if self.registrar is not None:
             await self.registrar.stop()

@@ -7,13 +7,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from parti.errors import PartiError
+from parti.groups.changes import adding, dropping, mapping_to, unmapping
 from parti.groups.common import DeletePlan, GroupCalls, is_group_consumer
 from parti.groups.distribution import transforms
-from parti.groups.errors import GroupExists, GroupIsMapped, GroupNotFound, NameCollision, NoMembersGiven
-from parti.groups.names import GroupKind, check_group, check_member, check_members, check_stream, work_queue
+from parti.groups.errors import GroupExists, GroupNotFound, NameCollision
+from parti.groups.names import GroupKind, can_exist, check_group, check_stream, work_queue
 from parti.groups.records import CompactRecord, ElasticRecord, MemberMapping, PartitioningFilter, encode
-from parti.groups.rules import check_elastic, check_mappings
-from parti.groups.store import NewMembership, Stored, elastic_store
+from parti.groups.rules import check_elastic
+from parti.groups.store import Stored, elastic_store
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
 from parti.wire.errors import StreamNameExists, StreamNotFound, WrongLastSequence
@@ -56,7 +57,7 @@ class ElasticGroups(GroupCalls[ElasticRecord]):
         check_group(group)
         record = (CompactRecord if self.kind is GroupKind.COMPACT else ElasticRecord)(
             max_members=max_members,
-            partitioning_filters=None if filters is None else tuple(filters),
+            partitioning_filters=tuple(filters) if filters else None,
             max_buffered_msgs=max_buffered_msgs,
             max_buffered_bytes=max_buffered_bytes,
         )
@@ -130,54 +131,29 @@ class ElasticGroups(GroupCalls[ElasticRecord]):
 
     async def add_members(self, stream: str, group: str, members: Iterable[str]) -> tuple[str, ...]:
         """All members of the group afterwards; blank names are ignored, those already there are no change."""
-        wanted = check_members(name for name in members if name.strip())
-        if not wanted:
-            raise NoMembersGiven("no member to add: give at least one name")
-
-        def add(record: ElasticRecord) -> NewMembership:
-            _refuse_mapped(record, group)
-            if set(wanted) <= set(record.members):
-                return NewMembership(record.members)
-            return NewMembership(tuple(sorted({*record.members, *wanted})))
-
-        return (await self.store.edit(check_stream(stream), group, add)).record.members
+        change = adding(members)
+        return (await self.store.edit(check_stream(stream), group, change)).record.members
 
     async def drop_members(self, stream: str, group: str, members: Iterable[str]) -> tuple[str, ...]:
         """The members that are left; unknown names are ignored."""
-        unwanted = set(members)
-        if not unwanted:
-            raise NoMembersGiven("no member to drop: give at least one name")
-
-        def drop(record: ElasticRecord) -> NewMembership:
-            _refuse_mapped(record, group)
-            if not unwanted & set(record.members):
-                return NewMembership(record.members)
-            return NewMembership(tuple(sorted(set(record.members) - unwanted)))
-
-        return (await self.store.edit(check_stream(stream), group, drop)).record.members
+        change = dropping(members)
+        return (await self.store.edit(check_stream(stream), group, change)).record.members
 
     async def set_mappings(self, stream: str, group: str, mappings: Sequence[MemberMapping]) -> Stored[ElasticRecord]:
         """The group owned by explicit mappings from now on; the list of members is dropped."""
-        if not mappings:
-            raise NoMembersGiven("no mapping given: map every partition, or delete the mappings")
-        for mapping in mappings:
-            check_member(mapping.member)
-
-        def replace(record: ElasticRecord) -> NewMembership:
-            check_mappings(mappings, record.max_members)
-            return NewMembership((), tuple(mappings))
-
-        return await self.store.edit(check_stream(stream), group, replace)
+        return await self.store.edit(check_stream(stream), group, mapping_to(mappings))
 
     async def delete_mappings(self, stream: str, group: str) -> Stored[ElasticRecord]:
         """The group without mappings; it has no members then, unless it was not mapped at all."""
-        return await self.store.edit(check_stream(stream), group, lambda record: NewMembership(record.members))
+        return await self.store.edit(check_stream(stream), group, unmapping())
 
     async def plan_delete(self, stream: str, group: str) -> DeletePlan:
         """What `delete` would remove: the record, and the work queue with what is still in it."""
         stored = await self.get(stream, group)
         name = work_queue(stream, group)
         try:
+            if not can_exist(name):
+                raise StreamNotFound(f"no stream can be named {name!r}")
             info = await self.api.stream_info(name)
         except StreamNotFound:
             return DeletePlan(self.kind, stream, group, stored.revision, (), (), 0)
@@ -244,8 +220,3 @@ def _serves(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
     if not _is_queue_of(found, source["name"]):
         return False
     return bool((found["sources"][0].get("subject_transforms") or []) == source["subject_transforms"])
-
-
-def _refuse_mapped(record: ElasticRecord, group: str) -> None:
-    if record.mappings:
-        raise GroupIsMapped(f"group {group!r} has mappings: change those, or delete them first")

@@ -14,6 +14,10 @@ from parti.worker.message import Message
 _SOURCE = b"\r\nNats-Stream-Source:"
 
 
+Holding = tuple[str, str | None]
+"""When the consumer was made from which a message came, and the pin under which it came."""
+
+
 class Settle(Protocol):
     """What a message needs of the member that holds it, to be settled."""
 
@@ -35,8 +39,12 @@ class GroupMessage(Message):
     __slots__ = (
         "_settle",
         "acknowledged",
+        "cancelled",
         "doubtful",
+        "handed_back",
+        "holding",
         "number",
+        "parked",
         "queue_sequence",
         "queue_subject",
         "started",
@@ -54,10 +62,20 @@ class GroupMessage(Message):
     doubtful: bool
     """The process stood still while the handler ran: somebody else may have the message by now."""
 
+    holding: Holding
+    """Under which consumer and pin it came, or came again."""
+    parked: bool
+    """It was not started, and must not be before somebody knows whose it is."""
+    cancelled: bool
+    handed_back: bool
+
     _settle: Settle
 
     def ack(self) -> None:
-        """Acknowledge now, before the handler returns; its outcome then counts no more. Nothing confirms it."""
+        """Acknowledge now, before the handler returns; its outcome then counts no more. Nothing confirms it.
+
+        A handler that runs in a thread may call it from there.
+        """
         if not self.acknowledged:
             self.acknowledged = True
             self._settle.settled(self)
@@ -92,6 +110,7 @@ def messages_of(
     lane: Lane,
     member: str,
     received_at: float,
+    holding: Holding,
 ) -> list[GroupMessage]:
     """The messages of a read, in order; each owns its bytes, since the receive buffer is used again.
 
@@ -121,6 +140,8 @@ def messages_of(
         message._headers, message._held_since, message._lane = None, received_at, lane
         message._reply, message._settle = frames.reply(index), settle
         message.acknowledged = message.started = message.doubtful = False
+        message.holding, message.parked = holding, False
+        message.cancelled = message.handed_back = False
         made.append(message)
     return made
 

@@ -44,8 +44,18 @@ def check_member(name: str) -> str:
 
 
 def check_members(names: Iterable[str]) -> tuple[str, ...]:
-    """The names sorted and without repeats, as they are written."""
+    """The names sorted and without repeats, as an elastic group's are written."""
     return tuple(sorted({check_member(name) for name in names}))
+
+
+def given_members(names: Iterable[str]) -> tuple[str, ...]:
+    """The names as given, without repeats: Go compares a static group's members in their order when it creates it."""
+    return tuple(dict.fromkeys(check_member(name) for name in names))
+
+
+def can_exist(name: str) -> bool:
+    """Whether a stream or consumer can have this name; the reference also writes records of groups that cannot."""
+    return bool(_MEMBER.fullmatch(name)) and len(name) <= _LONGEST
 
 
 def _check(name: str, pattern: re.Pattern[str], what: str, allowed: str) -> str:

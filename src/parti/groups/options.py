@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from parti.clock import Clock
+from parti.groups.errors import BadTemplate
 from parti.groups.events import Listener
 from parti.groups.template import ConsumerTemplate
 from parti.groups.work import HandlerOptions
@@ -19,5 +20,12 @@ class MemberOptions:
     handlers: HandlerOptions = field(default_factory=HandlerOptions)
     on_event: Listener | None = None
     """Told of every event: partitions gained and lost, pinned and unpinned, troubles and their end."""
+    drain_timeout: float = 30.0  # seconds; longer than most handlers, short enough for an operator who waits
+    """How long a planned change of the membership, a deletion of the group or a lost pin waits for handlers that run;
+    then they are cancelled, and their messages handed back. `stop()` has a limit of its own."""
     metrics: Metrics = NO_METRICS
     clock: Clock | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.drain_timeout < 1e9:
+            raise BadTemplate(f"drain_timeout is {self.drain_timeout}: use seconds, 0 or more")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 
 from parti.errors import PartiError
 from parti.groups.names import PRIORITY_GROUP
+from parti.groups.pulse import Limits
 from parti.wire.columns import Deliveries
 from parti.wire.errors import WrongPinId
 from parti.wire.live import LiveConnection
@@ -53,7 +55,13 @@ class Puller:
         """The id under which the server pinned us; None while it did not."""
         return self._pull.pin if self._pull is not None else None
 
-    async def start(self, stream: str, consumer: str, *, pin_ttl: float) -> None:
+    def forget_pin(self) -> None:
+        """The pin is not ours any more: ask without it from now on."""
+        self._last_pin = None
+        if self._pull is not None:
+            self._pull.pin = None
+
+    async def start(self, stream: str, consumer: str, limits: Limits, *, pin: str | None = None) -> None:
         """Pull from this consumer. A pull goes out at least every half time to live of the pin, whatever handlers do.
 
         That is what keeps the pin: the reference pulls between two calls of its handler, and loses the pin when one
@@ -63,7 +71,8 @@ class Puller:
         live = await self._connected()
         while self._unsent:
             live.publish(*self._unsent.popleft())
-        expires = pin_ttl / 2
+        expires = min(limits.pin_ttl / 2, limits.max_expires or math.inf)
+        batch = min(_BATCH, limits.max_batch or _BATCH)
         self._pull = LivePull(
             live,
             stream,
@@ -72,12 +81,12 @@ class Puller:
             on_trouble=self._on_trouble,
             capacity=lambda: max(1, _MOST_HELD - self._in_hand()),
             settings=PullSettings(
-                batch=_BATCH, prefetch=_BATCH, expires=expires, heartbeat=expires / 2, group=PRIORITY_GROUP
+                batch=batch, prefetch=batch, expires=expires, heartbeat=expires / 2, group=PRIORITY_GROUP
             ),
             exclusive=False,
         )
         # Still pinned after a short outage: without the id the server would let nobody in until the pin lapses.
-        self._pull.pin = self._last_pin
+        self._pull.pin = pin or self._last_pin
         self._pull.start()
 
     def _deliver(self, deliveries: Deliveries) -> None:

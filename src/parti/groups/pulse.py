@@ -21,12 +21,21 @@ class Limits:
     ack_wait: float
     pin_ttl: float
     max_pending: int
+    """0: no limit."""
+    acks: bool = True
+    """Whether messages are acknowledged at all."""
+    max_batch: int = 0
+    max_expires: float = 0.0
+    """What one pull may ask for; 0: no limit."""
 
     def follow(self, config: Mapping[str, Any]) -> None:
-        """Take the times of a consumer as it is, also when another instance made it with other settings."""
-        self.ack_wait = int(config["ack_wait"]) / 1e9
+        """Take the limits of a consumer as it is, also when somebody else made it: fields may be left out."""
+        self.acks = config.get("ack_policy") != "none"
+        self.ack_wait = int(config.get("ack_wait") or 0) / 1e9 or self.ack_wait
         self.pin_ttl = int(config.get("priority_timeout") or 0) / 1e9 or self.pin_ttl
-        self.max_pending = int(config["max_ack_pending"])
+        self.max_pending = max(0, int(config.get("max_ack_pending") or 0))
+        self.max_batch = max(0, int(config.get("max_batch") or 0))
+        self.max_expires = max(0, int(config.get("max_expires") or 0)) / 1e9
 
 
 class Pulse:

@@ -118,7 +118,8 @@ def encode(record: StaticRecord | ElasticRecord) -> bytes:
 
 
 def _filter_json(each: PartitioningFilter) -> dict[str, Any]:
-    return {"filter": each.filter, "partitioning_wildcards": list(each.wildcards)}
+    # Go has no list where nobody gave indexes, and a later create by it compares: `[]` would be another group.
+    return {"filter": each.filter, "partitioning_wildcards": list(each.wildcards) or None}
 
 
 def _mappings_json(mappings: Iterable[MemberMapping]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from parti.clock import Clock
 from parti.groups.events import EventKind, GroupEvent, GroupEvents, Listener, MemberState
+from parti.groups.shares import Shares
 from parti.observe import group_metrics as m
 from parti.observe.health import HealthCheck
 from parti.observe.metrics import Metrics
@@ -22,7 +23,7 @@ class Standing:
         self.state = MemberState.STARTING
         self._owned: tuple[int, ...] = ()
         self._clock = clock
-        self._metrics = metrics
+        self._metrics = Shares(metrics)
 
     @property
     def partitions(self) -> tuple[int, ...]:
@@ -36,9 +37,15 @@ class Standing:
             if self.state in (MemberState.FAILED, MemberState.JOINING):
                 last = self.events.recent[-1].detail if self.events.recent else ""
                 return f"{self.stream}/{self.group}/{self.member} is {self.state.value}: {last}"
+            if (stuck := self._stuck()) is not None:
+                return f"{self.stream}/{self.group}/{self.member}: {stuck}"
             return None
 
         return HealthCheck(f"group-{self.group}-{self.member}", probe)
+
+    def _stuck(self) -> str | None:
+        """In words, what has kept later messages waiting for long; None when nothing has."""
+        return None
 
     def _be(self, state: MemberState) -> None:
         self.state = state

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import Any
 
 from parti.errors import PartiError
 from parti.groups.common import is_group_consumer
 from parti.groups.distribution import partition_filters
-from parti.groups.errors import ForeignConsumer, NotListed
+from parti.groups.errors import ForeignConsumer, GroupChanged, GroupNotFound, NotListed
 from parti.groups.events import EventKind, MemberState
 from parti.groups.member import GroupConsumer
 from parti.groups.message import GroupHandler
@@ -19,6 +20,9 @@ from parti.groups.store import static_store
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
 from parti.wire.errors import ConsumerAlreadyExists
+
+_NOTE_EVERY = 0.25  # seconds; what was done since the last note may be repeated when durable and pinned one go at once
+_GONE_POLL = 0.2
 
 
 async def static_consume(
@@ -56,22 +60,51 @@ class StaticMember(GroupConsumer[StaticRecord]):
     kind = GroupKind.STATIC
     _floor = 0
     """Everything of this member up to here is acknowledged, as far as this instance knows."""
-    _created = ""
+    _floor_revision = 0
+    """The record under which that was so: another group under the same name starts by itself."""
+    _outdated = False
+    """The record gives this member other partitions now: its durable serves nobody any more."""
 
     def _consumer_place(self) -> tuple[str, str]:
         return self.stream, static_consumer(self.group, self.member)
 
+    async def _supervise(self) -> None:
+        noting = asyncio.create_task(self._noting())
+        try:
+            await super()._supervise()
+        finally:
+            noting.cancel()
+            await asyncio.gather(noting, return_exceptions=True)
+
     async def _join(self, filters: tuple[str, ...]) -> dict[str, Any] | None:
+        same = not self._created or await self._same_group()
+        if same is None:
+            self._later(_GONE_POLL)  # the group is deleted; the watch tells, or it is there again
+            return None
         config = self._template.config(self.kind, self._consumer, filters)
         try:
             info = await self._api.consumer_create(self.stream, config, action="create")
         except ConsumerAlreadyExists:
             info = await self._existing(filters)
-        if self._floor and info["created"] != self._created and not info["delivered"]["consumer_seq"]:
+        if not same:
+            self._work.forget_done()
+            self._floor = 0
+        elif self._floor and info["created"] != self._created and not info["delivered"]["consumer_seq"]:
             info = await self._put_back(config)
-        self._created = info["created"]
-        self._floor = max(self._floor, int(info["ack_floor"]["stream_seq"]))
+        self._note(info)
         return info
+
+    async def _same_group(self) -> bool | None:
+        """Whether the record is the one under which the position was noted; None when there is none at all.
+
+        A process that stood still while the group was deleted and created again sees only another revision; with a new
+        durable, that is another group, which starts where its members say.
+        """
+        try:
+            stored = await self._store.get(self.stream, self.group)
+        except GroupNotFound:
+            return None
+        return stored.revision == self._floor_revision
 
     async def _put_back(self, config: dict[str, Any]) -> dict[str, Any]:
         """A durable that somebody deleted is new and would replay the stream: set it to where the old one was.
@@ -104,20 +137,39 @@ class StaticMember(GroupConsumer[StaticRecord]):
     async def _changed(self, before: StaticRecord) -> None:
         same = before.max_members == self.record.max_members
         if not same or partition_filters(before, self.member) != partition_filters(self.record, self.member):
-            # The reference deletes the durable here, and with it the position; ours stays for whoever sorts it out.
+            self._outdated = True
             self._refuse_change("the partitions or filters")
 
     async def _group_deleted(self) -> None:
-        await self._shortly(self._api.consumer_delete(self.stream, self._consumer))
+        await self._remove_outdated()
 
-    def _beat(self) -> None:
-        super()._beat()
-        if self.state is MemberState.ACTIVE:
-            self._signal(self._note_floor)
+    async def _leave(self) -> None:
+        # As the reference does: a durable with other filters keeps the new ones out (10148). Its position is told.
+        if self._outdated and (done := await self._remove_outdated()) is not None:
+            self._failure = GroupChanged(
+                f"{self._failure}; its durable is removed. All of this member up to sequence {done} was done: "
+                f"start_sequence={done + 1} goes on there"
+            )
+
+    async def _noting(self) -> None:
+        """Keep up with the position, also as a standby: whoever heals a lost durable must know it.
+
+        The pinned instance remembers by itself what it has done; a standby has only this.
+        """
+        beats = 0
+        while True:
+            await self._clock.sleep(_NOTE_EVERY)
+            beats += 1
+            if self.state is MemberState.STANDBY or (self.state is MemberState.ACTIVE and beats % 4 == 0):
+                self._signal(self._note_floor)
 
     async def _note_floor(self) -> None:
         if self._puller.pulling:
             with contextlib.suppress(PartiError):
                 info = await self._api.consumer_info(self.stream, self._consumer)
                 if info["created"] == self._created:
-                    self._floor = max(self._floor, int(info["ack_floor"]["stream_seq"]))
+                    self._note(info)
+
+    def _note(self, info: dict[str, Any]) -> None:
+        self._floor = max(self._floor, int(info["ack_floor"]["stream_seq"]))
+        self._floor_revision = self._revision

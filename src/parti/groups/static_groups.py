@@ -6,8 +6,16 @@ from collections.abc import Sequence
 
 from parti.groups.common import DeletePlan, GroupCalls, is_group_consumer
 from parti.groups.distribution import assignment
-from parti.groups.errors import GroupExists, GroupNotFound, NameCollision, NoMembersGiven
-from parti.groups.names import GroupKind, check_group, check_member, check_members, check_stream, static_consumer
+from parti.groups.errors import BadFilter, GroupExists, GroupNotFound, NameCollision, NoMembersGiven
+from parti.groups.names import (
+    GroupKind,
+    can_exist,
+    check_group,
+    check_member,
+    check_stream,
+    given_members,
+    static_consumer,
+)
 from parti.groups.records import MemberMapping, StaticRecord, encode
 from parti.groups.rules import check_static
 from parti.groups.store import Stored, static_store
@@ -44,11 +52,16 @@ class StaticGroups(GroupCalls[StaticRecord]):
         for mapping in mappings:
             check_member(mapping.member)
         record = StaticRecord(
-            max_members=max_members, members=check_members(members), mappings=tuple(mappings), filters=tuple(filters)
+            max_members=max_members, members=given_members(members), mappings=tuple(mappings), filters=tuple(filters)
         )
         if not record.member_names:
             raise NoMembersGiven("a static group never changes: give its members or mappings now")
         check_static(record)
+        if record.mappings and record.filters:
+            raise BadFilter(
+                "a mapped static group takes every subject of its partitions, whatever its filters are: leave the "
+                "filters out, or give members instead of mappings"
+            )
         info = await self.api.stream_info(stream)
         await self.store.ensure_bucket(int(info["config"]["num_replicas"]))
         try:
@@ -116,6 +129,8 @@ class StaticGroups(GroupCalls[StaticRecord]):
         own = []
         for member in stored.record.member_names:
             name = static_consumer(group, member)
+            if not can_exist(name):
+                continue
             try:
                 info = await self.api.consumer_info(stream, name)
             except (ConsumerNotFound, StreamNotFound):

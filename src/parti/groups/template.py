@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -11,7 +12,28 @@ from parti.groups.names import PRIORITY_GROUP, GroupKind
 
 _NANOSECONDS = 1_000_000_000
 _SHORTEST_TTL = 1.0  # the reference's floor of the pin's time to live
+_OWNED = frozenset(
+    {
+        "name",
+        "durable_name",
+        "filter_subject",
+        "filter_subjects",
+        "priority_groups",
+        "priority_policy",
+        "priority_timeout",
+        "deliver_subject",
+        "deliver_group",
+        "flow_control",
+        "idle_heartbeat",
+    }
+)
+"""Fields that make a consumer the group's: nobody else may set them."""
 _MOST_PENDING = 65_536  # what a member may hold in memory; the server's own default is 1,000
+
+
+def nanoseconds(seconds: float) -> int:
+    """As Go has it: `4.1` is 4,100,000,000, where cutting off would give one less, and with it another consumer."""
+    return round(seconds * _NANOSECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +46,7 @@ class ConsumerTemplate:
     ack_wait: float = 5.0  # the reference's default; a crashed instance is replaced after this
     max_ack_pending: int = 1  # strictly one after the other; more only together with lanes
     ack_policy: Literal["explicit", "none"] = "explicit"
-    """`none` is for static groups whose handler may lose messages."""
+    """`none` is for static groups whose handler may lose messages; `all` has no meaning beside lanes."""
     max_deliver: int | None = None  # unlimited: a message that the server gives up on would block nobody, and be lost
     backoff: tuple[float, ...] = ()
     headers_only: bool = False
@@ -37,8 +59,13 @@ class ConsumerTemplate:
     is created."""
     start_time: datetime | None = None
     new_only: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Any other field of a consumer's configuration, as the server names it and with its values (durations are in
+    nanoseconds): `description`, `metadata`, `sample_freq`, `rate_limit_bps`, `max_waiting`, `max_batch`,
+    `deliver_policy`, and whatever servers will know. Only what is the group's own is refused."""
 
     def __post_init__(self) -> None:
+        self._check_extra()
         if self.ack_wait <= 0:
             raise BadTemplate(f"ack_wait is {self.ack_wait}: use a positive number of seconds")
         if not 1 <= self.max_ack_pending <= _MOST_PENDING:
@@ -48,6 +75,15 @@ class ConsumerTemplate:
             raise BadTemplate("start_sequence, start_time and new_only exclude each other: give one")
         if self.start_sequence is not None and self.start_sequence < 1:
             raise BadTemplate(f"start_sequence is {self.start_sequence}: sequences begin at 1")
+
+    def _check_extra(self) -> None:
+        if owned := sorted(_OWNED & self.extra.keys()):
+            raise BadTemplate(f"extra sets {', '.join(owned)}: that is the group's own, leave it out")
+        named = {each.name for each in fields(self)} | {"opt_start_seq", "opt_start_time"}
+        if twice := sorted(named & self.extra.keys()):
+            raise BadTemplate(f"extra sets {', '.join(twice)}: the template has a field for it, use that")
+        if "deliver_policy" in self.extra and self._start() != {"deliver_policy": "all"}:
+            raise BadTemplate("extra sets deliver_policy beside another start: give one")
 
     @property
     def pin_ttl(self) -> float:
@@ -60,7 +96,7 @@ class ConsumerTemplate:
             return
         if self.ack_policy != "explicit":
             raise BadTemplate("an elastic group needs explicit acks: a message is removed when it is acknowledged")
-        if self.start_sequence is not None or self.start_time is not None or self.new_only:
+        if self._start() != {"deliver_policy": "all"} or self.extra.get("deliver_policy", "all") != "all":
             raise BadTemplate("an elastic member starts where its group is: choose the start when the group is created")
         if self.inactive_threshold is not None:
             raise BadTemplate("an elastic member's inactive_threshold is its ack_wait: leave it out")
@@ -70,7 +106,7 @@ class ConsumerTemplate:
         elastic = kind is GroupKind.ELASTIC
         optional: dict[str, Any] = {
             "max_deliver": self.max_deliver,
-            "backoff": [int(wait * _NANOSECONDS) for wait in self.backoff] or None,
+            "backoff": [nanoseconds(wait) for wait in self.backoff] or None,
             "headers_only": self.headers_only or None,
             "inactive_threshold": self._inactive(elastic),
             "mem_storage": self.mem_storage or None,
@@ -79,20 +115,21 @@ class ConsumerTemplate:
             "name" if elastic else "durable_name": name,
             **self._start(),
             "ack_policy": self.ack_policy,
-            "ack_wait": int(self.ack_wait * _NANOSECONDS),
+            "ack_wait": nanoseconds(self.ack_wait),
             "replay_policy": "instant",
             "max_ack_pending": self.max_ack_pending,
             "num_replicas": self.num_replicas,
             "filter_subjects": list(filters),
             "priority_policy": "pinned_client",
-            "priority_timeout": int(self.pin_ttl * _NANOSECONDS),
+            "priority_timeout": nanoseconds(self.pin_ttl),
             "priority_groups": [PRIORITY_GROUP],
-            **{field: value for field, value in optional.items() if value is not None},
+            **{name: value for name, value in optional.items() if value is not None},
+            **self.extra,
         }
 
     def _inactive(self, elastic: bool) -> int | None:
         seconds = self.ack_wait if elastic else self.inactive_threshold
-        return int(seconds * _NANOSECONDS) if seconds is not None else None
+        return nanoseconds(seconds) if seconds is not None else None
 
     def _start(self) -> dict[str, Any]:
         if self.start_sequence is not None:

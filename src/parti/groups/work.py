@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from parti.backoff import Backoff
 from parti.clock import Clock
 from parti.errors import PartiError
-from parti.groups.message import GroupHandler, GroupMessage, KeyOf
+from parti.groups.message import GroupHandler, GroupMessage, Holding, KeyOf
 from parti.model import Lease, Partition, PartitionId
 from parti.observe import group_metrics as m
 from parti.observe.logs import get_logger
@@ -28,6 +28,10 @@ from parti.worker.outcomes import Again, Bury, Decision, Retry, RetryPolicy, des
 
 log = get_logger("groups")
 _DONE_REMEMBERED = 4_096  # acknowledgements that may have got lost; far more than can be in flight at once
+UNLIMITED = 1 << 62
+"""Attempts without a limit: a message is delivered until it is acknowledged, and what is behind it waits."""
+_CANCELLED = object()  # the outcome of a handler that was cancelled
+_STUCK_AFTER = 60.0  # seconds of failed attempts at one message before health says so
 
 
 class Order(StrEnum):
@@ -48,7 +52,9 @@ class HandlerOptions:
     order: Order = Order.STRICT
     concurrency: int = 64  # handlers at once when the order is not strict; they mostly wait
     key: KeyOf | None = None
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(max_deliver=UNLIMITED))
+    """How far apart attempts are. With `max_deliver` a message that failed so often goes to the dead-letter stream, and
+    what is behind it goes on; by default nothing passes it."""
 
 
 class DeadLetters(Protocol):
@@ -73,6 +79,8 @@ class Work:
     ) -> None:
         self.in_hand: dict[int, GroupMessage] = {}
         self.holding = True
+        self._keeping = False
+        """Held, and what was not started stays in hand until somebody knows whose it is."""
         self._options = options
         concurrency = 1 if options.order is Order.STRICT else options.concurrency
         adapted: Any = handler
@@ -87,6 +95,8 @@ class Work:
         self._held: list[GroupMessage] = []
         self._epoch = 0
         self._retrying: dict[int, asyncio.Event] = {}
+        self._calls: dict[int, asyncio.Task[Any]] = {}
+        self._failing: dict[int, tuple[float, GroupMessage]] = {}
         self._done: OrderedDict[int, int] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -107,40 +117,111 @@ class Work:
         for message in messages:
             known = self.in_hand.get(message.queue_sequence)
             if known is not None and known.stored_ns == message.stored_ns:
-                known._reply = message._reply
+                known._reply, known.holding = message._reply, message.holding
                 continue
             if self._done.get(message.queue_sequence) == message.stored_ns:
                 self._settle(message, b"+ACK")
                 continue
             self.in_hand[message.queue_sequence] = message
             if self.holding:
-                self._held.append(message)
+                self._park(message)
             else:
                 self._push(message)
         self._metrics.set(m.IN_HAND, len(self.in_hand))
 
-    def release(self, epoch: int) -> None:
-        """Let what is held go, in the order of the stream, and whatever comes from now on."""
-        self.holding = False
+    def held_under(self, holding: Holding) -> set[int]:
+        """What is in hand that came under this consumer and pin, or came again under it, or runs and is surely ours."""
+
+        def ours(message: GroupMessage) -> bool:
+            runs = message.started and not message.doubtful and message.holding[0] == holding[0]
+            return runs or message.holding == holding
+
+        return {sequence for sequence, message in self.in_hand.items() if ours(message)}
+
+    def count_under(self, consumer: str) -> int:
+        """How much is in hand of this consumer, under whatever pin."""
+        return sum(message.holding[0] == consumer for message in self.in_hand.values())
+
+    def release(self, epoch: int, holding: Holding) -> None:
+        """Let what is held go, in the order of the stream, and whatever comes from now on.
+
+        What came under another pin and was not started is forgotten: it may be somebody else's, or comes again.
+        """
+        for message in [each for each in self.in_hand.values() if each.holding != holding and not each.started]:
+            self._forget(message)
+        self.holding = self._keeping = False
         self._epoch = epoch
         held, self._held = sorted(self._held, key=lambda message: message.queue_sequence), []
         for message in held:
-            self._push(message)
+            if self.in_hand.get(message.queue_sequence) is message:
+                message.parked = False
+                self._push(message)
+        for message in self.in_hand.values():
+            message.doubtful = message.doubtful and message.holding != holding
 
     def hold(self) -> None:
         """From now on what comes waits for `release`; what is queued already is not touched."""
         self.holding = True
 
+    def suspend(self) -> None:
+        """Start nothing more, and keep what was not started in hand until `release` or `drop`; what runs goes on."""
+        self.holding = self._keeping = True
+        for message in self.in_hand.values():
+            if not message.started and not message.parked:
+                self._park(message)
+
+    def _park(self, message: GroupMessage) -> None:
+        message.parked = True  # its lane passes it over when its turn comes
+        self._held.append(message)
+        if (retrying := self._retrying.get(message.queue_sequence)) is not None:
+            retrying.set()
+
     def drop(self) -> list[GroupMessage]:
         """Forget all that was not started, and return it; handlers that run go on. Nothing starts until `release`."""
-        self.holding = True
+        self.holding, self._keeping = True, False
         self._held.clear()
         dropped = [message for message in self.in_hand.values() if not message.started]
         for message in dropped:
-            del self.in_hand[message.queue_sequence]  # its lane passes it over when its turn comes
-            if (retrying := self._retrying.get(message.queue_sequence)) is not None:
-                retrying.set()
+            self._forget(message)
         return dropped
+
+    def _forget(self, message: GroupMessage) -> None:
+        del self.in_hand[message.queue_sequence]  # its lane passes it over when its turn comes
+        self._failing.pop(message.queue_sequence, None)
+        if (retrying := self._retrying.get(message.queue_sequence)) is not None:
+            retrying.set()
+
+    def doubt(self) -> None:
+        """What runs may be somebody else's by now."""
+        for message in self.in_hand.values():
+            message.doubtful = True
+
+    def forget_done(self) -> None:
+        """The group is another one under the same name: what was done for the old one is to be done for it too."""
+        self._done.clear()
+
+    def cancel(self, why: str, *, keep: bool) -> None:
+        """Cancel the handlers that run. Their messages go back to the server, or with `keep` wait for `drop`.
+
+        A plain function in a thread cannot be made to end: its result counts no more.
+        """
+        for sequence, task in list(self._calls.items()):
+            message = self.in_hand.get(sequence)
+            if message is not None and not message.cancelled:
+                message.cancelled = True
+                message.handed_back = not keep
+                log.warning("group.handler_cancelled", sequence=message.sequence, why=why)
+                task.cancel()
+
+    def stuck(self) -> str | None:
+        """In words, the message that fails since longest, when that is long; what is behind it waits."""
+        if not self._failing:
+            return None
+        since, message = min(self._failing.values(), key=lambda each: each[0])
+        took = self._clock.now() - since
+        if took < _STUCK_AFTER:
+            return None
+        return f"message {message.sequence} fails for {took:.0f} s, {message.attempt} attempts: {message.last_error}"
 
     async def idle(self, timeout: float) -> bool:
         """Wait until no handler runs; False when some still did after `timeout` seconds."""
@@ -160,6 +241,7 @@ class Work:
     def done(self, message: GroupMessage) -> None:
         """The message is settled: it must not be run again, also when its acknowledgement gets lost."""
         self.in_hand.pop(message.queue_sequence, None)
+        self._failing.pop(message.queue_sequence, None)
         self._done[message.queue_sequence] = message.stored_ns
         if len(self._done) > _DONE_REMEMBERED:
             self._done.popitem(last=False)
@@ -179,24 +261,58 @@ class Work:
     async def _serve(self, message: Any, runner: Runner) -> float | None:  # noqa: ARG002 - the pool's signature
         """Attempt after attempt until the message is settled or dropped. None: the lane goes on."""
         assert isinstance(message, GroupMessage)
-        while self.in_hand.get(message.queue_sequence) is message:
+        while self.in_hand.get(message.queue_sequence) is message and not message.parked:
             if not self._still_fresh():
-                del self.in_hand[message.queue_sequence]
+                self._park(message)  # whose it is by now is found out before anything starts
                 return None
             message.attempt += 1
-            message.started = True
-            try:
-                outcome = await self._handler.call(message)
-            except Exception as error:
-                outcome = Retry(error=describe(error))
-                log.warning("group.handler_failed", sequence=message.sequence, attempt=message.attempt, **_why(error))
-            finally:
-                message.started = False
+            outcome = await self._call(message)
+            if outcome is _CANCELLED:
+                self._given_up(message)
+                return None
             wait = await self._settle_outcome(message, outcome)
             if wait is None:
                 return None
             await self._pause(message, wait)
         return None
+
+    async def _call(self, message: GroupMessage) -> Any:
+        """The handler's outcome; whatever it raises is one, but for what ends the process."""
+        task = asyncio.current_task()
+        assert task is not None
+        message.started = True
+        self._calls[message.queue_sequence] = task
+        try:
+            return await self._handler.call(message)
+        except asyncio.CancelledError as error:
+            if message.cancelled:
+                return _CANCELLED
+            if task.cancelling():
+                raise
+            return self._failed(message, error)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            return self._failed(message, error)
+        finally:
+            message.started = False
+            self._calls.pop(message.queue_sequence, None)
+            if message.cancelled:
+                task.uncancel()  # the runner's task goes on; one that ended well all the same is done
+                message.cancelled = False
+
+    def _failed(self, message: GroupMessage, error: BaseException) -> Retry:
+        log.warning("group.handler_failed", sequence=message.sequence, attempt=message.attempt, error=describe(error))
+        return Retry(error=describe(error))
+
+    def _given_up(self, message: GroupMessage) -> None:
+        """It was cancelled: the server gives the message to whoever is next."""
+        self._count("retry")
+        if message.handed_back:
+            self.in_hand.pop(message.queue_sequence, None)
+            self._settle(message, b"-NAK")
+        elif self.in_hand.get(message.queue_sequence) is message:
+            self._park(message)
 
     async def _pause(self, message: GroupMessage, seconds: float) -> None:
         """Wait for the next attempt; the lane waits with it, so that nothing overtakes. `drop` ends it at once."""
@@ -216,14 +332,20 @@ class Work:
         decision: Decision = self._options.retry.decide(outcome, message.attempt)
         if message.doubtful and isinstance(decision, Again | Bury):
             self.in_hand.pop(message.queue_sequence, None)  # whoever has it now decides
+            self._failing.pop(message.queue_sequence, None)
             return None
         if isinstance(decision, Again):
             self._count("retry")
             message.last_error = decision.error
+            self._failing.setdefault(message.queue_sequence, (self._clock.now(), message))
             if not self.holding:
                 return decision.delay
+            if self._keeping:
+                self._park(message)
+                return None
             # The pin or the consumer went meanwhile: whoever has it now tries again.
             self.in_hand.pop(message.queue_sequence, None)
+            self._failing.pop(message.queue_sequence, None)
             self._settle(message, b"-NAK")
             return None
         if isinstance(decision, Bury):
@@ -249,7 +371,3 @@ class Work:
 
     def _count(self, outcome: str) -> None:
         self._metrics.count(m.MESSAGES, outcome=outcome)
-
-
-def _why(error: Exception) -> dict[str, str]:
-    return {"error": describe(error)}

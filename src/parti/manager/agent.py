@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from parti.manager.kv_store import (
     LeaderChange,
     LeaseChange,
     Store,
+    StreamChange,
     Told,
 )
 from parti.manager.leading import Leadership, rules_of
@@ -45,7 +46,9 @@ from parti.model import Assignment, Claim, Lease, Member, PartitionId, Retention
 from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
 from parti.observe.metrics import Metrics
+from parti.wire.errors import StreamNotFound
 
+_STREAM_EVERY = 1.0  # seconds between two looks at which stream it is
 _TICK = 0.05  # seconds; a take-over that is through is told at the next tick
 _LEAD_EVERY = 0.25  # the leader looks at every partition: timeouts are seconds
 
@@ -67,10 +70,15 @@ class Agent:
         clock: Clock,
         metrics: Metrics,
         instance: str,
+        capacity: int,
         former: Former,
         start_cursor: Callable[[], Coroutine[Any, Any, int]],
         nudge: Callable[[Member, PartitionId], None],
+        stream_gone: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
+        """`stream_gone`: why the stream is not the one any more that positions speak of, or nothing."""
+        self.stream_is_gone = False
+        self._stream_gone = stream_gone
         self.store = store
         self.config = config
         self.clock = clock
@@ -88,7 +96,12 @@ class Agent:
         self._terms = terms_of(config)
         pool = Pool(config.worker_id_prefix, config.worker_id_min, config.worker_id_max)
         self._identity = identity.seeking(
-            secrets.token_hex(8), terms=self._terms, pool=pool, instance=instance, former=former.lives
+            secrets.token_hex(8),
+            terms=self._terms,
+            pool=pool,
+            instance=instance,
+            capacity=capacity,
+            former=former.lives,
         )
         self._lease = LeaseKeeper(store, clock, self._step_identity, self.failed)
         self._former = former
@@ -131,6 +144,8 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 self.spawn(self._ticks(), "parti-ticks")
+                if self._stream_gone is not None:
+                    self.spawn(self._check_stream(self._stream_gone), "parti-stream")
                 try:
                     ending = await self._ended
                 finally:
@@ -169,6 +184,17 @@ class Agent:
         """Renew, or look for an id, at the next tick: NATS is back, or we have something to say."""
         if not self._identity.hold.waiting:
             self._identity = replace(self._identity, hold=self._identity.hold.failed(self.clock.now()))
+
+    def set_well(self, well: bool, reason: str = "") -> None:
+        """Our lease says so from now on. The leader gives nothing to a worker that is not well, and moves away what it
+        has, for as long as it can still hand it over. Each member begins well: say it again after a fence."""
+        if well == self._identity.well:
+            return
+        log = self._log.info if well else self._log.warning
+        worker = self._identity.worker
+        log("worker.well", worker_id=worker, op="well", result="well" if well else "unwell", reason=reason)
+        self._identity = replace(self._identity, well=well)
+        self.renew_soon()
 
     def _end(self, ending: Ending) -> None:
         if not self._ended.done():
@@ -209,6 +235,24 @@ class Agent:
                     self._join(member)
                 case identity.Fenced(_, reason):
                     self._fenced(reason)
+
+    def stream_replaced(self, reason: str) -> None:
+        """Positions mean nothing any more: this member ends, and the next begins under the identity in force."""
+        self.stream_is_gone = True
+        self._fenced(reason)
+
+    async def _check_stream(self, gone: Callable[[], Awaitable[str]]) -> None:
+        while True:
+            await self.clock.sleep(_STREAM_EVERY)
+            try:
+                reason = await gone()
+            except StreamNotFound as error:
+                self.failed(error)  # nothing can be handled; one that is made anew will be noticed
+                continue
+            except PartiError:
+                continue  # NATS is away: degraded mode tells
+            if reason:
+                self.stream_replaced(reason)
 
     def _fenced(self, reason: str) -> None:
         self._log.warning("worker.fenced", worker_id=self._identity.worker, op="lease", result="fenced", reason=reason)
@@ -295,6 +339,9 @@ class Agent:
                 self.heard_claim(claim, revision)
             case ClaimGone(partition, revision, expected):
                 self.heard_claim_gone(partition, revision, expected)
+            case StreamChange(record, _):
+                if record is not None and record.identity != self.store.stream and self.store.stream:
+                    self.stream_replaced(f"the namespace works on {record.identity} now")
             case BucketAnew():
                 # What we know carries revisions of another bucket. As another member we begin with what we have done.
                 self._fenced("the bucket was made anew")

@@ -32,3 +32,7 @@ class Former:
     def positions_of(self, worker: WorkerId) -> Positions:
         """What a record of this id may lack."""
         return self.done if worker == self.worker else {}
+
+    def without_positions(self) -> Former:
+        """For another stream: what was done in the one before says nothing."""
+        return Former(self.lives, self.worker)

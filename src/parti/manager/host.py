@@ -41,9 +41,17 @@ class Host(Protocol):
         """The record under the leader's key, from a read."""
         ...
 
+    def set_well(self, well: bool, reason: str = "") -> None:
+        """Tell the leader whether this worker can do its work; see `Agent.set_well`."""
+        ...
+
     def granted(self, lease: Lease) -> None: ...
 
     def revoked(self, lease: Lease) -> None: ...
+
+    def stream_replaced(self, reason: str) -> None:
+        """The stream is not the one any more that positions speak of: this member ends."""
+        ...
 
     def failed(self, error: Exception) -> None:
         """Report what nobody can repair here; the member goes on."""

@@ -3,7 +3,8 @@
 One bucket `parti-<namespace>` holds everything, so that a revision is never used twice and one watch tells all changes
 in order. Keys under `live.` are watched by every worker; positions change many times a second and lie outside of it.
 
-    live.lease.<worker>   live.leader   live.assignment   live.claim.<partition>   positions.<worker>   part.<n>
+    live.stream   live.lease.<worker>   live.leader   live.assignment   live.claim.<partition>
+    positions.<worker>   part.<n>
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final, TypeVar
 from parti.control import records
 from parti.control.election import LeaderRecord
 from parti.control.identity import LeaseRecord
-from parti.control.records import Unreadable
+from parti.control.records import StreamRecord, Unreadable
 from parti.errors import ConfigError, PartiError
 from parti.model import Assignment, Checkpoint, Claim, Member, PartitionId, WorkerId
 from parti.observe import control_metrics as m
@@ -32,6 +33,7 @@ from parti.wire.kv_model import Change, KeyExists, KeyNotFound, Operation, Snaps
 _NAMESPACE = re.compile(r"[-_a-zA-Z0-9]{1,64}")
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 _LEASE, _LEADER, _ASSIGNMENT, _CLAIM = "live.lease.", "live.leader", "live.assignment", "live.claim."
+_STREAM = "live.stream"
 _ESCAPED: Final = re.compile(rb"=([0-9A-F]{2})")
 _HEADERS: Final = 1_024  # bytes of a message besides its value: subject and expectation headers
 
@@ -87,11 +89,29 @@ class AssignmentGone:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamChange:
+    """What the namespace works on; None when the record was removed or damaged."""
+
+    record: StreamRecord | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class BucketAnew:
     """The bucket was deleted and made anew, or set back: revisions start over, and nothing that is known counts."""
 
 
-Told = BucketAnew | LeaseChange | LeaderChange | AssignmentChange | AssignmentGone | ClaimChange | ClaimGone | Complete
+Told = (
+    BucketAnew
+    | StreamChange
+    | LeaseChange
+    | LeaderChange
+    | AssignmentChange
+    | AssignmentGone
+    | ClaimChange
+    | ClaimGone
+    | Complete
+)
 
 
 def bucket_of(namespace: str) -> str:
@@ -120,6 +140,8 @@ class Store:
 
     def __init__(self, kv: KeyValue, *, metrics: Metrics = NO_METRICS) -> None:
         self.kv = kv
+        self.stream = ""
+        """Identity of the stream in force: what was written under another one counts as nothing done yet."""
         self._metrics = metrics
         self._log = get_logger("control", bucket=kv.bucket)
         self._limit = kv.api.connection.max_payload - _HEADERS
@@ -146,6 +168,18 @@ class Store:
             description=f"parti: leases, leader, assignment, claims and positions of {namespace}",
         )
         return cls(kv, metrics=metrics)
+
+    @property
+    def namespace(self) -> str:
+        return self.kv.bucket.removeprefix("parti-")
+
+    # -- the stream ---------------------------------------------------------------------------------------------------
+
+    async def stream_record(self) -> tuple[StreamRecord | None, int]:
+        return await self._get(_STREAM, records.decode_stream)
+
+    async def write_stream_record(self, record: StreamRecord, expected: int) -> int | None:
+        return await self._cas(_STREAM, records.encode_stream(record), expected)
 
     # -- leases -------------------------------------------------------------------------------------------------------
 
@@ -229,7 +263,7 @@ class Store:
 
     async def claim(self, partition: PartitionId) -> tuple[Claim | ClaimGone | None, int]:
         """The claim; None for one that must not be touched (of a newer parti)."""
-        found, revision = await self._look(key_of(partition), records.decode_claim)
+        found, revision = await self._look(key_of(partition), self._decode_claim)
         if isinstance(found, Unreadable) and found.fault is records.Fault.FUTURE:
             return None, revision
         if isinstance(found, Claim) and found.partition == partition:
@@ -237,12 +271,15 @@ class Store:
         return ClaimGone(partition, revision, revision), revision
 
     async def write_claim(self, claim: Claim, expected: int) -> int | None:
-        return await self._cas(key_of(claim.partition), records.encode_claim(claim), expected, count=True)
+        return await self._cas(key_of(claim.partition), records.encode_claim(claim, self.stream), expected, count=True)
+
+    def _decode_claim(self, data: bytes) -> Claim | Unreadable:
+        return records.decode_claim(data, self.stream)
 
     # -- positions ----------------------------------------------------------------------------------------------------
 
     async def checkpoint(self, worker: WorkerId) -> tuple[Checkpoint | None, int]:
-        return await self._get(f"positions.{worker}", records.decode_checkpoint)
+        return await self._get(f"positions.{worker}", lambda data: records.decode_checkpoint(data, self.stream))
 
     async def checkpoints(self) -> list[Checkpoint]:
         """The positions of all workers, as the bucket's leader has them; what cannot be read is left out."""
@@ -251,7 +288,7 @@ class Store:
         return [found for found, _ in read if found is not None]
 
     async def write_checkpoint(self, checkpoint: Checkpoint, expected: int) -> int | None:
-        data = records.encode_checkpoint(checkpoint)
+        data = records.encode_checkpoint(checkpoint, self.stream)
         return await self._cas(f"positions.{checkpoint.member.worker}", data, expected)
 
     # -- the watch ----------------------------------------------------------------------------------------------------
@@ -279,6 +316,9 @@ class Store:
             record = self._read(key, value, records.decode_lease)
             matches = record is not None and record.member.worker == worker
             return LeaseChange(worker, record if matches else None, change.revision, expired=False)
+        if key == _STREAM:
+            found = self._read(key, value, records.decode_stream) if value is not None else None
+            return StreamChange(found, change.revision)
         if key == _LEADER:
             leader = self._read(key, value, records.decode_leader) if value is not None else None
             return LeaderChange(leader, _expected(change))
@@ -292,7 +332,7 @@ class Store:
     def _claim_told(self, change: Change) -> ClaimChange | ClaimGone | None:
         partition = partition_at(change.key)
         if change.value is not None:
-            read = records.decode_claim(change.value)
+            read = self._decode_claim(change.value)
             if isinstance(read, Claim) and read.partition == partition:
                 return ClaimChange(read, change.revision)
             if isinstance(read, Claim):
@@ -333,6 +373,8 @@ class Store:
             self._log.info("store.write_failed", key=key, error=str(error))
         if count:
             self._metrics.count(m.CLAIM_WRITES, result=result)
+            if result == "conflict":
+                self._metrics.count(m.CAS_CONFLICTS)
         return revision
 
     def _read(self, key: str, value: bytes, decode: Callable[[bytes], T | Unreadable]) -> T | None:

@@ -35,6 +35,13 @@ def check_layout(layout: str, consumer: Any, source: PartitionSource) -> None:
         )
 
 
+def capacity_of(layout: str, consumer: Any) -> int:
+    """Partitions that a worker can carry at most: what its lease tells the leader; 0 says nothing."""
+    if isinstance(consumer, WorkerConsumer) and Layout(layout) is Layout.PER_WORKER:
+        return consumer.config.max_subjects
+    return 0
+
+
 def overlap_check(consumer: Any, source: PartitionSource) -> Check:
     """Refuses partitions that share subjects; any consumer but parti's own judges its subjects itself."""
     if not isinstance(consumer, WorkerConsumer):
@@ -61,4 +68,6 @@ def plane_for(
     if Layout(layout) is Layout.PER_WORKER:
         return PerWorkerPlane(host, member, consumer, retention)
     subjects = source.subjects_of if isinstance(source, SlotSource) else None
-    return PerPartitionPlane(host, member, consumer.parts(), retention, subjects)
+    plane = PerPartitionPlane(host, member, consumer.parts(), retention, subjects)
+    consumer.show(plane.shown)
+    return plane

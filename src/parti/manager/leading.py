@@ -14,7 +14,7 @@ from functools import partial
 from parti.backoff import Backoff
 from parti.control import election, reconcile
 from parti.control.assign import Strategy
-from parti.control.handoff import Finished, HandoffTerms, Nudge, StageDone
+from parti.control.handoff import Finished, HandoffTerms, Nudge, Result, StageDone
 from parti.control.leader_signals import traces_of
 from parti.control.lease import LeaseTerms
 from parti.control.membership import Change, Died, Membership
@@ -35,6 +35,7 @@ _GATHER = 0.1  # seconds without a join or leave, after which those before becom
 _GATHER_MOST = 1.0  # of a crowd; one that leaves works on until it is relieved, so nothing stands still meanwhile
 _WRITERS = 128  # writes in flight at once
 _AGAIN = 0.1
+_USUAL = ("assigned", "moved", "taken over")  # everything else went wrong somewhere
 _PATIENCE = 0.5  # seconds a new leader waits for the source before it goes on with the stored partitions
 
 _Wish = reconcile.WriteAssignment | reconcile.WriteClaim | reconcile.ReadPositions | reconcile.ReadTraces
@@ -339,9 +340,18 @@ class Leadership:
                 case Finished(partition, result, seconds):
                     self._host.metrics.count(m.HANDOFFS, result=result.value)
                     self._host.metrics.observe(m.HANDOFF_DURATION, seconds)
-                    self._log.debug(
-                        "handoff.finished", partition=partition, result=result.value, took=round(seconds, 4)
-                    )
+                    self._log_finished(partition, result, seconds)
+
+    def _log_finished(self, partition: PartitionId, result: Result, seconds: float) -> None:
+        told = self._log.debug if result is Result.SUCCESS else self._log.warning
+        told(
+            "handoff.finished",
+            worker_id=self._member.worker,
+            op="handoff",
+            result=result.value,
+            partition=partition,
+            took=round(seconds, 4),
+        )
 
     async def _perform(self, wish: _Wish) -> Tell | None:
         if not self.leading:
@@ -382,8 +392,10 @@ class Leadership:
                 host.failed(error)
                 return None  # decided anew when the leader looks again
         stamped = stamp(claim, host.clock)
-        told = self._log.warning if reason in ("lost", "found") else self._log.debug
-        told("claim.written", claim=str(claim), reason=reason)
+        told = self._log.debug if reason in _USUAL else self._log.warning
+        told("claim.written", worker_id=self._member.worker, op="claim", result=reason, claim=str(claim))
+        if reason == "taken over":
+            host.metrics.count(m.CLAIMS_STALE)
         revision = await host.store.write_claim(stamped, expected)
         if revision is not None:
             return partial(host.heard_claim, stamped, revision)

@@ -19,10 +19,11 @@ from parti.manager.former import Former
 from parti.manager.hooks import HookRunner, Hooks, ManagerState
 from parti.manager.host import Host, Plane
 from parti.manager.kv_store import Store
-from parti.manager.layouts import check_layout, overlap_check, plane_for
+from parti.manager.layouts import capacity_of, check_layout, overlap_check, plane_for
 from parti.manager.lease_keeper import Ending
 from parti.manager.observer import Observer
 from parti.manager.sources import PartitionSource, StaticSource
+from parti.manager.stream_identity import StreamIdentity, StreamReplaced
 from parti.model import Lease, Member, Partition, PartitionId, Retention, WorkerId
 from parti.observe.health import HealthCheck
 from parti.observe.logs import get_logger
@@ -31,7 +32,7 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
 from parti.wire.events import ConnectionEvent, EventKind
 from parti.wire.filters import SubjectFilter
-from parti.worker import WorkerConsumer
+from parti.worker import WorkerConsumer, WorkerFailed
 
 _LEASE_CALLS = 6  # a call may take this part of the TTL, so that a lost one leaves time for another
 
@@ -83,11 +84,15 @@ class Manager:
         self._fence = _ManagedFence()
         self._js = JetStreamApi(nc, timeout=max(0.25, config.heartbeat_ttl / _LEASE_CALLS))
         self._store: Store | None = None
+        self._stream: StreamIdentity | None = None
+        self._replaced = ""
         self._retention = Retention.LIMITS
         self._agent: Agent | None = None
         self._main: asyncio.Task[None] | None = None
         self._degraded = Degraded(config, nc, self._hooks, self._observer, metrics, self._clock)
         self._stopping = False
+        self._failure: WorkerFailed | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._former = Former()
         self._unwatch: Callable[[], None] = lambda: None
         self._subscriptions: list[Any] = []
@@ -148,6 +153,14 @@ class Manager:
     def leading(self) -> bool:
         return self.is_leader
 
+    def unassigned(self) -> tuple[PartitionId, ...]:
+        """On the leader: the partitions that nobody can carry. Elsewhere none."""
+        leadership = self._agent.leadership if self._agent is not None and self._agent.leading else None
+        return leadership.leader.unassigned if leadership is not None and leadership.leader is not None else ()
+
+    def claims_known(self) -> int:
+        return len(self._agent.claims) if self._agent is not None else 0
+
     @property
     def state(self) -> ManagerState:
         """Where this worker stands."""
@@ -187,18 +200,40 @@ class Manager:
     def health_check(self) -> HealthCheck:
         """For `/readyz`: fails while this worker is no live member, or degraded. Having no partition is healthy.
 
-        On the leader also while its source of partitions fails or is refused.
+        On the leader also while its source of partitions fails or is refused, or partitions cannot be placed.
         """
 
         def problem() -> str | None:
+            if (ended := self._ended_by()) is not None:
+                return ended
             state = self.state
             waiting = (ManagerState.INIT, ManagerState.CLAIMING_ID, ManagerState.SHUTDOWN, ManagerState.DEGRADED)
             if state in waiting:
                 return f"the manager is {state.value}"
+            if self._replaced and not self.converged():
+                return f"starting over: {self._replaced}"
+            self._replaced = ""
             leadership = self._agent.leadership if self._agent is not None and self._agent.leading else None
-            return leadership.feed.problem if leadership is not None else None
+            if leadership is None:
+                return None
+            if leadership.feed.problem is not None:
+                return leadership.feed.problem
+            lacking = self.unassigned()
+            return f"{len(lacking)} partitions cannot be placed, such as {lacking[0]}" if lacking else None
 
         return HealthCheck("manager", problem)
+
+    def liveness_check(self) -> HealthCheck:
+        """For `/healthz`: fails when the manager has ended, by a bug or because its worker gave up."""
+        return HealthCheck("manager-alive", self._ended_by, live=True)
+
+    def _ended_by(self) -> str | None:
+        if self._failure is not None:
+            return str(self._failure)
+        if self._main is None or not self._main.done() or self._main.cancelled():
+            return None
+        bug = self._main.exception()
+        return f"the manager ended: {bug!r}" if bug is not None else None
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -223,7 +258,7 @@ class Manager:
             storage=config.bucket_storage,
             metrics=self._metrics,
         )
-        self._retention = await self._read_retention()
+        await self._settle_stream()
         self._observer.watch(self)
         self._unwatch = self._nc.add_listener(self._on_connection)
         self._main = asyncio.get_running_loop().create_task(self._run(), name="parti-manager")
@@ -243,7 +278,8 @@ class Manager:
             await self._main
 
     def ended(self) -> asyncio.Task[None]:
-        """The manager's own task: it ends by `stop()`, or by a bug that nobody expected, which it then raises."""
+        """The manager's own task: it ends by `stop()`; or by a bug that nobody expected, or because the worker can do
+        no work any more (WorkerFailed), which it then raises."""
         if self._main is None:
             raise UsageError("this manager was not started")
         return self._main
@@ -251,12 +287,37 @@ class Manager:
     def _is_live(self) -> bool:
         return self._agent is not None and self._agent.live.is_set()
 
-    async def _read_retention(self) -> Retention:
-        stream = getattr(getattr(self._consumer, "config", None), "stream", "")
-        if not stream:
-            return Retention.LIMITS
-        info = await self._js.stream_info(stream)
-        return Retention(info["config"]["retention"])
+    async def _settle_stream(self) -> None:
+        """We know which stream it is, and the store counts only what was written for that one."""
+        settings = self._consumer.config if isinstance(self._consumer, WorkerConsumer) else None
+        if settings is None:
+            return
+        assert self._store is not None
+        if self._stream is None:
+            self._stream = StreamIdentity(
+                self._js,
+                self._store,
+                self._clock,
+                settings.stream,
+                template=settings.subject_template,
+                layout=self.config.layout,
+                ttl=self.config.heartbeat_ttl,
+            )
+        replaced = await self._stream.settle(start_over=self.config.on_stream_replaced == "start-over")
+        if replaced is not None:
+            self._replaced = str(replaced)
+            self._observer.stream_replaced(replaced)
+        info = await self._js.stream_info(settings.stream)
+        self._retention = Retention(info["config"]["retention"])
+
+    async def _begin_with_other_stream(self) -> None:
+        self._former = self._former.without_positions()
+        try:
+            await self._settle_stream()
+        except StreamReplaced:
+            raise
+        except PartiError as error:
+            self._observer.failed(error)  # the next member notices again, and we try again
 
     async def _run(self) -> None:
         """One member after the other: a fenced one is followed by a new one, until `stop`."""
@@ -264,6 +325,7 @@ class Manager:
             helpers = [
                 group.create_task(self._hooks.run()),
                 group.create_task(self._degraded.run(self._hold_judgement)),
+                group.create_task(self._supervise()),
             ]
             try:
                 while not self._stopping:
@@ -274,10 +336,51 @@ class Manager:
                     if ending is Ending.STOPPED:
                         break
                     self._former = agent.former
+                    if agent.stream_is_gone:
+                        await self._begin_with_other_stream()
+            except Exception as bug:
+                await self._broke(bug)
+                raise
             finally:
                 for helper in helpers:
                     helper.cancel()
         await self._hooks.drain()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _broke(self, bug: Exception) -> None:
+        """A bug has ended the member: whatever it ran must end too, since nobody renews its lease any more."""
+        get_logger("control").error("manager.broke", error=repr(bug))
+        if self._agent is not None and self._agent.plane is not None:
+            await self._agent.plane.abandon()
+
+    async def _supervise(self) -> None:
+        """A worker that can do no work any more gives its partitions to others and leaves; `ended()` then raises."""
+        if not isinstance(self._consumer, WorkerConsumer):
+            return
+        reason = await self._consumer.gave_up()
+        get_logger("control").error("manager.gave_up", worker=self.worker_id, owned=len(self.owned()), reason=reason)
+        self._failure = WorkerFailed(reason)
+        self._observer.failed(self._failure)
+        if self._stopping:
+            return
+        self._stopping = True
+        self._observer.touched()
+        # Not by this task: ending the member's run cancels it.
+        self._leaving = asyncio.get_running_loop().create_task(self._leave(returning=False), name="parti-gave-up")
+
+    async def _leave(self, *, returning: bool) -> None:
+        agent = self._agent
+        if agent is None:
+            return
+        broken = isinstance(self._consumer, WorkerConsumer) and bool(self._consumer.health().broken)
+        try:
+            async with asyncio.timeout(self.config.shutdown_timeout):
+                if not returning and not broken:
+                    await agent.leave()
+        except TimeoutError:
+            get_logger("control").warning("manager.leave_timeout", owned=len(self.owned()))
+        await agent.stop(returning=returning)
 
     def _new_agent(self) -> Agent:
         assert self._store is not None
@@ -293,9 +396,11 @@ class Manager:
             clock=self._clock,
             metrics=self._metrics,
             instance=self._instance,
+            capacity=capacity_of(self.config.layout, self._consumer),
             former=self._former,
             start_cursor=self._start_cursor,
             nudge=self._nudge,
+            stream_gone=self._stream.gone if self._stream is not None else None,
         )
 
     def _plane(self, host: Host, member: Member) -> Plane:
@@ -322,17 +427,14 @@ class Manager:
             return
         self._stopping = True
         self._observer.touched()
-        agent = self._agent
-        if agent is not None and not self._main.done():
-            try:
-                async with asyncio.timeout(self.config.shutdown_timeout):
-                    if not returning:
-                        await agent.leave()
-            except TimeoutError:
-                get_logger("control").warning("manager.leave_timeout", owned=len(self.owned()))
-            await agent.stop(returning=returning)
-        await self._main
-        await self._unlisten()
+        try:
+            if self._leaving is not None:
+                await self._leaving
+            elif not self._main.done():
+                await self._leave(returning=returning)
+            await self._main
+        finally:
+            await self._unlisten()
 
     # -- talking ------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from parti.manager.hooks import HookRunner, ManagerState
+from parti.manager.stream_identity import Replacement
 from parti.model import Lease, PartitionId
 from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
@@ -27,6 +28,10 @@ class View(Protocol):
 
     def leading(self) -> bool: ...
 
+    def unassigned(self) -> tuple[PartitionId, ...]: ...
+
+    def claims_known(self) -> int: ...
+
 
 class Observer:
     """Told about every change; looks once per turn of the loop, tells hooks what differs, and wakes who waits."""
@@ -37,6 +42,7 @@ class Observer:
         self._view: View | None = None
         self._state = ManagerState.INIT
         self._assigned: tuple[PartitionId, ...] | None = None
+        self._unassigned: tuple[PartitionId, ...] = ()
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._due = False
 
@@ -62,6 +68,21 @@ class Observer:
         log.warning("control.error", kind=type(error).__name__, error=str(error))
         self._runner.call(self._runner.hooks.on_error, error)
 
+    def stream_replaced(self, replacement: Replacement) -> None:
+        """Said loudly: everything is handled again from the stream's beginning."""
+        log.warning(
+            "stream.replaced",
+            op="identity",
+            result="started_over",
+            kind=replacement.kind.value,
+            was=replacement.before.identity,
+            now=replacement.now.identity,
+            last_seq=replacement.last_seq,
+            counted_as_done=replacement.done,
+        )
+        self._metrics.count(m.STREAM_REPLACED, kind=replacement.kind.value)
+        self._runner.call(self._runner.hooks.on_stream_replaced, replacement)
+
     def look(self) -> None:
         """Compare with what was told last."""
         self._due = False
@@ -77,6 +98,8 @@ class Observer:
         if assigned is not None and assigned != self._assigned:
             self._runner.call(hooks.on_assignment_changed, self._assigned or (), assigned)
             self._assigned = assigned
+        self._look_at_unassigned(view.unassigned())
+        self._metrics.set(m.CLAIMS, view.claims_known())
         self._metrics.set(m.OWNED, len(view.owned()))
         self._metrics.set(m.IS_LEADER, 1 if view.leading() else 0)
         waiting = []
@@ -88,6 +111,24 @@ class Observer:
             else:
                 waiting.append((condition, future))
         self._waiters = waiting
+
+    def _look_at_unassigned(self, unassigned: tuple[PartitionId, ...]) -> None:
+        if unassigned == self._unassigned:
+            return
+        self._unassigned = unassigned
+        self._metrics.set(m.UNASSIGNED, len(unassigned))
+        self._runner.call(self._runner.hooks.on_partitions_unassigned, unassigned)
+        if unassigned:
+            log.warning(
+                "partitions.unassigned",
+                op="assign",
+                result="no_room",
+                count=len(unassigned),
+                first=list(unassigned[:10]),
+                hint="start more workers, raise worker.max_subjects, or look at workers that are not well",
+            )
+        else:
+            log.info("partitions.unassigned", op="assign", result="placed", count=0)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return when it is true; asked after every change."""

@@ -32,20 +32,26 @@ from parti.control.slot import Phase
 from parti.errors import ConfigError, PartiError
 from parti.manager.host import Host
 from parti.manager.slot_acks import AcksUnconfirmed, confirm
+from parti.manager.slot_desk import SlotDesk
 from parti.manager.slot_durable import SlotDurable, subjects_of
 from parti.manager.slot_flow import SlotFlow
 from parti.manager.slot_plane import SlotPlane
 from parti.model import Claim, Member, PartitionId, Retention
+from parti.wire.errors import MessageNotFound, SequenceNotFound
 from parti.wire.live import LiveConnection
 from parti.worker.attempts import Attempts
 from parti.worker.consumer import WorkerParts
 from parti.worker.dead_letters import DeadLetterOffice
 from parti.worker.handler import AdaptedHandler
+from parti.worker.health import Part
+from parti.worker.info import Shown
 from parti.worker.lanes import LanePool
 from parti.worker.message import Message
 from parti.worker.outcomes import RetryPolicy
+from parti.worker.watch import Watch
 
 _AGAIN: Final = 0.1
+_REMOVALS: Final = 2.0  # seconds for one: a release must not fail because of it
 _RESETS: Final = 64  # in flight at once: a worker that takes over many partitions must not flood the server
 
 
@@ -81,9 +87,27 @@ class PerPartitionPlane(SlotPlane):
         self._attempts.office = DeadLetterOffice(parts.js, parts.config.stream, consumer)
         strict = parts.config.order == "strict"
         self._pool = LanePool(self._attempts.serve, concurrency=parts.config.concurrency, strict=strict)
+        self._pool.on_left = self._attempts.left_behind
+        self._pool.on_bug = self._bug
+        self._attempts.on_fenced = lambda state: self._pool.fence(state if host.may_act() else None)
+        self._desk = SlotDesk(parts.config, parts.recorder, parts.clock)
+        self._watch = Watch(
+            self._pool,
+            self._attempts,
+            parts.recorder,
+            config=parts.config,
+            clock=parts.clock,
+            fence=parts.fence,
+            states=lambda: [flow.state for flow in self._flows.values()],
+            connected=lambda: parts.js.connection.is_connected,
+            on_blocked=parts.on_blocked,
+        )
+        self._watch.start()
+        parts.recorder.worker_id, parts.recorder.consumer_name = member.worker, consumer
         self._connection: LiveConnection | None = None
         self._connecting = asyncio.Lock()
         self._resets = asyncio.Semaphore(_RESETS)
+        self._filtered: set[str] = set()
         self._next_beat = 0.0
 
     # -- what the agent asks ------------------------------------------------------------------------------------------
@@ -106,7 +130,20 @@ class PerPartitionPlane(SlotPlane):
         found = {p: (s.lease.epoch, s.cursor) if s.lease is not None else s.unreleased for p, s in self._slots.items()}
         return {p: at for p, at in found.items() if at is not None}
 
+    def shown(self) -> Shown:
+        """What an operator asks first; the same as in the other layout."""
+        return Shown(
+            worker_id=self._member.worker,
+            consumer=f"{self._parts.config.consumer_prefix}-slot",
+            subjects=tuple(sorted(s for p in self.owned() for s in self._subjects(p))),
+            in_hand=self._desk.in_hand,
+            batch_size=self._parts.config.pull_batch_size,
+            pulling=any(flow.pulling for flow in self._flows.values()),
+            partitions=tuple(self._flows[p].info(self._slots[p].cursor) for p in sorted(self.owned())),
+        )
+
     def tick(self, now: float) -> None:
+        self._desk.flows = max(1, len(self.owned()))
         for flow in self._flows.values():
             flow.kick()
         third = self._parts.config.ack_wait / 3
@@ -122,13 +159,11 @@ class PerPartitionPlane(SlotPlane):
             if dropped_from is not None:
                 held = self._slots[partition]
                 self._slots[partition] = replace(held, queued=dropped_from - 1, tail=last_started)
-        try:
-            async with asyncio.timeout(self._parts.config.drain_timeout):
-                await asyncio.gather(*(flow.state.finished() for flow in self._flows.values()))
-                await self._pool.idled()
-        except TimeoutError:
-            self._parts.recorder.event("worker.drain_timeout", op="close", result="released", warn=True)
+        await asyncio.gather(*(flow.drained() for flow in self._flows.values()))
         final = self.positions()
+        for partition in final:
+            if self._connection is not None:
+                await self._settled(partition, self._connection)
         await self._end()
         return final
 
@@ -138,9 +173,18 @@ class PerPartitionPlane(SlotPlane):
         self._fence()
         return await self._end() and self._handler.still
 
+    async def _drain(self, partition: PartitionId) -> None:
+        """Within `drain_timeout` the lane has ended, or what runs is cancelled and left to the next owner."""
+        flow = self._flows[partition]
+        last_started, dropped_from = await flow.drained()
+        if dropped_from is not None:
+            self._feed(partition, LaneStopped(last_started, dropped_from))
+
     async def _end(self) -> bool:
         quiet = await self._pool.halt()
+        self._watch.stop()
         self._handler.close()
+        self._attempts.flush()
         for flow in self._flows.values():
             flow.end_pull()
         if self._connection is not None:
@@ -153,12 +197,14 @@ class PerPartitionPlane(SlotPlane):
     def _perform(self, partition: PartitionId, effect: slot.Effect) -> None:
         match effect:
             case Reset(_, sequence, ticket):
-                self._flow(partition).end_pull()
+                self._flow(partition).resetting()
                 self._host.spawn(self._reset(partition, sequence, ticket), "parti-reset")
             case Settle(_, ticket):
                 self._host.spawn(self._settle(partition, ticket), "parti-settle")
             case StopLane():
                 self._feed(partition, LaneStopped(*self._flow(partition).stop()))
+                if self._flows[partition].state.running or self._flows[partition].state.unfinished:
+                    self._host.spawn(self._drain(partition), "parti-drain")
             case Discard():
                 if partition in self._flows:
                     self._flows[partition].discard()
@@ -167,8 +213,16 @@ class PerPartitionPlane(SlotPlane):
             case Granted(lease):
                 self._flow(partition).go(lease)
                 self._host.granted(lease)
+                self._show_subjects()
             case Revoked(lease):
                 self._host.revoked(lease)
+                self._show_subjects()
+
+    def _show_subjects(self) -> None:
+        subjects = {subject for partition in self.owned() for subject in self._subjects(partition)}
+        before, self._filtered = self._filtered, subjects
+        if subjects != before:
+            self._parts.recorder.subjects(len(subjects), len(subjects - before), len(before - subjects))
 
     def _flow(self, partition: PartitionId) -> SlotFlow:
         flow = self._flows.get(partition)
@@ -177,6 +231,7 @@ class PerPartitionPlane(SlotPlane):
                 partition,
                 self._parts,
                 self._pool,
+                self._desk,
                 self._retention,
                 worker_id=self._member.worker,
                 judge=self._deliver,
@@ -190,8 +245,7 @@ class PerPartitionPlane(SlotPlane):
     def _room(self) -> int:
         if not self._host.may_act() or self._closed:
             return 0
-        in_hand = sum(len(flow.state.open) for flow in self._flows.values())
-        return self._parts.config.capacity - in_hand
+        return self._desk.room()
 
     def _deliver(self, partition: PartitionId, sequence: int, consumer_sequence: int, inbox: int) -> Verdict:
         if self._closed:
@@ -237,19 +291,44 @@ class PerPartitionPlane(SlotPlane):
                     break
                 except PartiError as error:
                     self._host.failed(error)
+                    self._parts.recorder.failed(Part.ITERATOR, self._parts.clock.now(), error)
                     await self._host.clock.sleep(_AGAIN)
             else:
                 return
         if current():
             self._feed(partition, ResetDone(ticket))
             if current() and self._slots[partition].phase is Phase.LIVE:
+                self._desk.flows = max(1, len(self.owned()))
                 self._flow(partition).begin(connection, self._durables[partition].name, ticket)
 
     async def _settle(self, partition: PartitionId, ticket: int) -> None:
         """Every ack is applied; the exact position travels in the claim either way."""
         if self._connection is not None:
-            await self._confirm(partition, self._connection)
+            await self._settled(partition, self._connection)
         self._feed(partition, Settled(ticket))
+
+    async def _settled(self, partition: PartitionId, connection: LiveConnection) -> None:
+        """On a work queue nothing that is done stays behind: the next owner begins above it, and would never see it."""
+        await self._confirm(partition, connection)
+        flow = self._flows[partition]
+        for sequence in flow.acked_in_vain if self._retention is Retention.WORKQUEUE else ():
+            try:
+                async with asyncio.timeout(_REMOVALS):
+                    await self._parts.js.msg_delete(self._parts.config.stream, sequence)
+            except (MessageNotFound, SequenceNotFound):
+                pass  # its ack was applied after all
+            except (PartiError, TimeoutError) as error:
+                self._parts.recorder.event("slot.settle", op="ack", result="unknown", error=str(error), warn=True)
+                return
+            flow.removed(sequence)
+
+    def _bug(self, bug: BaseException) -> None:
+        """A lane that ended on a bug would stand still without a word: it ends the member instead."""
+
+        async def raised() -> None:
+            raise bug
+
+        self._host.spawn(raised(), "parti-lane-bug")
 
     async def _confirm(self, partition: PartitionId, connection: LiveConnection) -> None:
         try:

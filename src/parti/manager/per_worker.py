@@ -65,6 +65,7 @@ class PerWorkerPlane:
         self._changed = asyncio.Event()
         self._closed = False
         self._writer = ClaimWriter(host, self._feed)
+        consumer.when_stream_replaced(host.stream_replaced)
 
     def __repr__(self) -> str:
         return f"<PerWorkerPlane {self._member} owns={len(self.owned())} filters={len(self._applied)}>"
@@ -130,7 +131,10 @@ class PerWorkerPlane:
         cursors = await asyncio.gather(*(self._consumer.stop_partition(p) for p in leases))
         final = {p: (lease.epoch, cursor) for (p, lease), cursor in zip(leases.items(), cursors, strict=True)}
         final |= {p: h.unreleased for p, h in self._holdings.items() if h.unreleased is not None}
-        await self._consumer.close()
+        try:
+            await self._consumer.close()
+        except Exception as bug:  # it ended the worker before, and was reported then: the positions count all the same
+            self._host.failed(bug)
         return final
 
     async def abandon(self) -> bool:

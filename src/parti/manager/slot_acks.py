@@ -36,17 +36,22 @@ async def confirm(connection: LiveConnection, flow: SlotFlow, durable: SlotDurab
 
 
 async def _confirmed(connection: LiveConnection, flow: SlotFlow, durable: SlotDurable, retention: Retention) -> None:
-    last = flow.last_acked
-    waiting = flow.acks_above(0)[-1:]
-    while waiting:
+    """An answer says that everything before it on this connection is applied, unless the consumer's leader changed.
+
+    So what the ack floor does not cover is sent once more, and that is enough: with lanes of keys the floor stays
+    below a message that is still in its handler, however much above it is done.
+    """
+    await _answered(connection, flow.acks_above(0)[-1:])
+    if retention is not Retention.LIMITS:
+        floor = await durable.floor()
+        if floor < flow.last_acked:
+            await _answered(connection, flow.acks_above(floor))
+
+
+async def _answered(connection: LiveConnection, replies: list[bytes]) -> None:
+    while replies and not await _ack_answered(connection, replies):
         if connection.lost.done():
             raise connection.lost.result()
-        if not await _ack_answered(connection, waiting):
-            continue
-        if retention is Retention.LIMITS:
-            return
-        floor = await durable.floor()
-        waiting = flow.acks_above(floor) if floor < last else []
 
 
 async def _ack_answered(connection: LiveConnection, replies: list[bytes]) -> bool:

@@ -8,10 +8,12 @@ from typing import Any, Final
 from parti.control.slots import check_subjects
 from parti.errors import PartiError
 from parti.model import Partition, PartitionId, Retention
+from parti.observe import worker_metrics as m
 from parti.subjects import validate_subject
 from parti.wire.api_consumers import filters_of
-from parti.wire.errors import ConsumerDoesNotExist, ConsumerNotFound
+from parti.wire.errors import ConsumerDoesNotExist, ConsumerInvalidReset, ConsumerNotFound
 from parti.worker.consumer import WorkerParts
+from parti.worker.health import Part
 
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-")
 
@@ -58,6 +60,7 @@ class SlotDurable:
                 return await self._attempt(sequence)
             except PartiError as error:
                 wait = next(waits, self._parts.backoff.cap)
+                self._parts.recorder.failed(Part.RECREATION, self._parts.clock.now(), error)
                 self._parts.recorder.retried("iterate", 1, wait, error)
                 await self._parts.clock.sleep(wait)
 
@@ -84,7 +87,12 @@ class SlotDurable:
             # A missing consumer does not answer a reset at all, so that is asked first.
             info = await js.consumer_info(stream, self.name)
         except (ConsumerNotFound, ConsumerDoesNotExist):
+            metrics = self._parts.recorder.metrics
+            if self._known:
+                metrics.count(m.RECREATION_ATTEMPTS, reason="not_found")
             await js.consumer_create(stream, self._config(sequence), action="create")
+            if self._known:
+                metrics.count(m.RECREATIONS, result="success", reason="not_found")
             self._known = True
             return False
         if filters_of(info["config"]) != tuple(sorted(self._subjects)):
@@ -98,7 +106,10 @@ class SlotDurable:
             await js.consumer_remake(stream, self._config(sequence), guarded=self._retention is Retention.INTEREST)
             self._known = True
         elif await self._look(sequence) or self._retention is Retention.WORKQUEUE:  # else it was made just there
-            await js.consumer_reset(stream, self.name, max(1, sequence))
+            try:
+                await js.consumer_reset(stream, self.name, max(1, sequence))
+            except ConsumerInvalidReset:  # it was made to begin later, for another stream of this name or by hand
+                await js.consumer_remake(stream, self._config(sequence), guarded=self._retention is Retention.INTEREST)
 
     def _config(self, sequence: int) -> dict[str, Any]:
         config = self._parts.config

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from parti.errors import PartiError
+from parti.manager.slot_desk import SlotDesk
 from parti.model import Lease, Partition, PartitionId, Retention
 from parti.wire.columns import Deliveries
 from parti.wire.errors import MaxAckPendingReached, TooManyPulls
 from parti.wire.live import LiveConnection
-from parti.wire.pull import LivePull, PullSettings
+from parti.wire.pull import LivePull
 from parti.worker.consumer import WorkerParts
 from parti.worker.desk import ACK, IN_PROGRESS
+from parti.worker.info import PartitionInfo
 from parti.worker.lanes import LanePool
 from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
@@ -30,6 +33,7 @@ class SlotFlow:
         partition: PartitionId,
         parts: WorkerParts,
         pool: LanePool,
+        desk: SlotDesk,
         retention: Retention,
         *,
         worker_id: str,
@@ -42,20 +46,40 @@ class SlotFlow:
         self.state.stopped = True
         self._parts = parts
         self._pool = pool
+        self._desk = desk
         self._worker_id = worker_id
         self._judge = judge
         self._gap = gap
         self._room = room
         self._pull: LivePull | None = None
         self._connection: LiveConnection | None = None
+        self._stable: asyncio.TimerHandle | None = None
         self._keyed = parts.config.lanes == "key"
         # Acks are sent without waiting for an answer. On limits only the last one is asked about; elsewhere no more
         # than max_ack_pending can be unanswered, because the server delivers no more.
         remembered = 1 if retention is Retention.LIMITS else parts.config.max_ack_pending
         self._acks: deque[tuple[int, bytes]] = deque(maxlen=remembered)
+        self._void: set[int] = set()
+        """In hand when the durable was reset: an ack of that delivery says nothing, only one of the next does."""
 
     def __repr__(self) -> str:
         return f"<SlotFlow {self.partition} open={len(self.state.open)} {'pulling' if self._pull else 'idle'}>"
+
+    def info(self, cursor: int) -> PartitionInfo:
+        """The partition as it stands here; everything up to `cursor` is done."""
+        state = self.state
+        return PartitionInfo(
+            partition=state.partition,
+            lease=state.lease,
+            cursor=cursor,
+            target=None,
+            in_hand=len(state.open),
+            done=state.done,
+            retries=state.retries,
+            dead_letters=state.dead_letters,
+            stopped=state.stopped,
+            held=False,
+        )
 
     # -- pulling ------------------------------------------------------------------------------------------------------
 
@@ -72,17 +96,34 @@ class SlotFlow:
             on_batch=lambda deliveries: self._on_batch(deliveries, ticket),
             on_trouble=self._on_trouble,
             capacity=self._room,
-            settings=PullSettings(
-                batch=config.pull_batch_size,
-                prefetch=config.pull_batch_size * config.prefetch_depth,
-                expires=config.pull_timeout,
-                heartbeat=config.idle_heartbeat,
-            ),
+            settings=self._desk.settings(),
             next_sequence=1,
         )
         self._pull.start()
+        # Silent and without trouble for longer than the watchdog needs: it works, there is just nothing to do.
+        self._stable = asyncio.get_running_loop().call_later(3 * config.idle_heartbeat, self._desk.works)
+
+    @property
+    def pulling(self) -> bool:
+        return self._pull is not None
+
+    def resetting(self) -> None:
+        """The durable is about to be reset, which makes every delivery before void."""
+        self.end_pull()
+        self._void.update(self.state.open)
+
+    @property
+    def acked_in_vain(self) -> list[int]:
+        """Done, but acknowledged by a delivery that a reset had made void, and not delivered again since."""
+        return sorted(sequence for sequence in self._void if sequence not in self.state.open)
+
+    def removed(self, sequence: int) -> None:
+        """The server has let go of it by another way."""
+        self._void.discard(sequence)
 
     def end_pull(self) -> None:
+        if self._stable is not None:
+            self._stable.cancel()
         if self._pull is not None:
             self._pull.stop()
             self._pull = None
@@ -94,7 +135,7 @@ class SlotFlow:
     def _on_trouble(self, error: PartiError) -> None:
         if isinstance(error, TooManyPulls | MaxAckPendingReached):
             return  # only this pull ended; the next tick asks again
-        self._parts.recorder.event("slot.trouble", op="iterate", result="reset", error=str(error))
+        self._desk.trouble(error, self.partition)
         self._gap(self.partition)
 
     def _on_batch(self, deliveries: Deliveries, ticket: int) -> None:
@@ -104,14 +145,20 @@ class SlotFlow:
         spans = (frames.positions - first).tolist()
         subject_at, subject_end, _, reply_at, reply_end, head_at, data_at, data_end = spans
         counts, sequences, consumed, stamps, _ = deliveries.numbers.tolist()
-        now = time.time()
+        now, dropped = time.time(), 0
         for i, sequence in enumerate(sequences):
             reply = raw[reply_at[i] : reply_end[i]]
             verdict = self._judge(self.partition, sequence, consumed[i], ticket)
-            if verdict == "ack":
-                self._write(ACK % reply)
-            elif verdict == "ack_when_done" and (held := self.state.open.get(sequence)) is not None:
+            if verdict == "ack_when_done" and (held := self.state.open.get(sequence)) is not None:
                 held._reply = reply  # after a reset only the newest delivery can be acknowledged
+                self._void.discard(sequence)
+                dropped += 1
+            elif verdict in ("ack", "ack_when_done"):
+                # Done: also one above the cursor, where another key's message is not (its first ack may be void).
+                self._acks.append((sequence, reply))
+                self._write(ACK % reply)
+                self._void.discard(sequence)
+                dropped += 1
             elif verdict == "process":
                 message = Message()
                 message.subject = raw[subject_at[i] : subject_end[i]].decode(errors="replace")
@@ -125,7 +172,10 @@ class SlotFlow:
                 message.attempt, message.last_error = 0, ""
                 message._lane = self.state.lane(message.key)
                 self.state.open[sequence] = message
+                self._desk.took(message)
                 self._pool.push(message)
+        self._desk.read(len(sequences), sum(count > 1 for count in counts), dropped)
+        self._desk.works()
 
     # -- lanes --------------------------------------------------------------------------------------------------------
 
@@ -138,9 +188,20 @@ class SlotFlow:
         """Start nothing more but what has to be finished, and drop the rest: (last to be finished, first dropped)."""
         self.end_pull()
         self.state.stop(self._pool.running_of(self.state))
-        dropped = sorted(sequence for sequence in self.state.open if sequence > self.state.finish)
+        return self._dropped(sequence for sequence in self.state.open if sequence > self.state.finish)
+
+    async def drained(self) -> tuple[int, int | None]:
+        """Nothing of the stopped partition runs any more. What took longer than `drain_timeout` is dropped as well."""
+        await self._pool.drained(self.state, self._parts.config.drain_timeout)
+        return self._dropped(self.state.open if self.state.stopped else ())
+
+    def _dropped(self, sequences: Iterable[int]) -> tuple[int, int | None]:
+        """Forget these, unacked; returns the last that is left to be finished, and the first of these."""
+        dropped = sorted(sequences)
         for sequence in dropped:
             message = self.state.open.pop(sequence)
+            self._desk.let_go(message)
+            self._void.discard(sequence)
             if message in message._lane.queue:
                 message._lane.queue.remove(message)
         return max(self.state.open, default=0), dropped[0] if dropped else None
@@ -148,20 +209,27 @@ class SlotFlow:
     def discard(self) -> None:
         """Forget everything, unacked: it is not ours."""
         self.end_pull()
+        self._pool.fence(self.state)
         self.state.stopped, self.state.finish, self.state.furthest = True, 0, 0
+        for message in self.state.open.values():
+            self._desk.let_go(message)
         self.state.open.clear()
+        self._void.clear()
+        self._acks.clear()
         if self.state.idle is not None:
             self.state.idle.set()
-        for lane in self.state.lanes.values():
-            lane.queue.clear()
+        self._pool.forget(self.state)
 
     def done(self, message: Message) -> bool:
         """The message is finished: acknowledge it. False when it had been taken from us before."""
-        if self.state.open.pop(message.sequence, None) is None:
+        if self.state.open.get(message.sequence) is not message:
             return False
+        del self.state.open[message.sequence]
+        self._desk.let_go(message)
         self.state.done += 1
         self.state.furthest = max(self.state.furthest, message.sequence)
-        self._acks.append((message.sequence, message._reply))
+        if message.sequence not in self._void:  # nobody answers an ack of a void delivery
+            self._acks.append((message.sequence, message._reply))
         self._write(ACK % message._reply)
         return True
 

@@ -6,11 +6,17 @@ from typing import Final
 
 from parti.observe.metric import Kind, Metric
 
-_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 IS_LEADER: Final = Metric("parti_leader", Kind.GAUGE, "1 while this worker leads its namespace.")
 MEMBERS: Final = Metric("parti_members", Kind.GAUGE, "Live members of the namespace, as this worker sees them.")
 OWNED: Final = Metric("parti_partitions_owned", Kind.GAUGE, "Partitions that this worker may act on.")
+UNASSIGNED: Final = Metric(
+    "parti_partitions_unassigned",
+    Kind.GAUGE,
+    "On the leader: partitions that nobody can carry, by capacity or because no worker is well.",
+)
+CLAIMS: Final = Metric("parti_claim_store_size", Kind.GAUGE, "Claims that this worker knows of.")
 DEGRADED: Final = Metric("parti_degraded", Kind.GAUGE, "1 while NATS is unreachable for longer than degraded_after.")
 FENCED: Final = Metric("parti_fenced_total", Kind.COUNTER, "Times this worker lost its lease and stopped by itself.")
 LEADER_CHANGES: Final = Metric("parti_leader_changes_total", Kind.COUNTER, "Times this worker became the leader.")
@@ -42,10 +48,19 @@ CLAIM_WRITES: Final = Metric(
     "Writes of claims: accepted, refused because somebody else was faster, or unknown.",
     {"result": ("success", "conflict", "unknown")},
 )
+CAS_CONFLICTS: Final = Metric(
+    "parti_handoff_cas_conflicts_total", Kind.COUNTER, "Writes of claims that somebody else was faster with."
+)
 CLAIMS_STALE: Final = Metric(
     "parti_claim_store_stale_total",
     Kind.COUNTER,
     "Claims found that did not tell the truth any more: removed, damaged, or of an owner that is gone.",
+)
+STREAM_REPLACED: Final = Metric(
+    "parti_stream_replaced_total",
+    Kind.COUNTER,
+    "Times the stream was not the one any more that positions were stored for, and was begun anew.",
+    {"kind": ("recreated", "rewound", "exchanged")},
 )
 CHECKPOINTS: Final = Metric("parti_checkpoints_total", Kind.COUNTER, "Position records written.")
 UNREADABLE: Final = Metric(
@@ -59,6 +74,8 @@ CONTROL_METRICS: Final = (
     IS_LEADER,
     MEMBERS,
     OWNED,
+    UNASSIGNED,
+    CLAIMS,
     DEGRADED,
     FENCED,
     LEADER_CHANGES,
@@ -67,7 +84,9 @@ CONTROL_METRICS: Final = (
     HANDOFF_DURATION,
     HANDOFF_PHASE,
     CLAIM_WRITES,
+    CAS_CONFLICTS,
     CLAIMS_STALE,
+    STREAM_REPLACED,
     CHECKPOINTS,
     UNREADABLE,
 )

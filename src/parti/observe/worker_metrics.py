@@ -147,7 +147,13 @@ DEAD_LETTERS: Final = Metric(
     "parti_dead_letters_total",
     Kind.COUNTER,
     "Messages that the dead-letter stream has acknowledged.",
-    {"reason": ("max_deliver", "rejected")},
+    {"reason": ("max_deliver", "rejected", "timeout", "crash")},
+)
+STALLS: Final = Metric(
+    "parti_worker_stalls_total",
+    Kind.COUNTER,
+    "Things that stood still and were logged: a handler that runs for long or was left behind, no progress, the loop.",
+    {"kind": ("handler", "left_behind", "no_progress", "loop_blocked")},
 )
 CAUGHT_UP: Final = Metric(
     "parti_consumer_catchup_messages_total", Kind.COUNTER, "Messages that came by range reads, not by the consumer."

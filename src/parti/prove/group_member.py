@@ -1,4 +1,8 @@
-"""One instance of a group member as a process of its own, for `parti prove group`: each message becomes one effect."""
+"""One instance of a group member as a process of its own, for `parti prove group`: each message becomes one effect.
+
+The effect is stored when the handler *starts*, so that the sink's order is the order of starts, and a message that two
+instances start shows as a duplicate however long its handlers take.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 import json
 import signal
 import sys
+from dataclasses import asdict, dataclass
 
 from parti.config import LogLevel, ObserveSection
 from parti.errors import PartiError
@@ -27,13 +32,35 @@ from parti.wire.options import ConnectOptions
 EFFECTS = "effects"
 
 
-async def run(
-    url: str, kind: GroupKind, stream: str, group: str, member: str, instance: str, ack_wait: float, in_flight: int
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """What one process shall join as; its only argument, as JSON."""
+
+    url: str
+    kind: GroupKind
+    stream: str
+    group: str
+    member: str
+    instance: str
+    ack_wait: float
+    in_flight: int = 1
+    handler: float = 0.0
+    """Seconds that a handler works after its effect."""
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Joining:
+        fields = json.loads(text)
+        return cls(**fields | {"kind": GroupKind(fields["kind"])})
+
+
+async def run(joining: Joining) -> None:
     """Join, and publish an effect for each message, until SIGTERM. More than one in flight means lanes by key."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with await connect(ConnectOptions(servers=(url,), name=instance)) as connection:
+    async with await connect(ConnectOptions(servers=(joining.url,), name=joining.instance)) as connection:
         api = JetStreamApi(connection, timeout=2)
 
         async def handler(message: GroupMessage) -> None:
@@ -43,17 +70,19 @@ async def run(
                 "key": message.subject.split(".")[-1],
                 "producer": producer,
                 "counter": int(counter),
-                "owner": instance,
+                "owner": joining.instance,
                 "epoch": message.lease.epoch,
             }
-            await api.publish(f"{EFFECTS}.{member}", json.dumps(effect).encode())
+            await api.publish(f"{EFFECTS}.{joining.member}", json.dumps(effect).encode())
+            if joining.handler:
+                await asyncio.sleep(joining.handler)
 
         options = MemberOptions(
-            template=ConsumerTemplate(ack_wait=ack_wait, max_ack_pending=in_flight),
-            handlers=HandlerOptions(order=Order.STRICT if in_flight == 1 else Order.KEY),
+            template=ConsumerTemplate(ack_wait=joining.ack_wait, max_ack_pending=joining.in_flight),
+            handlers=HandlerOptions(order=Order.STRICT if joining.in_flight == 1 else Order.KEY),
         )
-        consume = elastic_consume if kind is GroupKind.ELASTIC else static_consume
-        consumer = await consume(connection, stream, group, member, handler, options)
+        consume = elastic_consume if joining.kind is GroupKind.ELASTIC else static_consume
+        consumer = await consume(connection, joining.stream, joining.group, joining.member, handler, options)
         print("joined", flush=True)
         ended = asyncio.create_task(consumer.wait())
         stopped = asyncio.create_task(stop.wait())
@@ -64,12 +93,12 @@ async def run(
 
 
 def main() -> None:
-    url, kind, stream, group, member, instance, ack_wait, in_flight = sys.argv[1:]
+    joining = Joining.decode(sys.argv[1])
     configure_logging(ObserveSection(log_level=LogLevel.ERROR))
     try:
-        asyncio.run(run(url, GroupKind(kind), stream, group, member, instance, float(ack_wait), int(in_flight)))
+        asyncio.run(run(joining))
     except PartiError as error:
-        sys.exit(f"{instance}: {error}")
+        sys.exit(f"{joining.instance}: {error}")
 
 
 if __name__ == "__main__":

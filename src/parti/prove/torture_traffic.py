@@ -114,6 +114,7 @@ class TortureTraffic:
                 due += count / self._scenario.rate
                 chosen = self._choose()
                 if chosen is not None and not self._paused:
+                    self._busy.add(chosen[2])  # here, and not in the task: the next turn may choose the same
                     task = loop.create_task(self._publish(*chosen, count))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
@@ -127,7 +128,6 @@ class TortureTraffic:
         return None if unit in self._busy or partition in self._muted else (partition, key, unit)
 
     async def _publish(self, partition: str, key: str, unit: str, count: int) -> None:
-        self._busy.add(unit)
         try:
             for _ in range(count):
                 await self._publish_one(partition, key, unit)

@@ -23,6 +23,7 @@ from parti.wire.frames import Frames
 from parti.wire.live import LiveConnection
 
 _END_OF_PULL = frozenset({404, 408})
+_EXCEEDS = "Exceeds MaxBytes"
 _ACK = b"$JS.ACK."
 _NUMBERS_AT = {9: 4, 11: 6, 12: 6}  # tokens of an ack subject -> where delivered, stream and consumer sequence begin
 _FEW = 64  # messages of one read below which a plain loop is quicker than the columns (0.3 ms of fixed cost)
@@ -49,6 +50,7 @@ class PullSettings:
     expires: float = 5.0  # seconds; must be shorter than the lease, or a frozen owner swallows messages (CLUSTER.md 4)
     heartbeat: float = 1.0  # a dead consumer is noticed after two of them
     group: str | None = None  # priority group, for pinned consumers
+    max_bytes: int = 0  # of one pull; 0: no limit. A message that is larger comes by itself
 
 
 class LivePull:
@@ -88,6 +90,8 @@ class LivePull:
         self._withdrawn = False
         self._pulls: dict[bytes, int] = {}
         self._asked = 0
+        self._oversized = False  # the next message is larger than one pull may bring
+        self._fresh: set[bytes] = set()  # pulls that brought nothing yet
         self._loop = asyncio.get_running_loop()
         self._last_seen = self._loop.time()
         self._watchdog: asyncio.TimerHandle | None = None
@@ -146,17 +150,27 @@ class LivePull:
             # Small requests cost as much as large ones: refill by whole batches, and at once only when nothing is due.
             if room <= 0 or (outstanding and room < min(settings.batch, settings.prefetch // 2)):
                 return
+            if self._oversized:
+                if outstanding:
+                    return  # the large one alone, so that nothing else comes without a limit
+                self._ask(1)
+                self._oversized = False
+                continue
             self._ask(min(room, settings.batch))
 
     def _ask(self, batch: int) -> None:
         self._asked += 1
         reply = f"{self._inbox}.{self._asked}"
         self._pulls[reply.encode()] = batch
+        if self._settings.max_bytes:
+            self._fresh.add(reply.encode())
         body: dict[str, Any] = {
             "batch": batch,
             "expires": int(self._settings.expires * 1e9),
             "idle_heartbeat": int(self._settings.heartbeat * 1e9),
         }
+        if self._settings.max_bytes and not self._oversized:
+            body["max_bytes"] = self._settings.max_bytes
         if self._settings.group:
             body |= {"group": self._settings.group} | ({"id": self.pin} if self.pin else {})
         self.connection.publish(self._subject, json.dumps(body).encode(), reply)
@@ -235,6 +249,7 @@ class LivePull:
             taken = min(count, self._pulls[reply])
             self._pulls[reply] -= taken
             count -= taken
+            self._fresh.discard(reply)
             if not self._pulls[reply]:
                 del self._pulls[reply]
             if not count:
@@ -245,6 +260,11 @@ class LivePull:
         if status in (0, 100):
             return
         self._pulls.pop(reply, None)
+        fresh = reply in self._fresh
+        self._fresh.discard(reply)
+        if status == 409 and _EXCEEDS in description:
+            self._oversized = self._oversized or fresh
+            return  # it is full; one that brought nothing was too small for the next message
         if status == 423:
             self.pin = None  # another client is pinned: pulls with our old pin would be refused for ever
         if status in _END_OF_PULL or "Batch Completed" in description:

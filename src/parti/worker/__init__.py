@@ -8,6 +8,7 @@ from parti.worker.errors import (
     HandlerTimeout,
     MaxSubjectsExceeded,
     WorkerClosed,
+    WorkerFailed,
     WorkerIdMutation,
 )
 from parti.worker.handler import Handler
@@ -36,6 +37,7 @@ __all__ = [
     "WorkerClosed",
     "WorkerConfig",
     "WorkerConsumer",
+    "WorkerFailed",
     "WorkerHealth",
     "WorkerIdMutation",
     "WorkerInfo",

@@ -17,6 +17,7 @@ from parti.observe import worker_metrics as m
 from parti.wire.errors import ConsumerDoesNotExist
 from parti.worker.desk import Desk
 from parti.worker.durable import Durable, Memory
+from parti.worker.errors import StreamReplacedUnderWorker
 from parti.worker.health import Part
 from parti.worker.ledger import PartitionState
 from parti.worker.recorder import Recorder
@@ -44,8 +45,6 @@ class Assigner:
         catch_up: Callable[[list[PartitionState]], None],
     ) -> None:
         self.positions: dict[PartitionId, int] = {}
-        self.cancellable = True
-        """False for handlers in threads: nobody can end them, so that giving a partition away has to wait for them."""
         self._config = config
         self._durable = durable
         self._desk = desk
@@ -56,6 +55,8 @@ class Assigner:
         self._lock = lock
         self._catch_up = catch_up
         self._stream_created = ""
+        self._claimed = False
+        self.on_stream_replaced: Callable[[str], None] = lambda reason: None  # noqa: ARG005
         self._template = SubjectTemplate(config.subject_template)
 
     # -- applying -----------------------------------------------------------------------------------------------------
@@ -160,6 +161,7 @@ class Assigner:
         facts = await durable.facts()
         desk.retention, desk.file_storage = facts.retention, facts.file
         self._stream_created = facts.created
+        self._claimed = wanted.claimed
         durable.name = consumer_name(self._config.consumer_prefix, wanted.worker_id)
         self._set_worker(wanted.worker_id)
         async with self._lock:
@@ -292,20 +294,13 @@ class Assigner:
     async def stop(self, state: PartitionState) -> None:
         """When this returns nothing of the partition runs or will start, and its cursor is exact.
 
-        What takes longer than `drain_timeout` is cancelled; then later messages of other keys may be repeated.
+        What takes longer than `drain_timeout` is cancelled, and left behind if it ignores that or sits in a thread;
+        then it is repeated elsewhere, and so may be later messages of other keys.
         """
         if self._desk.by_reset:
             self._desk.put_aside(state)
         state.stop(self._desk.pool.running_of(state))
-        try:
-            async with asyncio.timeout(self._config.drain_timeout):
-                await state.finished()
-        except TimeoutError:
-            state.finish = 0
-            for runner in list(self._desk.pool.running) if self.cancellable else ():
-                if runner.lane is not None and runner.lane.state is state and runner.task is not None:
-                    runner.task.cancel()
-            await state.finished()
+        await self._desk.pool.drained(state, self._config.drain_timeout)
         state.finish = 0
         if self._desk.by_reset and state.stopped:
             self._desk.give_back(state)
@@ -385,6 +380,12 @@ class Assigner:
         facts = await self._durable.facts()
         if facts.created == self._stream_created:
             return
+        if self._claimed:
+            # Positions are the manager's: it has to begin anew. Nothing may start before it did.
+            for state in self._desk.ledger.states.values():
+                state.stopped, state.finish = True, 0
+            self.on_stream_replaced(f"the stream was made anew at {facts.created}")
+            raise StreamReplacedUnderWorker(f"stream {self._config.stream!r} was made anew at {facts.created}")
         self._stream_created = facts.created
         self._desk.retention, self._desk.file_storage = facts.retention, facts.file
         ledger = self._desk.ledger

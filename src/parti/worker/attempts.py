@@ -1,7 +1,8 @@
 """One attempt at a message: run the handler, and do what its outcome asks for.
 
-Whatever a handler does (raise, return nonsense, hang, be cancelled), the message ends in one of three ways: done,
-tried again, or resting in the dead-letter stream. It is never dropped.
+Whatever a handler does (raise anything, return nonsense, hang, cancel itself), the message ends in one of three ways:
+done, tried again, or resting in the dead-letter stream. It is never dropped. What a handler brings after its process
+lost the lease counts for nothing: the next owner decides about that message.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from parti.worker.dead_letters import DeadLetterOffice
 from parti.worker.errors import HandlerCancelled, HandlerTimeout
 from parti.worker.handler import AdaptedHandler
 from parti.worker.health import Part
-from parti.worker.lanes import Runner
+from parti.worker.lanes import Runner, Why
+from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
 from parti.worker.outcomes import Ack, Again, Bury, Retry, RetryPolicy, describe
 from parti.worker.recorder import Recorder
 
 _FLUSH_AFTER = 0.05  # seconds that a latency may wait for others
 _FLUSH_AT = 256
+_LONG = 0.25  # seconds of a handler after which the lease is looked at again: less than its margin
 
 
 class Attempts:
@@ -49,42 +52,81 @@ class Attempts:
         self._backoff = backoff
         self.let_go = let_go
         self._latencies: list[float] = []
+        self.ended = 0
+        """Attempts that ended, as far as their latencies were handed over."""
         self._may_start = may_start
+        self.on_fenced: Callable[[PartitionState], object] | None = None
+        """Told when the lease of a partition is found to be over: whatever else runs under it must not go on."""
         self._loop = asyncio.get_running_loop()
+        handler.on_left = self.left_behind
 
     async def serve(self, message: Message, runner: Runner) -> float | None:
         """None when the message was let go, else the seconds after which it is to be tried again."""
         state = message._lane.state
         if not self._may_start(state.lease):
-            state.stopped, state.finish = True, 0
-            self._recorder.event("worker.fenced", op="start", result="refused", partition=state.id, warn=True)
-            return 0.0
+            return self._refuse(message)
         message.attempt += 1
         message.lease = state.lease
         clock = self._loop.time
         started = runner.since = clock()
+        runner.handling = message
         outcome: object
         try:
             outcome = await self.handler.call(message)
         except asyncio.CancelledError:
             outcome = self._cancelled(runner)
-        except Exception as error:
+        except BaseException as error:  # SystemExit from a library is a failed attempt, not the end of a lane
             outcome = Retry(error=describe(error))
+        took = clock() - started
+        if took > _LONG or runner.why is not None:
+            if runner.why is not None:
+                self._forgive(runner)
+            if runner.lost:
+                return None  # left behind: somebody else has the message by now
+            if not self._may_start(state.lease):
+                return self._refuse(message)
         latencies = self._latencies
         if not latencies:
             self._loop.call_later(_FLUSH_AFTER, self.flush)
-        latencies.append(clock() - started)
+        latencies.append(took)
         if len(latencies) >= _FLUSH_AT:
             self.flush()
         if outcome is None or type(outcome) is Ack:
             self.let_go(message)
             return None
+        runner.handling = None
         return await self._follow(message, outcome)
+
+    def _refuse(self, message: Message) -> float:
+        """The lease is over: nothing starts, and nothing that ended counts, but for the next owner."""
+        state = message._lane.state
+        state.stopped, state.finish = True, 0
+        self._recorder.event(
+            "worker.fenced", op="start", result="refused", partition=state.id, sequence=message.sequence, warn=True
+        )
+        if self.on_fenced is not None:
+            self.on_fenced(state)
+        return 0.0
+
+    def left_behind(self, message: Message) -> None:
+        """Say that a handler goes on although nobody waits for it any more."""
+        self._recorder.event(
+            "message.left_behind",
+            op="handle",
+            result="released",
+            partition=message.partition.id,
+            subject=message.subject,
+            sequence=message.sequence,
+            epoch=message.lease.epoch,
+            error="the handler did not end when it was cancelled, or sits in a thread; the message is repeated",
+            warn=True,
+        )
 
     def flush(self) -> None:
         """Hand the latencies over. They are gathered, because one by one they cost more than a quick handler."""
         if self._latencies:
             gathered, self._latencies = self._latencies, []
+            self.ended += len(gathered)
             self._recorder.metrics.observe_all(m.HANDLER_LATENCY, gathered)
 
     async def _follow(self, message: Message, outcome: object) -> float | None:
@@ -108,21 +150,30 @@ class Attempts:
             return decision.delay
         if isinstance(decision, Bury):
             await self._bury(message, decision)
+            if not self._may_start(state.lease):
+                return self._refuse(message)
             state.dead_letters += 1
         self.let_go(message)
         return None
 
     def _cancelled(self, runner: Runner) -> Retry:
         """A handler that was cancelled: by its timeout, by its own doing, or because we stop (then it goes on up)."""
-        task = asyncio.current_task()
-        if runner.timed_out:
-            runner.timed_out = False
-            if task is not None:
-                task.uncancel()
-            return Retry(error=describe(HandlerTimeout("the handler ran longer than worker.handler_timeout")))
-        if task is not None and task.cancelling():
+        if runner.why is Why.TIMEOUT:
+            error = HandlerTimeout("the handler ran longer than worker.handler_timeout")
+            return Retry(error=describe(error), timed_out=True)
+        if runner.why is not None:
             raise asyncio.CancelledError
+        self._forgive(runner)
         return Retry(error=describe(HandlerCancelled("the handler was cancelled from inside")))
+
+    @staticmethod
+    def _forgive(runner: Runner) -> None:
+        """Whatever asked for the cancellation, the handler has ended: the task goes on."""
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
+            task.uncancel()
+        if not runner.lost:
+            runner.why = None
 
     async def _bury(self, message: Message, decision: Bury) -> None:
         """Until the server has acknowledged the letter the message stays in hand, and holds its lane."""

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
 import pyarrow as pa
 
 from parti.errors import DataLoss
-from parti.model import Retention
+from parti.model import PartitionId, Retention
 from parti.observe import worker_metrics as m
 from parti.wire.async_ranges import AsyncRangeReader
 from parti.wire.options import ConnectOptions
@@ -60,11 +60,12 @@ class CatchUp:
             while waiting := {key: state for key, state in waiting.items() if self._catching(state)}:
                 after = min(state.seen for state in waiting.values())
                 target = max(state.target or 0 for state in waiting.values())
+                turns = {key: (state, state.turn) for key, state in waiting.items()}
                 if after < target:
-                    await self.read(after, target, subjects, lambda state: waiting.get(state.id) is state)
-                for state in waiting.values():
+                    await self.read(after, target, subjects, _only(turns))
+                for state, turn in turns.values():
                     # Everything up to `target` was read, whether or not it had a message of this partition.
-                    if not self._catching(state):
+                    if not self._catching(state) or state.turn != turn:
                         continue
                     if state.target is not None and state.target <= target:
                         self._desk.release_held(state)
@@ -151,10 +152,16 @@ class CatchUp:
         async for rows in self._parts(batch):
             subjects, sequences, stamps, headers, payloads = (column.to_pylist() for column in rows.columns)
             for i, sequence in enumerate(sequences):
-                place = self._desk.ledger.place(subjects[i].encode())
+                subject = subjects[i].encode()
+                place = self._desk.ledger.place(subject)
                 if place is None or not wanted(place.state):
                     continue
-                await self._desk.room()
+                if not self._desk.has_room():
+                    await self._desk.room()
+                    # Whatever was looked up before a wait may be gone after it: the partition, or our right to feed it.
+                    place = self._desk.ledger.place(subject)
+                    if place is None or not wanted(place.state):
+                        continue
                 fed += self._desk.feed(place, sequence, payloads[i], _head(headers[i]), stamps[i])
         return fed
 
@@ -165,6 +172,11 @@ class CatchUp:
         for start in range(0, batch.num_rows, _SLICE):
             await self._desk.room()
             yield batch.slice(start, _SLICE)
+
+
+def _only(turns: Mapping[PartitionId, tuple[PartitionState, int]]) -> Callable[[PartitionState], bool]:
+    """These partitions, as they were when the read began. One that went and came back begins elsewhere."""
+    return lambda state: turns.get(state.id) == (state, state.turn)
 
 
 def _head(headers: list[dict[str, str | bytes]] | None) -> bytes:

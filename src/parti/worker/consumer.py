@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -18,16 +18,17 @@ from parti.observe.health import HealthCheck
 from parti.observe.metrics import NO_METRICS, Metrics
 from parti.wire.api import JetStreamApi
 from parti.worker.engine import Engine
-from parti.worker.errors import MaxSubjectsExceeded, WorkerClosed, WorkerIdMutation
+from parti.worker.errors import MaxSubjectsExceeded, WorkerClosed, WorkerFailed, WorkerIdMutation
 from parti.worker.handler import AdaptedHandler, Handler
 from parti.worker.health import HealthTracker, WorkerHealth
-from parti.worker.info import Fence, PartitionInfo, WorkerInfo
+from parti.worker.info import Fence, PartitionInfo, Shown, Unfenced, WorkerInfo
 from parti.worker.ledger import PartitionState
 from parti.worker.recorder import Recorder
 from parti.worker.routing import Routes, SubjectTemplate, consumer_name
 from parti.worker.stream import MessageStream
 from parti.worker.updates import Wanted
 
+_LOOK = 0.5  # seconds between two looks at the health
 _NEARLY_FULL = 0.9  # of max_subjects: a warning one step before the refusal (SC-P0-3)
 
 H = TypeVar("H", bound=Handler)
@@ -44,14 +45,7 @@ class WorkerParts:
     fence: Fence
     backoff: Backoff
     clock: Clock
-
-
-class _Open:
-    def may_pull(self) -> bool:
-        return True
-
-    def may_start(self, lease: Lease) -> bool:  # noqa: ARG002 - the protocol's signature
-        return True
+    on_blocked: Callable[[str], None] | None = None
 
 
 class WorkerConsumer:
@@ -79,19 +73,24 @@ class WorkerConsumer:
         self._js = js
         self._handler = handler
         self._metrics = metrics
-        self._fence: Fence = fence or _Open()
+        self._fence: Fence = fence or Unfenced()
         self._backoff = backoff or Backoff()
         self._clock = clock or SystemClock()
         self._template = SubjectTemplate(config.subject_template)
         self._health = HealthTracker(threshold=config.health_failure_threshold, window=config.health_window)
         self._recorder = Recorder(metrics, self._health)
         self._recorder.show_health()
+        self.on_blocked: Callable[[str], None] | None = None
+        """Called from a thread when a handler has blocked the event loop for longer than `worker.unhealthy_limit`: a
+        process whose loop is blocked can only be ended. Set it before the first update."""
         self._worker_id = ""
         self._main: asyncio.Task[None] | None = None
         self._closing = False
         self._closed = asyncio.Event()
         self._engine: Engine | None = None
+        self._show: Callable[[], Shown] | None = None
         self._stream: MessageStream | None = None
+        self._stream_replaced: Callable[[str], None] = lambda reason: None  # noqa: ARG005
 
     def __repr__(self) -> str:
         engine = self._engine
@@ -140,6 +139,8 @@ class WorkerConsumer:
         if claimed:
             wanted = replace(wanted, claimed=True)
         engine = self._start()
+        if self._main is not None and self._main.done():
+            raise WorkerClosed(f"the worker ended ({self._health.broken or 'cancelled'}): make a new one")
         started = self._clock.now()
         await engine.coalescer.put(wanted, flush=flush)
         self._worker_id = worker_id
@@ -210,7 +211,7 @@ class WorkerConsumer:
         # The owner before us may have come further than T before it stopped: what is held up to there is done.
         target = max(state.target, after)
         engine.desk.extend(state, target)
-        state.seen, state.lease, state.stopped = after, lease, False
+        state.seen, state.lease, state.stopped, state.turn = after, lease, False, state.turn + 1
         engine.begin_catch_up([state])
         return target
 
@@ -229,8 +230,21 @@ class WorkerConsumer:
         if self._handler is None:
             raise UsageError("this worker has no handler: pass one, or use @consumer.handler")
         return WorkerParts(
-            self._js, self.config, self._handler, self._recorder, self._fence, self._backoff, self._clock
+            self._js,
+            self.config,
+            self._handler,
+            self._recorder,
+            self._fence,
+            self._backoff,
+            self._clock,
+            self.on_blocked,
         )
+
+    def when_stream_replaced(self, tell: Callable[[str], None]) -> None:
+        """Have this told when the stream turns out to be another one: the caller keeps the positions."""
+        self._stream_replaced = tell
+        if self._engine is not None:
+            self._engine.assigner.on_stream_replaced = tell
 
     def use_fence(self, fence: Fence) -> None:
         """Ask this fence from now on; only before the first update."""
@@ -256,6 +270,10 @@ class WorkerConsumer:
 
     def position(self, partition: PartitionId) -> PartitionInfo:
         """Where the partition stands."""
+        if self._engine is None and self._show is not None:
+            for info in self._show().partitions:
+                if info.partition.id == partition:
+                    return info
         engine, state = self._state(partition)
         return engine.partition_info(state)
 
@@ -283,13 +301,13 @@ class WorkerConsumer:
 
     @property
     def consumer_name(self) -> str:
-        """The durable in use; empty before the first update."""
-        return self._engine.durable.name if self._engine is not None else ""
+        """The durable in use, or the beginning of their names where each partition has one; empty before the first."""
+        return self._shown().consumer
 
     @property
     def subjects(self) -> tuple[str, ...]:
         """The subjects in force."""
-        return self._engine.desk.ledger.routes.subjects if self._engine is not None else ()
+        return self._shown().subjects
 
     @property
     def is_healthy(self) -> bool:
@@ -300,24 +318,51 @@ class WorkerConsumer:
         return self._health.snapshot()
 
     def health_check(self) -> HealthCheck:
-        """For `/readyz`: fails while the worker is unhealthy, with the last error as the reason."""
-        return HealthCheck("worker", lambda: None if self.is_healthy else self._health.last_error or "unhealthy")
+        """For `/readyz`: fails while the worker is unhealthy, with the cause as the reason."""
+        return HealthCheck("worker", lambda: None if self.is_healthy else self._health.cause())
+
+    def liveness_check(self) -> HealthCheck:
+        """For `/healthz`: fails when only a restart helps, because a bug ended the worker or it is past its limit."""
+        return HealthCheck("worker-alive", lambda: self.hopeless() or None, live=True)
+
+    def hopeless(self) -> str:
+        """Why this worker should give its partitions to others; empty while it should not.
+
+        A bug has ended it, or it has been unhealthy for longer than `worker.unhealthy_limit`.
+        """
+        if self._health.broken:
+            return f"the worker ended: {self._health.broken}"
+        limit, lasting = self.config.unhealthy_limit, self._health.hopeless_for(self._clock.now())
+        if limit and lasting > limit:
+            return f"unhealthy for {lasting:.0f} s (worker.unhealthy_limit is {limit:g} s): {self._health.cause()}"
+        return ""
 
     def info(self) -> WorkerInfo:
         """Everything an operator asks first."""
         self._metrics.count(m.DUMP_REQUESTS)
-        engine = self._engine
+        shown = self._shown()
         return WorkerInfo(
-            worker_id=self._worker_id,
-            consumer=engine.durable.name if engine is not None else "",
+            worker_id=shown.worker_id or self._worker_id,
+            consumer=shown.consumer,
             stream=self.config.stream,
-            subjects=self.subjects,
-            in_hand=engine.desk.ledger.in_hand if engine is not None else 0,
-            batch_size=engine.desk.batches.size if engine is not None else self.config.pull_batch_size,
-            pulling=engine is not None and engine.desk.pull is not None,
+            subjects=shown.subjects,
+            in_hand=shown.in_hand,
+            batch_size=shown.batch_size,
+            pulling=shown.pulling,
             health=self.health(),
-            partitions=tuple(engine.partition_info(s) for s in engine.desk.ledger.states.values()) if engine else (),
+            partitions=shown.partitions,
         )
+
+    def _shown(self) -> Shown:
+        if self._engine is not None:
+            return self._engine.shown()
+        if self._show is not None:
+            return self._show()
+        return Shown("", "", (), 0, self.config.pull_batch_size, False, ())
+
+    def show(self, plane: Callable[[], Shown] | None) -> None:
+        """Let `info()` and `position()` speak of this: a layout that reads by itself (parti.manager.per_partition)."""
+        self._show = plane
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -338,7 +383,9 @@ class WorkerConsumer:
                 fence=self._fence,
                 clock=self._clock,
                 backoff=self._backoff,
+                on_blocked=self.on_blocked,
             )
+            self._engine.assigner.on_stream_replaced = self._stream_replaced
             self._main = asyncio.get_running_loop().create_task(self._engine.run(), name="parti-worker")
         return self._engine
 
@@ -348,16 +395,26 @@ class WorkerConsumer:
         chosen = signals or (signal.SIGTERM, signal.SIGINT)
         for each in chosen:
             loop.add_signal_handler(each, asked.set)
-        waiting: list[asyncio.Task[Any]] = [asyncio.create_task(asked.wait())]
+        waiting: list[asyncio.Task[Any]] = [asyncio.create_task(asked.wait()), asyncio.create_task(self.gave_up())]
         if self._main is not None:
             waiting.append(self._main)  # a bug that ends the worker must end the wait
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            hopeless = waiting[1].done()
             waiting[0].cancel()
+            waiting[1].cancel()
             for each in chosen:
                 loop.remove_signal_handler(each)
             await self.close()
+        if hopeless:
+            raise WorkerFailed(waiting[1].result())
+
+    async def gave_up(self) -> str:
+        """Return when this worker should give its partitions to others, and why: see `hopeless`."""
+        while not (reason := self.hopeless()):
+            await self._clock.sleep(_LOOK)
+        return reason
 
     async def abandon(self) -> bool:
         """When this returns nothing starts or is acknowledged any more, and the worker can begin anew.

@@ -28,7 +28,7 @@ IN_PROGRESS = b"PUB %s 4\r\n+WPI\r\n"
 
 
 class Desk:
-    """Everything in hand: `config.capacity` messages, as memory is bounded and the server waits.
+    """Everything in hand: `config.capacity` messages and half of `config.max_bytes`, as memory is bounded.
 
     Range reads may have a quarter more when what is held for them fills the desk.
     """
@@ -70,6 +70,8 @@ class Desk:
     def capacity(self) -> int:
         """How many more messages may be asked for, those on their way included."""
         room = self.config.capacity - self.ledger.in_hand if self.may_pull() else 0
+        if self.ledger.bytes * 2 >= self.config.max_bytes:
+            room = 0  # what was asked for before may bring the other half
         self._tight = room < self.batches.size * self.config.prefetch_depth
         return room
 
@@ -101,7 +103,7 @@ class Desk:
         received, now = time.time(), self._loop.time()
         ledger, push, place_of = self.ledger, self.pool.push, self.ledger.place
         answers: list[bytes] = []
-        taken = dropped = again = highest = 0
+        taken = dropped = again = highest = size = 0
         for subject, reply, head, data, count, sequence, stamp in items:
             if count > 1:
                 again += 1
@@ -128,6 +130,7 @@ class Desk:
             self._fill(message, place, received, now)
             state.open[sequence] = message
             taken += 1
+            size += len(data)
             if state.target is not None:
                 self._hold(state, message, answers)
                 continue
@@ -135,8 +138,9 @@ class Desk:
                 state.seen = sequence
             push(message)
             if state.stopped:
-                taken -= self._give_up(state, answers)
+                self._give_up(state, answers)
         ledger.in_hand += taken
+        ledger.bytes += size
         if highest > ledger.high:
             self._spacing += 0.2 * ((highest - ledger.high) / len(items) - self._spacing)
             ledger.high = highest
@@ -170,6 +174,7 @@ class Desk:
         state.seen = max(state.seen, sequence)
         state.ranged += 1
         self.ledger.in_hand += 1
+        self.ledger.bytes += len(data)
         self.pool.push(message)
         return True
 
@@ -216,27 +221,26 @@ class Desk:
         while state.held and state.held[0].sequence <= target:
             given_up = state.held.popleft()
             del state.open[given_up.sequence]
-            self.ledger.in_hand -= 1
+            self.ledger.forget((given_up,))
             answers.append(ACK % given_up._reply)
         if self._starved:
             self._kick_later()  # a read may wait for the very room that this made
         return answers
 
-    def _give_up(self, state: PartitionState, answers: list[bytes]) -> int:
+    def _give_up(self, state: PartitionState, answers: list[bytes]) -> None:
         """A stopped partition must not fill the desk: beyond its share its messages are read again if it goes on."""
-        if len(state.open) <= self.config.capacity // 4:
-            return 0
+        if self.by_reset or len(state.open) <= self.config.capacity // 4:
+            return
         if state.running or state.unfinished:
-            return 0
-        count = len(state.open)
+            return
+        self.ledger.forget(state.open.values())
         state.target, state.seen, state.range_end = state.seen, min(state.open) - 1, None
+        state.turn += 1
         answers.extend(ACK % message._reply for message in state.open.values() if message._reply)
         state.open.clear()
         state.ranged = 0
-        for lane in state.lanes.values():
-            lane.queue.clear()
+        self.pool.forget(state)
         self._kick_later()
-        return count
 
     def release_held(self, state: PartitionState) -> None:
         """The catch-up of the partition has reached its target: go on with what came live meanwhile."""
@@ -309,7 +313,7 @@ class Desk:
     def _kick(self) -> None:
         """Room was made while it was short: ask for more, once a turn of the loop."""
         self._kick_due = False
-        if self._has_room():
+        if self.has_room():
             self._room.set()
         if self.pull is not None:
             self._adapt(self._loop.time())
@@ -321,7 +325,7 @@ class Desk:
 
     async def room(self) -> None:
         """Return when a range read may bring another message."""
-        while not self._has_room():
+        while not self.has_room():
             self._room.clear()
             self._starved += 1
             try:
@@ -329,26 +333,26 @@ class Desk:
             finally:
                 self._starved -= 1
 
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
         """What is held waits for the range read itself: if only that fills the desk, the read must go on."""
         in_hand, capacity = self.ledger.in_hand, self.config.capacity
-        if in_hand < capacity:
+        if in_hand < capacity and self.ledger.bytes * 2 < self.config.max_bytes:
             return True
         held = sum(len(state.held) for state in self.ledger.states.values())
-        return in_hand - held < max(1, capacity // 4)
+        return in_hand - held < (max(1, capacity // 4) if in_hand >= capacity else 1)
 
     def drop(self, state: PartitionState) -> None:
         """Forget what is in hand of a partition that is no longer ours; on limits its acks are bookkeeping only."""
         answers = [ACK % message._reply for message in state.open.values() if message._reply]
-        self.ledger.in_hand -= len(state.open)
+        self.ledger.forget(state.open.values())
+        state.turn += 1
         state.open.clear()
         state.held.clear()
         state.ranged = 0
         for waited in (state.whole, state.idle):
             if waited is not None:
                 waited.set()
-        for lane in state.lanes.values():
-            lane.queue.clear()
+        self.pool.forget(state)
         if answers and self.retention is Retention.LIMITS and self.connection is not None:
             self.connection.write(b"".join(answers))
         self._kick_later()

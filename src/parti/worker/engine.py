@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 
 from parti.backoff import Backoff
@@ -23,13 +24,14 @@ from parti.worker.durable import Durable
 from parti.worker.errors import WorkerClosed
 from parti.worker.handler import AdaptedHandler
 from parti.worker.health import Part
-from parti.worker.info import Fence, PartitionInfo
+from parti.worker.info import Fence, PartitionInfo, Shown
 from parti.worker.ledger import PartitionState
 from parti.worker.outcomes import RetryPolicy
 from parti.worker.recorder import Recorder
 from parti.worker.routing import SubjectTemplate
 from parti.worker.session import Interrupted, Session
 from parti.worker.updates import Batch, Coalescer
+from parti.worker.watch import Watch
 
 _CALLS = 16  # questions to the server at once
 _CLOSING_CALLS = 2.0  # seconds that the last calls of close() may take
@@ -48,6 +50,7 @@ class Engine:
         fence: Fence,
         clock: Clock,
         backoff: Backoff,
+        on_blocked: Callable[[str], None] | None = None,
     ) -> None:
         self.config = config
         self.recorder = recorder
@@ -64,6 +67,8 @@ class Engine:
             may_start=fence.may_start,
         )
         self.desk = Desk(config, recorder, self.attempts.serve)
+        self.desk.pool.on_left = self.attempts.left_behind
+        self.attempts.on_fenced = lambda state: self.desk.pool.fence(state if fence.may_pull() else None)
         self.attempts.let_go = self.desk.let_go  # without the detour: it is called once a message
         self.desk.may_pull = fence.may_pull
         self.durable = Durable(js, config, "", backoff=backoff, clock=clock, recorder=recorder)
@@ -93,10 +98,22 @@ class Engine:
             lock=lock,
             catch_up=self.begin_catch_up,
         )
-        self.assigner.cancellable = not handler.in_thread
         self.coalescer = Coalescer(
             window=config.update_coalescing_window, interval=config.min_update_interval, clock=clock
         )
+        self.watch = Watch(
+            self.desk.pool,
+            self.attempts,
+            recorder,
+            config=config,
+            clock=clock,
+            fence=fence,
+            states=lambda: list(self.desk.ledger.states.values()),
+            connected=lambda: js.connection.is_connected,
+            on_blocked=on_blocked,
+        )
+        self.desk.pool.on_bug = self._bug
+        self._bugs: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._js = js
         self._lock = lock
         self._group: asyncio.TaskGroup | None = None
@@ -118,12 +135,27 @@ class Engine:
             held=state.stopped and state.target is not None,
         )
 
+    def shown(self) -> Shown:
+        """What an operator asks first."""
+        ledger = self.desk.ledger
+        return Shown(
+            worker_id=self.desk.worker_id,
+            consumer=self.durable.name,
+            subjects=ledger.routes.subjects,
+            in_hand=ledger.in_hand,
+            batch_size=self.desk.batches.size,
+            pulling=self.desk.pull is not None,
+            partitions=tuple(self.partition_info(state) for state in ledger.states.values()),
+        )
+
     async def run(self) -> None:
         """Until cancelled. What nobody expected ends the worker, and is shown by its health and raised by close()."""
         unlisten = self._js.connection.add_listener(self._on_connection)
+        self.watch.start()
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
+                group.create_task(self._until_bug(), name="parti-worker-lanes")
                 group.create_task(self._updates(), name="parti-worker-updates")
                 group.create_task(self.session.run(), name="parti-worker-session")
                 group.create_task(self._tick(), name="parti-worker-tick")
@@ -133,11 +165,19 @@ class Engine:
             self.recorder.health.broke(self.clock.now(), repr(bug.exceptions[0]))
             self.recorder.show_health()
             self.recorder.event("worker.broke", op="run", result="failure", error=repr(bug.exceptions[0]), warn=True)
-            self.coalescer.fail(bug)
+            self.coalescer.fail(WorkerClosed(f"the worker ended: {bug.exceptions[0]!r}"))
             raise
         finally:
             unlisten()
             self._group = None
+
+    def _bug(self, bug: BaseException) -> None:
+        if not self._bugs.done():
+            self._bugs.set_exception(bug)
+
+    async def _until_bug(self) -> None:
+        """A lane that ended on a bug would stand still without a word: it ends the worker instead."""
+        await self._bugs
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         if event.kind is EventKind.RECONNECTED:
@@ -284,22 +324,11 @@ class Engine:
     # -- time ---------------------------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
-        """In-progress heartbeats from receipt on, so that queueing never burns a delivery; and handler timeouts."""
-        third, limit = self.config.ack_wait / 3, self.config.handler_timeout
-        every = min(third, limit / 4) if limit else third
-        loop = asyncio.get_running_loop()
-        beat = loop.time()
+        """In-progress heartbeats from receipt on, so that queueing never burns a delivery."""
+        third = self.config.ack_wait / 3
         while True:
-            await asyncio.sleep(every)
-            now = loop.time()
-            if now - beat >= third * 0.99:
-                beat = now
-                self.desk.heartbeat(older_than=third * 0.9)
-            if limit and not self.attempts.handler.in_thread:
-                for runner in list(self.desk.pool.running):
-                    if not runner.timed_out and now - runner.since > limit and runner.task is not None:
-                        runner.timed_out = True
-                        runner.task.cancel()
+            await asyncio.sleep(third)
+            self.desk.heartbeat(older_than=third * 0.9)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -309,6 +338,7 @@ class Engine:
         if not main.done():
             await self._drain()
         await self.desk.pool.halt()
+        self.watch.stop()
         self.attempts.handler.close()
         self.attempts.flush()
         if not main.done():
@@ -332,6 +362,7 @@ class Engine:
         if self.desk.connection is not None:
             self.desk.connection.abort()
         quiet = await self.desk.pool.halt()
+        self.watch.stop()
         self.attempts.handler.close()
         main.cancel()
         await asyncio.gather(main, return_exceptions=True)

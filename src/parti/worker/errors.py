@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from parti.errors import Category, FatalError, UsageError
+from parti.errors import Category, FatalError, TransientError, UsageError
 
 
 class MaxSubjectsExceeded(FatalError):
@@ -29,3 +29,11 @@ class HandlerTimeout(FatalError):
 
 class HandlerCancelled(FatalError):
     """The handler ended with CancelledError although nobody cancelled it; its message is retried."""
+
+
+class StreamReplacedUnderWorker(TransientError):
+    """The stream was deleted and made anew: who keeps the positions has to begin anew, and then it goes on."""
+
+
+class WorkerFailed(FatalError):
+    """The worker can do no work any more, and has given its partitions to others: start a new process."""

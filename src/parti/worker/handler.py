@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import queue
+import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from parti.errors import UsageError
@@ -20,6 +22,60 @@ Handler = AsyncHandler | PlainHandler
 _THREADS = 32  # a plain handler that needs more of them at once waits for most of its time: write it async
 
 
+class _Failed(Exception):
+    """What a plain handler raised, whatever it is: a future cannot carry StopIteration, and SystemExit ends a loop."""
+
+    def __init__(self, raised: BaseException) -> None:
+        super().__init__(raised)
+        self.raised = raised
+
+
+class _Threads:
+    """A few threads that never keep the process alive: a handler that hangs in one must not hang its exit too."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], PlainHandler, Message] | None] = queue.SimpleQueue()
+        self._started = 0
+        self._idle = 0
+        self._lock = threading.Lock()
+
+    def submit(self, handler: PlainHandler, message: Message) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            elif self._started < self._most:
+                self._started += 1
+                threading.Thread(target=self._run, name=f"parti-handler-{self._started}", daemon=True).start()
+        self._jobs.put((future, handler, message))
+        return future
+
+    def close(self) -> None:
+        """Start no further call; the threads end when their call does."""
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                break
+            if job is not None:
+                job[0].cancel()
+        for _ in range(self._most):
+            self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, handler, message = job
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(handler(message))
+                except BaseException as error:
+                    future.set_exception(_Failed(error))
+            with self._lock:
+                self._idle += 1
+            del job, future, handler, message
+
+
 class AdaptedHandler:
     """A handler to await, whatever the user gave. `close()` frees its threads."""
 
@@ -27,12 +83,15 @@ class AdaptedHandler:
         if not callable(handler):
             raise UsageError(f"a handler is a function that takes a message, not {type(handler).__name__}")
         self.in_thread = not is_async(handler)
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: _Threads | None = None
         self._calls: set[Future[Any]] = set()
+        self._left: set[Future[Any]] = set()
+        self.on_left: Callable[[Message], None] | None = None
+        """Told of a message whose call goes on in its thread although nobody waits for it any more."""
         self.call: Callable[[Message], Awaitable[Any]]
         if self.in_thread:
-            self._threads = ThreadPoolExecutor(min(concurrency, _THREADS), thread_name_prefix="parti-handler")
-            self._plain = handler
+            self._threads = _Threads(min(concurrency, _THREADS))
+            self._plain: PlainHandler = handler  # type: ignore[assignment]  # is_async has looked
             self.call = self._in_thread
         else:
             self.call = handler  # type: ignore[assignment]  # is_async has looked
@@ -43,19 +102,34 @@ class AdaptedHandler:
     def close(self) -> None:
         """Start no further call in a thread; one that is running cannot be stopped and ends by itself."""
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
 
     @property
     def still(self) -> bool:
         """Whether no call runs in a thread; what is awaited ends with its task, a thread cannot be made to end."""
         return all(call.done() for call in list(self._calls))
 
+    @property
+    def left(self) -> int:
+        """Calls in threads that nobody waits for any more."""
+        return len(self._left)
+
     async def _in_thread(self, message: Message) -> Any:
         assert self._threads is not None
         call = self._threads.submit(self._plain, message)
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
-        result = await asyncio.wrap_future(call)
+        try:
+            result = await asyncio.wrap_future(call)
+        except _Failed as failed:
+            raise failed.raised from None
+        except asyncio.CancelledError:
+            if not call.done():
+                self._left.add(call)
+                call.add_done_callback(self._left.discard)
+                if self.on_left is not None:
+                    self.on_left(message)
+            raise
         return await result if inspect.isawaitable(result) else result
 
 

@@ -1,7 +1,8 @@
 """Whether the worker does its work, and when repeated failures call for a refresh. Pure: the time is handed in.
 
 Unhealthy after `threshold` failures within `window` seconds without a success in between, of the pull loop, of the
-recreation of its consumer, or of updates. Healthy again by itself at the first success. (SC-P0-4, SC-P0-6)
+recreation of its consumer, or of updates; or while something stands still: a handler that was left behind, work of
+which nothing gets done. Healthy again by itself at the first success, or when that is over. (SC-P0-4, SC-P0-6)
 """
 
 from __future__ import annotations
@@ -20,6 +21,22 @@ class Part(StrEnum):
     DEAD_LETTER = "dead_letter"
 
 
+class Stall(StrEnum):
+    """What can stand still."""
+
+    LEFT_BEHIND = "left_behind"
+    """A handler that did not end when it was cancelled, or a thread that nobody waits for any more."""
+    HANDLER = "handler"
+    """A handler that runs for very long. That may be its work: it is told, and nothing is done about it."""
+    NO_PROGRESS = "no_progress"
+    """There is work, and nothing gets done."""
+
+    @property
+    def acted_on(self) -> bool:
+        """Whether the worker gives up when this lasts for longer than `unhealthy_limit`."""
+        return self is not Stall.HANDLER
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerHealth:
     """A snapshot; `last_updated` is on the monotonic clock of the worker."""
@@ -30,6 +47,10 @@ class WorkerHealth:
     consecutive_update_failures: int
     last_error: str
     last_updated: float
+    stalls: tuple[str, ...] = ()
+    """What stands still, in words."""
+    broken: str = ""
+    """The bug that ended the worker."""
 
 
 class HealthTracker:
@@ -41,13 +62,55 @@ class HealthTracker:
         self._failures: dict[Part, deque[float]] = {part: deque(maxlen=1000) for part in Part}
         self._unhealthy: set[Part] = set()
         self._escalated: float | None = None
-        self._broken = False
+        self._broken = ""
+        self._stalls: dict[Stall, str] = {}
+        self._since: float | None = None
         self.last_error = ""
         self.last_updated = 0.0
 
     @property
     def healthy(self) -> bool:
-        return not self._unhealthy and not self._broken
+        return not self._unhealthy and not self._broken and not self._stalls
+
+    @property
+    def broken(self) -> str:
+        """The bug that ended the worker; empty while it runs."""
+        return self._broken
+
+    def hopeless_for(self, now: float) -> float:
+        """Seconds since the worker is in a state that only somebody else's work can make good; 0 when it is not."""
+        acted_on = self._unhealthy or any(stall.acted_on for stall in self._stalls)
+        return now - self._since if acted_on and self._since is not None else 0.0
+
+    def cause(self) -> str:
+        """Why it is unhealthy, in words; empty when it is not."""
+        if self._broken:
+            return self._broken
+        return "; ".join(self._stalls.values()) or (self.last_error or "unhealthy" if self._unhealthy else "")
+
+    def stalled(self, stall: Stall, now: float, error: str | None) -> bool:
+        """Something stands still, or (None) does not any more; True when that is news."""
+        if error is None:
+            news = self._stalls.pop(stall, None) is not None
+        else:
+            news = stall not in self._stalls
+            self._stalls[stall] = error
+            self.last_error = error
+        if news:
+            self.last_updated = now
+        self._look(now)
+        return news
+
+    def excuse(self, now: float) -> None:
+        """NATS is out of reach: that is no fault of this worker, and nobody else could do better."""
+        if self._since is not None:
+            self._since = now
+
+    def _look(self, now: float) -> None:
+        if not self._unhealthy and not any(stall.acted_on for stall in self._stalls):
+            self._since = None
+        elif self._since is None:
+            self._since = now
 
     def failures(self, part: Part) -> int:
         """Failures of the part since its last success, as far as they lie within the window."""
@@ -62,16 +125,18 @@ class HealthTracker:
         if len(times) >= self._threshold:
             self._unhealthy.add(part)
         self.last_error, self.last_updated = error, now
+        self._look(now)
 
     def worked(self, part: Part, now: float) -> None:
         """The part did its work: its failures are forgiven."""
         self._failures[part].clear()
         self._unhealthy.discard(part)
         self.last_updated = now
+        self._look(now)
 
     def broke(self, now: float, error: str) -> None:
         """A bug ended the worker: it stays unhealthy."""
-        self._broken = True
+        self._broken = error
         self.last_error, self.last_updated = error, now
 
     def escalate(self, now: float) -> bool:
@@ -91,4 +156,6 @@ class HealthTracker:
             consecutive_update_failures=self.failures(Part.UPDATE),
             last_error=self.last_error,
             last_updated=self.last_updated,
+            stalls=tuple(self._stalls.values()),
+            broken=self._broken,
         )

@@ -17,6 +17,16 @@ class Fence(Protocol):
     def may_start(self, lease: Lease) -> bool: ...
 
 
+class Unfenced:
+    """The fence of a worker that shares its partitions with nobody."""
+
+    def may_pull(self) -> bool:
+        return True
+
+    def may_start(self, lease: Lease) -> bool:  # noqa: ARG002 - the protocol's signature
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
     """One partition as the worker has it."""
@@ -48,4 +58,17 @@ class WorkerInfo:
     batch_size: int
     pulling: bool
     health: WorkerHealth
+    partitions: tuple[PartitionInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a layout shows of itself; the rest of `WorkerInfo` is the same in both."""
+
+    worker_id: str
+    consumer: str
+    subjects: tuple[str, ...]
+    in_hand: int
+    batch_size: int
+    pulling: bool
     partitions: tuple[PartitionInfo, ...]

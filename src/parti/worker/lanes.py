@@ -8,8 +8,10 @@ waits has a real task around it, and the number of tasks is the number of handle
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,18 +21,32 @@ if TYPE_CHECKING:
 _PARKED = 32  # runners kept for the next messages: waking one costs half of what a new task costs
 QUANTUM = 16  # messages of one lane before the next ready lane has its turn
 _SLICE = 0.005  # seconds a runner works before it lets the loop do other things: acks, heartbeats, other workers
+CANCEL_GRACE = 1.0  # seconds that a cancelled handler has to end; one that has not by then is left behind
+
+
+class Why(StrEnum):
+    """Why we cancelled a handler. A cancellation that is none of ours is the handler's own failure."""
+
+    TIMEOUT = "timeout"
+    """It ran longer than handler_timeout: its message is tried again."""
+    DRAIN = "drain"
+    """Its partition goes: the next owner begins with this message."""
+    FENCED = "fenced"
+    """The lease is over: whatever it would do now is somebody else's to do."""
+    HALT = "halt"
 
 
 class Lane:
     """Messages that are handled strictly one after the other. Only its head may be in flight."""
 
-    __slots__ = ("key", "queue", "scheduled", "state")
+    __slots__ = ("key", "queue", "scheduled", "state", "timer")
 
     def __init__(self, state: PartitionState, key: str) -> None:
         self.state = state
         self.key = key
         self.queue: deque[Message] = deque()
         self.scheduled = False  # ready, running, or waiting for its retry: whoever holds it will look at the queue
+        self.timer: asyncio.TimerHandle | None = None  # of its retry
 
     def __repr__(self) -> str:
         return f"<Lane {self.key} queued={len(self.queue)}>"
@@ -39,14 +55,23 @@ class Lane:
 class Runner:
     """A task that handles lanes, and what it is doing."""
 
-    __slots__ = ("lane", "parked", "since", "task", "timed_out")
+    __slots__ = ("handling", "lane", "lost", "parked", "since", "task", "told", "why")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
         self.lane: Lane | None = None
         self.parked: asyncio.Future[None] | None = None
         self.since = 0.0
-        self.timed_out = False
+        self.handling: Message | None = None  # inside its handler, not on its way to the dead-letter stream
+        self.told = 0.0  # how long it had run when that was last logged
+        self.why: Why | None = None
+        self.lost = False  # left behind: what it still does concerns nobody
+
+    def cancel(self, why: Why) -> None:
+        """Cancel what it does. Once: a handler that ignores this ignores the next one too."""
+        if self.why is None and self.task is not None:
+            self.why = why
+            self.task.cancel()
 
 
 Serve = Callable[["Message", Runner], Coroutine[Any, Any, "float | None"]]
@@ -56,7 +81,8 @@ Serve = Callable[["Message", Runner], Coroutine[Any, Any, "float | None"]]
 class LanePool:
     """Runs the heads of all lanes, at most `concurrency` at once, until halted.
 
-    After `halt()` returns no handler of this pool runs and none will start.
+    After `halt()` returns no handler of this pool will start, and none runs but those that ignored their cancellation:
+    `lost` has them.
     """
 
     def __init__(self, serve: Serve, *, concurrency: int, strict: bool = True) -> None:
@@ -67,6 +93,11 @@ class LanePool:
         self._runners: set[Runner] = set()
         self._parked: list[Runner] = []
         self._timers: set[asyncio.TimerHandle] = set()
+        self.lost: set[Runner] = set()
+        self.on_left: Callable[[Message], None] | None = None
+        """Told of a message whose handler did not end when it was cancelled."""
+        self.on_bug: Callable[[BaseException], None] | None = None
+        """Told of what nobody expected in a runner: a lane would stand still without a word."""
         self._pausing = 0
         self._check_due = False
         self._halted = False
@@ -92,6 +123,19 @@ class LanePool:
     def running(self) -> Iterator[Runner]:
         """The runners that are inside a handler."""
         return (runner for runner in self._runners if runner.lane is not None)
+
+    def handling(self) -> list[Runner]:
+        """The runners whose handler runs: not those on their way to the dead-letter stream."""
+        return [runner for runner in self._runners if runner.handling is not None]
+
+    @property
+    def waiting(self) -> int:
+        """Lanes that could go on at once."""
+        return len(self._ready)
+
+    @property
+    def halted(self) -> bool:
+        return self._halted
 
     def running_of(self, state: PartitionState) -> set[int]:
         """The sequences of this partition that are inside a handler."""
@@ -119,30 +163,109 @@ class LanePool:
             if lane.queue and not lane.scheduled:
                 self.schedule(lane)
 
+    def fence(self, only: PartitionState | None = None) -> int:
+        """The lease is over: cancel every handler before it can go on, and start none; how many that were.
+
+        `only`: of one partition, which somebody else has.
+        """
+        inside = self.running if only is None else self._inside(only)
+        running = [runner for runner in inside if runner.why is None]
+        for runner in running:
+            assert runner.lane is not None
+            runner.lane.state.stopped, runner.lane.state.finish = True, 0
+            runner.cancel(Why.FENCED)
+        return len(running)
+
+    async def drained(self, state: PartitionState, within: float) -> None:
+        """When this returns nothing of the stopped partition runs; what took longer than `within` was cancelled.
+
+        The time counts from when the partition was first asked to stop with this handler inside: a move that is given
+        up and tried again must not give a handler that hangs all the time there is.
+        """
+        now = self._loop.time()
+        oldest = min((runner.since for runner in self._inside(state)), default=now)
+        if state.draining is None or oldest > state.draining:
+            state.draining = now
+        try:
+            async with asyncio.timeout_at(state.draining + within):
+                await state.finished()
+        except TimeoutError:
+            if not state.stopped:
+                return  # it goes on: whoever asked for the stop has changed his mind
+            state.finish = 0
+            await self.cancel(state)
+        if not state.running:
+            state.draining = None
+
+    async def cancel(self, state: PartitionState) -> None:
+        """When this returns nothing of the stopped partition runs, but for what was left behind after the grace."""
+        for runner in self._inside(state):
+            runner.cancel(Why.DRAIN)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CANCEL_GRACE):
+                await state.finished()
+        for runner in self._inside(state):
+            self._leave_behind(runner)
+
+    def _inside(self, state: PartitionState) -> list[Runner]:
+        return [runner for runner in self.running if runner.lane is not None and runner.lane.state is state]
+
     async def halt(self) -> bool:
         """Start nothing more, cancel what runs, and wait until it has ended; True when nothing had to be cancelled."""
         self._halted = True
-        quiet = not any(True for _ in self.running)
-        tasks = [runner.task for runner in self._runners if runner.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        quiet = not any(True for _ in self.running) and not self.lost
+        runners = list(self._runners)
+        for runner in runners:
+            runner.cancel(Why.HALT)
+        if tasks := [runner.task for runner in runners if runner.task is not None]:
+            await asyncio.wait(tasks, timeout=CANCEL_GRACE)
+        for runner in list(self.running):
+            self._leave_behind(runner)
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
         self._ready.clear()
         return quiet
 
+    def _leave_behind(self, runner: Runner) -> None:
+        """It ignores its cancellation. Its place is free again; its message is not done."""
+        lane, message = runner.lane, runner.handling
+        runner.lost = True
+        self._runners.discard(runner)
+        self.lost.add(runner)
+        if lane is not None:
+            lane.scheduled = False
+            self._left(lane.state)
+        if message is not None and self.on_left is not None:
+            self.on_left(message)
+        self._tell_idle()
+
+    def forget(self, state: PartitionState) -> None:
+        """Drop what is queued of a partition; a retry that waits does not outlive it."""
+        for lane in state.lanes.values():
+            lane.queue.clear()
+            if lane.timer is not None:
+                lane.timer.cancel()
+                self._timers.discard(lane.timer)
+                lane.timer, lane.scheduled = None, False
+
+    @staticmethod
+    def _left(state: PartitionState) -> None:
+        state.running -= 1
+        if not state.running and state.idle is not None:
+            state.idle.set()
+
     def _check(self) -> None:
         """Runs when no runner does: they have all ended, or wait inside a handler, or pause."""
         self._check_due = False
         if not self._ready or self._pausing or self._halted:
             return
-        if self._parked:
+        while self._parked:
             parked = self._parked.pop().parked
-            assert parked is not None
-            parked.set_result(None)
-        elif len(self._runners) < self._concurrency:
+            if parked is not None and not parked.done():  # done: its handler had cancelled the task, and it ends
+                parked.set_result(None)
+                return
+        if len(self._runners) < self._concurrency:
             runner = Runner()
             self._runners.add(runner)
             runner.task = self._loop.create_task(self._run(runner), name="parti-lane")
@@ -163,10 +286,15 @@ class LanePool:
                 self._tell_idle()
                 await runner.parked
         except asyncio.CancelledError:
-            if not self._halted:
+            if not self._halted and not runner.lost:
                 raise
+        except BaseException as bug:
+            if self.on_bug is None:
+                raise
+            self.on_bug(bug)
         finally:
             self._runners.discard(runner)
+            self.lost.discard(runner)
             if runner in self._parked:
                 self._parked.remove(runner)
             if self._ready and not self._halted:
@@ -179,6 +307,8 @@ class LanePool:
         until = self._loop.time() + _SLICE
         while self._ready and not self._halted:
             await self._turn(self._ready.popleft(), runner)
+            if runner.lost:
+                return
             if self._ready and self._loop.time() > until:
                 self._pausing += 1
                 try:
@@ -204,23 +334,34 @@ class LanePool:
                 try:
                     delay = await self._serve(message, runner)
                 finally:
-                    state.running -= 1
-                    if not state.running and state.idle is not None:
-                        state.idle.set()
+                    if not runner.lost:
+                        self._left(state)
+                if runner.lost:
+                    return
+                if not queue or queue[0] is not message:
+                    continue  # the partition went meanwhile, and its messages with it
                 if delay is None:
-                    if queue and queue[0] is message:
-                        queue.popleft()
+                    queue.popleft()
                 elif self._strict:
                     self._wait(lane, delay)
                     return
                 else:
                     queue.popleft()
                     self._later(delay, self._again, message)
+        except asyncio.CancelledError:
+            if not runner.lost:
+                self._leave(lane)
+            raise
         except BaseException:
             lane.scheduled = False
             raise
         finally:
-            runner.lane = None
+            runner.lane = runner.handling = None
+        self._leave(lane)
+
+    def _leave(self, lane: Lane) -> None:
+        """The runner lets go of the lane: it has its next turn, or waits until somebody schedules it."""
+        queue, state = lane.queue, lane.state
         if queue and not self._halted and state.may_start(queue[0]):
             self._ready.append(lane)
             self._check_later()
@@ -231,25 +372,26 @@ class LanePool:
 
     def _wait(self, lane: Lane, delay: float) -> None:
         """Keep the lane scheduled, so that nothing overtakes its head, and give it its turn after the delay."""
-        self._later(delay, self._due, lane)
+        lane.timer = self._later(delay, self._due, lane)
 
-    def _later(self, delay: float, call: Callable[[Any], None], subject: Any) -> None:
+    def _later(self, delay: float, call: Callable[[Any], None], subject: Any) -> asyncio.TimerHandle:
         def fire() -> None:
             self._timers.discard(handle)
             call(subject)
 
         handle = self._loop.call_later(delay, fire)
         self._timers.add(handle)
+        return handle
 
     def _due(self, lane: Lane) -> None:
-        lane.scheduled = False
+        lane.timer, lane.scheduled = None, False
         if lane.queue and not self._halted and lane.state.may_start(lane.queue[0]):
             self.schedule(lane)
 
     def _again(self, message: Message) -> None:
         """Relaxed order: the message goes first when its wait is over."""
         state = message._lane.state
-        if message.sequence not in state.open or self._halted:
+        if state.open.get(message.sequence) is not message or self._halted:
             return
         lane = message._lane = state.lane(message._lane.key)
         if lane.scheduled:

@@ -35,6 +35,7 @@ class PartitionState:
     __slots__ = (
         "dead_letters",
         "done",
+        "draining",
         "finish",
         "furthest",
         "held",
@@ -52,6 +53,7 @@ class PartitionState:
         "seen",
         "stopped",
         "target",
+        "turn",
         "whole",
     )
 
@@ -66,10 +68,12 @@ class PartitionState:
         self.whole: asyncio.Event | None = None
         self.open: dict[int, Message] = {}  # in hand: queued, running, waiting for a retry, or held
         self.held: deque[Message] = deque()
+        self.turn = 0  # counts up whenever what is in hand is forgotten: a read that began before is not for it
         self.stopped = False
         self.finish = 0
         self.furthest = 0  # the highest sequence that is done: with a lane per key, earlier ones may not be
         self.running = 0
+        self.draining: float | None = None  # since when something is waited for that has to end before it can go
         self.idle: asyncio.Event | None = None
         self.lanes: dict[str, Lane] = {}
         self.main = self.lane(partition.id)
@@ -163,6 +167,8 @@ class Ledger:
         """Everything of the live partitions up to here was received."""
         self.owed: set[int] = set()
         self.in_hand = 0
+        self.bytes = 0
+        """Payload of what is in hand."""
         self._lane_per_key = lane_per_key
         self._places: dict[bytes, Place | None] = {}
 
@@ -203,15 +209,24 @@ class Ledger:
     def let_go(self, message: Message) -> bool:
         """The message is done; False when it had been taken from us before."""
         state = message._lane.state
-        if state.open.pop(message.sequence, None) is None:
+        if (held := state.open.pop(message.sequence, None)) is not message:
+            if held is not None:
+                state.open[message.sequence] = held  # it came again under a newer lease: not ours to finish
             return False
         self.in_hand -= 1
+        self.bytes -= len(message.data)
         if message.sequence > state.furthest:
             state.furthest = message.sequence
         if message.delivered == 0:
             state.ranged -= 1
             state.check_whole()
         return True
+
+    def forget(self, messages: Iterable[Message]) -> None:
+        """These are not in hand any more, and not done."""
+        for message in messages:
+            self.in_hand -= 1
+            self.bytes -= len(message.data)
 
     def floor(self) -> int:
         """The consumer may be set to just behind this: all below is done, or comes by a range read."""

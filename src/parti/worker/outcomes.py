@@ -21,6 +21,8 @@ class Retry:
 
     after: float | None = None
     error: str = ""
+    timed_out: bool = False
+    """Set by the worker: the attempt was ended by `handler_timeout`."""
 
     def __post_init__(self) -> None:
         if self.after is not None and not 0 <= self.after < 1e9:
@@ -42,6 +44,10 @@ class DeadLetterReason(StrEnum):
 
     MAX_DELIVER = "max_deliver"
     REJECTED = "rejected"
+    TIMEOUT = "timeout"
+    """Its last attempt ran longer than `handler_timeout`."""
+    CRASH = "crash"
+    """It ended the process, or cost it its lease, again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ class RetryPolicy:
         if isinstance(outcome, Retry):
             error = clean(outcome.error)
             if attempt >= self.max_deliver:
-                return Bury(DeadLetterReason.MAX_DELIVER, error)
+                return Bury(DeadLetterReason.TIMEOUT if outcome.timed_out else DeadLetterReason.MAX_DELIVER, error)
             wait = outcome.after if outcome.after is not None else self.delays[min(attempt, len(self.delays)) - 1]
             return Again(wait, error)
         # A truthy answer such as True or a response object must not pass for an Ack by accident, nor be lost.

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from parti.observe import worker_metrics as m
 from parti.observe.logs import get_logger
 from parti.observe.metrics import Metrics
-from parti.worker.health import HealthTracker, Part
+from parti.worker.health import HealthTracker, Part, Stall
 
 Op = Literal["create", "update", "info", "iterate"]
 
@@ -59,6 +59,15 @@ class Recorder:
         if self.health.failures(part) or not self.health.healthy or self._shown_healthy is None:
             self.health.worked(part, now)
             self.show_health()
+
+    def stalled(self, stall: Stall, now: float, error: str | None) -> None:
+        """Something stands still, or does not any more (None): health shows it, and one line says so."""
+        if self.health.stalled(stall, now, error):
+            result = "over" if error is None else "stalled"
+            if error is not None:
+                self.metrics.count(m.STALLS, kind=stall.value)
+            self.event(f"worker.{stall.value}", op="health", result=result, error=error or "", warn=error is not None)
+        self.show_health()
 
     def show_health(self) -> None:
         """Bring the gauges up to date, and log a change."""

@@ -247,6 +247,7 @@ class Session:
                 prefetch=size * config.prefetch_depth,
                 expires=config.pull_timeout,
                 heartbeat=config.idle_heartbeat,
+                max_bytes=max(1, config.max_bytes // (2 * config.prefetch_depth)),
             ),
             next_sequence=self.next_sequence,
         )

@@ -7,9 +7,13 @@ from typing import Any
 
 import click
 
+_EARLY = {"--config": 1, "--set": 1, "--server": 1, "-s": 1, "--context": 1, "--sleep": 1, "--json": 0}
+"""Flags of the verbs that may also stand before them, as in `cg --context c elastic --sleep 1s consume`, and how many
+words follow each."""
+
 
 class AliasGroup(click.Group):
-    """`add(command, "rm")` makes `rm` mean the command; help lists `delete, rm`."""
+    """`add(command, "rm")` makes `rm` mean the command; help lists `delete, rm`. Flags may stand before the verb."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -19,6 +23,9 @@ class AliasGroup(click.Group):
         self.add_command(command)
         assert command.name is not None
         self.aliases |= dict.fromkeys(aliases, command.name)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, behind_the_verb(args))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, self.aliases.get(cmd_name, cmd_name))
@@ -42,3 +49,14 @@ class AliasGroup(click.Group):
             rows.append((", ".join(names), command.get_short_help_str(80)))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+def behind_the_verb(words: list[str]) -> list[str]:
+    """The words with the flags that stand before the verb put behind it; what is no known flag stays where it is."""
+    flags: list[str] = []
+    rest = list(words)
+    while rest and (name := rest[0].partition("=")[0]) in _EARLY:
+        count = 1 if "=" in rest[0] else 1 + _EARLY[name]
+        flags += rest[:count]
+        del rest[:count]
+    return rest if not flags else [*rest[:1], *flags, *rest[1:]]

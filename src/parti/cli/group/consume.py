@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from parti.cli.group.session import group_argument, member_argument, stream_argu
 from parti.cli.output import json_option, note, print_json
 from parti.cli.settings import log_quietly, with_config
 from parti.config import LoadedConfig, ObserveSection
-from parti.errors import ConfigError
+from parti.errors import ConfigError, NoResponders, RequestTimeout
 from parti.groups.automatic import AutomaticMembership
 from parti.groups.elastic import elastic_consume
+from parti.groups.errors import OwnershipLost
 from parti.groups.events import GroupEvent
 from parti.groups.member import GroupConsumer
 from parti.groups.message import GroupMessage
@@ -73,7 +75,9 @@ async def consume_until(
         show(message)
         if joining.sleep:
             await asyncio.sleep(joining.sleep)
-        await message.double_ack()
+        # One that somebody else may have by now was shown all the same: as done it is acknowledged when it comes again.
+        with contextlib.suppress(OwnershipLost, NoResponders, RequestTimeout):
+            await message.double_ack()
         seen += 1
         if joining.count is not None and seen >= joining.count:
             until.set()
@@ -131,6 +135,7 @@ def consume_command(kind: GroupKind) -> click.Command:
     )
     @click.option("--count", type=click.IntRange(1), help="Stop after so many messages.")
     @click.option("--automatic", is_flag=True, help="Join the membership too, and leave it at the end (elastic).")
+    @click.option("--listed", is_flag=True, help="With --automatic: keep a list of members, to which `cg add` can add.")
     @json_option
     @with_config
     def consume(
@@ -144,6 +149,7 @@ def consume_command(kind: GroupKind) -> click.Command:
         order: str,
         count: int | None,
         automatic: bool,
+        listed: bool,
         as_json: bool,
     ) -> None:
         """Join as an instance of a member and print its messages; each is acknowledged with confirmation.
@@ -152,6 +158,8 @@ def consume_command(kind: GroupKind) -> click.Command:
         """
         if automatic and kind is GroupKind.STATIC:
             raise ConfigError("a static group's members never change: leave --automatic out")
+        if listed and not automatic:
+            raise ConfigError("--listed says how --automatic writes the members: give both")
         log_quietly(loaded)
         joining = Joining(
             kind,
@@ -162,7 +170,7 @@ def consume_command(kind: GroupKind) -> click.Command:
             Order(order),
             sleep,
             count,
-            AutomaticMembership() if automatic else None,
+            AutomaticMembership(listed=listed) if automatic else None,
         )
         options = configured_options(loaded).options
         seen = asyncio.run(_until_signal(options, joining, as_json, loaded.config.observe))

@@ -16,13 +16,14 @@ from parti.cli.group.verbs import add_shared, record_json
 from parti.cli.output import json_option, note, plain, print_json, print_table
 from parti.cli.settings import with_config
 from parti.config import LoadedConfig
+from parti.groups.changes import MembershipChange, adding, dropping, mapping_to, unmapping
 from parti.groups.distribution import assignment
-from parti.groups.names import GroupKind, check_members
+from parti.groups.names import GroupKind
 from parti.groups.records import ElasticRecord
 from parti.groups.rules import check_elastic_record
 
-Change = tuple[Callable[[ElasticRecord], ElasticRecord], Callable[..., Awaitable[object]]]
-"""What a record becomes, and the call that makes it so: it gets the groups, the stream and the group."""
+Change = tuple[MembershipChange, Callable[..., Awaitable[object]]]
+"""What a membership becomes, and the call that makes it so: it gets the groups, the stream and the group."""
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Only show which partitions would move.")
 
@@ -82,35 +83,23 @@ def _group(kind: GroupKind, help_text: str) -> AliasGroup:
     @_changing(kind, "add", members_argument)
     def add(members: tuple[str, ...]) -> Change:
         """Add members; the partitions are shared anew."""
-        return (
-            lambda record: _with(record, members=tuple(sorted({*record.members, *check_members(members)}))),
-            lambda groups, *place: groups.add_members(*place, members),
-        )
+        return adding(members), lambda groups, *place: groups.add_members(*place, members)
 
     @_changing(kind, "drop", members_argument)
     def drop(members: tuple[str, ...]) -> Change:
         """Drop members; their partitions go to the others."""
-        return (
-            lambda record: _with(record, members=tuple(sorted(set(record.members) - set(members)))),
-            lambda groups, *place: groups.drop_members(*place, members),
-        )
+        return dropping(members), lambda groups, *place: groups.drop_members(*place, members)
 
     @_changing(kind, "create-mapping", click.argument("mappings", nargs=-1, required=True, metavar="MEMBER:P1,P2..."))
     def create_mapping(mappings: tuple[str, ...]) -> Change:
         """Set the partitions of each member; the list of members is dropped."""
         wanted = parse.mappings(mappings)
-        return (
-            lambda record: _with(record, mappings=tuple(wanted)),
-            lambda groups, *place: groups.set_mappings(*place, wanted),
-        )
+        return mapping_to(wanted), lambda groups, *place: groups.set_mappings(*place, wanted)
 
     @_changing(kind, "delete-mapping")
     def delete_mapping() -> Change:
         """Delete the mappings; the group then has no members until some are added."""
-        return (
-            lambda record: _with(record, members=record.members),
-            lambda groups, *place: groups.delete_mappings(*place),
-        )
+        return unmapping(), lambda groups, *place: groups.delete_mappings(*place)
 
     made = AliasGroup(kind.value, help=help_text)
     made.add(create)
@@ -120,12 +109,6 @@ def _group(kind: GroupKind, help_text: str) -> AliasGroup:
     made.add(delete_mapping, "dm", "deletemapping")
     add_shared(made, kind)
     return made
-
-
-def _with(record: ElasticRecord, **membership: Any) -> ElasticRecord:
-    changed = replace(record, **{"members": (), "mappings": ()} | membership)
-    check_elastic_record(changed)
-    return changed
 
 
 def _changing(
@@ -153,7 +136,10 @@ def _carry_out(
     async def both(groups: Any) -> tuple[ElasticRecord, ElasticRecord]:
         before: ElasticRecord = (await groups.get(*place)).record
         if dry_run:
-            return before, preview(before)
+            wanted = preview(before)
+            after = replace(before, members=wanted.members, mappings=wanted.mappings)
+            check_elastic_record(after)
+            return before, after
         await act(groups, *place)
         return before, (await groups.get(*place)).record
 

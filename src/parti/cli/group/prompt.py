@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from parti.cli.group.aliases import AliasGroup
 from parti.cli.group.consume import Joining, consume_until, event_text, show_text
 from parti.cli.group.elastic import compact, elastic
 from parti.cli.group.parse import seconds
@@ -23,8 +22,6 @@ from parti.groups.names import GroupKind
 from parti.groups.template import ConsumerTemplate
 from parti.wire.configured import configured_options
 from parti.wire.options import ConnectOptions
-
-_KINDS: dict[GroupKind, AliasGroup] = {}
 
 
 @dataclass(slots=True)
@@ -80,7 +77,8 @@ class Shell:
         elif verb in list(GroupKind):
             self.kind = GroupKind(verb)
         elif verb in ("processing-time", "processingtime"):
-            self.sleep = seconds(click.Context(prompt), click.Option(["--sleep"]), _ask(rest, "processing time")) or 0.0
+            given = _ask(rest, "processing time")
+            self.sleep = seconds(click.Context(click.Command(verb)), click.Option(["--sleep"]), given) or 0.0
         elif verb in ("consume", "join"):
             self._consume(rest)
         elif verb == "jobs":
@@ -99,12 +97,7 @@ class Shell:
             if isinstance(command, click.Group):
                 name = arguments[0] if arguments else click.prompt(f"{verb} ({'/'.join(command.commands)})")
                 command, arguments = command.get_command(ctx, name) or command, arguments[1:]
-            # In the prompt a person has typed the verb and is asked about deletion here, so that no flag is needed.
-            if command.name == "delete" and not {"-f", "--force", "--execute"} & set(arguments):
-                command.main([*self._complete(command, arguments), *self.flags], standalone_mode=False)
-                if not click.confirm("delete it?"):
-                    return
-                arguments = [*arguments, "--execute"]
+            # Asked for once: what a person was shown and agreed to is what is done.
             command.main([*self._complete(command, arguments), *self.flags], prog_name=name, standalone_mode=False)
 
     def _complete(self, command: click.Command, given: list[str]) -> list[str]:
@@ -170,21 +163,30 @@ def _same_flags(params: dict[str, Any]) -> list[str]:
     return flags + [part for setting in params.get("settings") or () for part in ("--set", setting)]
 
 
-@click.command()
-@with_config
-def prompt(loaded: LoadedConfig) -> None:
-    """An interactive shell with the same verbs; `help` lists them."""
-    log_quietly(loaded)
-    options = configured_options(loaded).options
-    _KINDS.update({GroupKind.STATIC: static, GroupKind.ELASTIC: elastic, GroupKind.COMPACT: compact})
-    shell = Shell(options, _same_flags(click.get_current_context().params))
-    try:
-        while True:
-            try:
-                line = click.prompt(f"[{shell.kind}]", prompt_suffix="> ", default="", show_default=False)
-            except (click.Abort, EOFError):
-                break
-            if not shell.run(line):
-                break
-    finally:
-        shell.stop_all()
+def prompt_command(kind: GroupKind, help_text: str) -> click.Command:
+    """A shell that begins with the groups of this kind."""
+
+    @click.command("prompt", help=help_text)
+    @with_config
+    def prompt(loaded: LoadedConfig) -> None:
+        log_quietly(loaded)
+        options = configured_options(loaded).options
+        shell = Shell(options, _same_flags(click.get_current_context().params), kind)
+        try:
+            while True:
+                try:
+                    line = click.prompt(f"[{shell.kind}]", prompt_suffix="> ", default="", show_default=False)
+                except (click.Abort, EOFError):
+                    break
+                if not shell.run(line):
+                    break
+        finally:
+            shell.stop_all()
+
+    return prompt
+
+
+prompt = prompt_command(GroupKind.ELASTIC, "An interactive shell with the same verbs; `help` lists them.")
+_KINDS = {GroupKind.STATIC: static, GroupKind.ELASTIC: elastic, GroupKind.COMPACT: compact}
+for _kind, _commands in _KINDS.items():
+    _commands.add(prompt_command(_kind, f"An interactive shell that begins with {_kind} groups."))

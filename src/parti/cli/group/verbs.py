@@ -114,37 +114,37 @@ def add_shared(to: AliasGroup, kind: GroupKind) -> None:
     @click.command("delete")
     @stream_argument
     @group_argument
-    @click.option("-f", "--force", "--execute", "execute", is_flag=True, help="Do it, not only show the plan.")
+    @click.option("-f", "--force", "--execute", "execute", is_flag=True, help="Do it without asking.")
+    @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
     @json_option
     @with_config
-    def delete(loaded: LoadedConfig, stream: str, group: str, execute: bool, as_json: bool) -> None:
-        """Delete a group with its own consumers or work queue. Prints a plan; --execute acts."""
+    def delete(loaded: LoadedConfig, stream: str, group: str, execute: bool, dry_run: bool, as_json: bool) -> None:
+        """Delete a group with its own consumers or work queue. Shows the plan and asks; -f acts without asking.
 
-        async def act(groups: Any) -> DeletePlan:
-            found: DeletePlan = await (groups.delete if execute else groups.plan_delete)(stream, group)
-            return found
-
-        plan = run(loaded, kind, act)
+        With --json nobody is asked: it shows the plan, and with -f what was done.
+        """
+        plan: DeletePlan = run(loaded, kind, lambda groups: groups.plan_delete(stream, group))
+        if not execute and not dry_run and not as_json:
+            _tell_plan(plan, "will delete")
+            if not _agreed():
+                raise click.ClickException("nothing was deleted: answer y, or give -f")
+            execute = True
+        if execute and not dry_run:
+            plan = run(loaded, kind, lambda groups: groups.delete(stream, group))
         if as_json:
-            print_json({"executed": execute, **dataclasses.asdict(plan)})
-            return
-        verb = "deleted" if execute else "would delete"
-        click.echo(f"{verb} the {kind} group {group} on {stream} (record revision {plan.revision})")
-        for name in plan.streams:
-            click.echo(f"{verb} the work queue {name} with {plan.messages} messages that were not processed")
-        for name in plan.consumers:
-            click.echo(f"{verb} the consumer {name}")
-        if not execute:
-            note("Nothing was changed: add --execute (or -f) to do it.")
+            print_json({"executed": execute and not dry_run, **dataclasses.asdict(plan)})
+        else:
+            _tell_plan(plan, "would delete" if dry_run else "deleted")
 
     @click.command("member-info")
     @stream_argument
     @group_argument
     @member_argument
+    @click.option("--check", is_flag=True, help="Exit 1 when no instance of the member is active, for scripts.")
     @json_option
     @with_config
-    def member_info(loaded: LoadedConfig, stream: str, group: str, member: str, as_json: bool) -> None:
-        """Show one member: whether it is listed, active and pinned, and what it owns. Exit 1 when it is not active."""
+    def member_info(loaded: LoadedConfig, stream: str, group: str, member: str, check: bool, as_json: bool) -> None:
+        """Show one member: whether it is listed, active and pinned, and what it owns."""
         found = run(loaded, kind, lambda groups: groups.member_info(stream, group, member))
         if as_json:
             print_json(found)
@@ -152,18 +152,22 @@ def add_shared(to: AliasGroup, kind: GroupKind) -> None:
             listed = "is" if found.listed else "is NOT"
             click.echo(f"member {member} {listed} part of the group; partitions {_list(found.partitions) or 'none'}")
             click.echo(f"member {member} {'is active' if found.active else 'has NO active instance'}")
-        if not found.active:
+        if check and not found.active:
             raise click.exceptions.Exit(1)
 
     @click.command("step-down")
     @stream_argument
     @group_argument
     @member_argument
+    @json_option
     @with_config
-    def step_down(loaded: LoadedConfig, stream: str, group: str, member: str) -> None:
+    def step_down(loaded: LoadedConfig, stream: str, group: str, member: str, as_json: bool) -> None:
         """Take the pin from the member's active instance, so that another one takes over."""
         run(loaded, kind, lambda groups: groups.step_down(stream, group, member))
-        click.echo(f"member {member} of {group} stepped down")
+        if as_json:
+            print_json({"stream": stream, "group": group, "member": member, "stepped_down": True})
+        else:
+            click.echo(f"member {member} of {group} stepped down")
 
     to.add(ls, "list")
     to.add(info)
@@ -172,6 +176,22 @@ def add_shared(to: AliasGroup, kind: GroupKind) -> None:
     to.add(member_info, "memberinfo", "minfo")
     to.add(step_down, "stepdown", "sd")
     to.add(consume_command(kind), "join")
+
+
+def _tell_plan(plan: DeletePlan, verb: str) -> None:
+    click.echo(f"{verb} the {plan.kind} group {plan.group} on {plan.stream} (record revision {plan.revision})")
+    for name in plan.streams:
+        click.echo(f"{verb} the work queue {name} with {plan.messages} messages that were not processed")
+    for name in plan.consumers:
+        click.echo(f"{verb} the consumer {name}")
+
+
+def _agreed() -> bool:
+    """The answer of a person or a pipe; none at all is a no."""
+    try:
+        return click.confirm("delete it? all its members stop consuming")
+    except click.Abort:
+        return False
 
 
 def _list(numbers: tuple[int, ...]) -> str:

@@ -15,6 +15,7 @@ from parti.control.membership import Membership
 from parti.control.reconcile import Leader
 from parti.model import Checkpoint, Claim, Member, PartitionId, WorkerId
 from parti.testing.sim.kv import Entry, Key
+from parti.testing.sim.positions import Positions
 
 if TYPE_CHECKING:
     from parti.testing.sim.cluster import Cluster
@@ -49,9 +50,10 @@ class Process:
         """A fault that waits for this process to reach a point: a handler running, a claim being written."""
         self.known: dict[PartitionId, tuple[Claim, int]] = {}
         """What was heard of claims, also of those that were lost since."""
+        self._term = 0
+        """The highest that any assignment had."""
         self._ticks = 0
-        self._checkpoint_revision = 0
-        self._checkpoint: Checkpoint | None = None
+        self._positions = Positions(self)
         self.world.after(rng.uniform(0, TICK), self, self._tick)
 
     def clock(self) -> float:
@@ -84,9 +86,9 @@ class Process:
         self._lead(reconcile.Tick(now))
         self.plane.tick(self._ticks)
         if self._ticks % 24 == 0:
-            self._checkpoint = None  # somebody may have removed it: it is written again now and then
+            self._positions.forget()  # somebody may have removed them: they are written again now and then
         if self._ticks % 3 == 0:
-            self._write_checkpoint()
+            self._positions.write()
         if self._ticks % 12 == 0:
             self._relist()
         if self.leaving and self.plane.holds_nothing() and self._ticks % 4 == 0:
@@ -109,7 +111,7 @@ class Process:
 
         kv = self.cluster.kv
         kinds = ("lease", "leader", "claim", "assignment")
-        self._call(lambda: (kv.revision, {kind: kv.list(kind) for kind in kinds}), listed)
+        self.call(lambda: (kv.revision, {kind: kv.list(kind) for kind in kinds}), listed)
 
     def _knows(self, revision: int) -> None:
         """The next renewal says so; it goes out at once when somebody waits for it."""
@@ -118,31 +120,7 @@ class Process:
         if any(claim.lost for claim, _ in self.known.values()) and not self.identity.hold.waiting:
             self.identity = replace(self.identity, hold=self.identity.hold.failed(self.clock()))
 
-    def _write_checkpoint(self) -> None:
-        assert self.member is not None
-        assert self.plane is not None
-        positions = self.plane.positions()
-        if not self.may_act() or (self._checkpoint is not None and self._checkpoint.positions == positions):
-            return
-        checkpoint = Checkpoint(self.member, positions)
-        key = ("checkpoint", str(self.member))
-
-        def written(entry: Entry | None) -> None:
-            if entry is not None:
-                self._checkpoint_revision, self._checkpoint = entry[1], checkpoint
-            else:
-                reread()
-
-        def reread() -> None:
-            def found(entry: Entry) -> None:
-                self._checkpoint_revision = entry[1]
-
-            self._call(lambda: self.cluster.kv.get(key), found)
-
-        expected = self._checkpoint_revision
-        self._call(lambda: self.cluster.kv.cas(key, checkpoint, expected), written, reread)
-
-    def _call(
+    def call(
         self,
         serve: Callable[[], Any],
         answered: Callable[[Any], None],
@@ -175,13 +153,13 @@ class Process:
             leases: dict[Any, tuple[LeaseRecord, int]] = dict(found.items())
             self._identity(identity.PoolRead(self.clock(), asked, leases))
 
-        self._call(lambda: self.cluster.kv.list("lease"), pool)
+        self.call(lambda: self.cluster.kv.list("lease"), pool)
 
     def _read_own(self, key: Key) -> None:
         def own(entry: Entry) -> None:
             self._identity(identity.OwnRead(self.clock(), *entry))
 
-        self._call(lambda: self.cluster.kv.get(key), own)
+        self.call(lambda: self.cluster.kv.get(key), own)
 
     def _write_lease(self, key: Key, record: LeaseRecord, expected: int) -> None:
         def written(entry: Entry | None) -> None:
@@ -193,7 +171,7 @@ class Process:
         def failed() -> None:
             self._identity(identity.NotWritten(self.clock()))
 
-        self._call(lambda: self.cluster.kv.cas(key, record, expected), written, failed)
+        self.call(lambda: self.cluster.kv.cas(key, record, expected), written, failed)
 
     def _join(self, member: Member) -> None:
         """Live from here on: watch everything, and read it once."""
@@ -209,7 +187,7 @@ class Process:
                 self.heard(("lease", worker), record, revision)
 
         def again() -> None:
-            self._call(lambda: self.cluster.kv.list("lease"), listed, again)
+            self.call(lambda: self.cluster.kv.list("lease"), listed, again)
 
         again()
         self._relist()
@@ -226,24 +204,7 @@ class Process:
         if self.plane is None or not self.may_act():
             return
         self.plane.close()
-        self._write_checkpoint_then(lambda: self._say_stopped(returning))
-
-    def _write_checkpoint_then(self, done: Callable[[], None]) -> None:
-        assert self.member is not None
-        assert self.plane is not None
-        checkpoint = Checkpoint(self.member, self.plane.final_positions())
-        key = ("checkpoint", str(self.member))
-
-        def attempt() -> None:
-            self._call(lambda: self.cluster.kv.get(key), write, attempt)
-
-        def write(entry: Entry) -> None:
-            if entry[0] == checkpoint:
-                done()
-            elif self.may_act():
-                self._call(lambda: self.cluster.kv.cas(key, checkpoint, entry[1]), lambda _: attempt(), attempt)
-
-        attempt()
+        self._positions.finish(lambda: self._say_stopped(returning))
 
     def _say_stopped(self, returning: bool) -> None:
         if self.may_act():
@@ -265,6 +226,7 @@ class Process:
         elif kind == "claim":
             self._heard_claim(PartitionId(name), value, revision)
         elif kind == "assignment" and value is not None:
+            self._term = max(self._term, value.term)
             self._lead(reconcile.AssignmentSeen(now, value, revision))
         elif kind == "assignment":
             stored = self.leader.assignment_revision if self.leader is not None else 0
@@ -307,7 +269,7 @@ class Process:
             record, revision = entry
             self._members(membership.LeaseSeen(self.clock(), worker, record, revision, asked))
 
-        self._call(lambda: self.cluster.kv.get(("lease", worker)), read)
+        self.call(lambda: self.cluster.kv.get(("lease", worker)), read)
 
     # -- election -------------------------------------------------------------------------------------------------
 
@@ -322,7 +284,7 @@ class Process:
                     def read(entry: Entry) -> None:
                         self._election(election.LeaderSeen(self.clock(), *entry, self._floor()))
 
-                    self._call(lambda: self.cluster.kv.get(("leader", "")), read)
+                    self.call(lambda: self.cluster.kv.get(("leader", "")), read)
                 case election.WriteLeader(record, expected):
                     self._write_leader(record, expected)
                 case election.Elected(term):
@@ -334,7 +296,7 @@ class Process:
 
     def _floor(self) -> int:
         """Terms never start over, whatever became of the leader's record."""
-        return max((claim.term for claim, _ in self.known.values()), default=0)
+        return max([self._term, *(claim.term for claim, _ in self.known.values())])
 
     def _write_leader(self, record: election.LeaderRecord, expected: int) -> None:
         def written(entry: Entry | None) -> None:
@@ -346,7 +308,7 @@ class Process:
         def failed() -> None:
             self._election(election.NotWritten(self.clock()))
 
-        self._call(lambda: self.cluster.kv.cas(("leader", ""), record, expected), written, failed)
+        self.call(lambda: self.cluster.kv.cas(("leader", ""), record, expected), written, failed)
 
     def _load(self, term: int) -> None:
         """A new leader reads all there is, then adopts it."""
@@ -378,7 +340,7 @@ class Process:
 
         def again() -> None:
             if self.election is not None and self.election.may_lead(self.clock()):
-                self._call(lambda: (kv.get(("assignment", "")), kv.list("claim"), kv.list("checkpoint")), loaded, again)
+                self.call(lambda: (kv.get(("assignment", "")), kv.list("claim"), kv.list("checkpoint")), loaded, again)
 
         again()
 
@@ -412,11 +374,11 @@ class Process:
 
         def written(entry: Entry | None) -> None:
             if entry is None:
-                self._call(lambda: kv.get(key), lambda current: self.heard(key, *current))
+                self.call(lambda: kv.get(key), lambda current: self.heard(key, *current))
             else:
                 self.heard(key, *entry)
 
-        self._call(lambda: kv.cas(key, value, expected), written, lambda: self.reread(key))
+        self.call(lambda: kv.cas(key, value, expected), written, lambda: self.reread(key))
 
     def reread(self, key: Key) -> None:
         """Ask any replica what a key holds; a stale answer changes nothing."""
@@ -425,7 +387,7 @@ class Process:
             if entry[1]:
                 self.heard(key, *entry)
 
-        self._call(lambda: self.cluster.kv.get_anywhere(key), found)
+        self.call(lambda: self.cluster.kv.get_anywhere(key), found)
 
     def _read_positions(self, member: Member, partitions: tuple[PartitionId, ...], floors: bool) -> None:
         cluster = self.cluster
@@ -441,7 +403,7 @@ class Process:
         def answered(found: tuple[dict[PartitionId, int], dict[PartitionId, int]]) -> None:
             self._lead(reconcile.PositionsRead(self.clock(), member, *found))
 
-        self._call(serve, answered)
+        self.call(serve, answered)
 
     def _read_traces(self, partitions: tuple[PartitionId, ...]) -> None:
         def serve() -> dict[PartitionId, reconcile.Trace]:
@@ -451,4 +413,4 @@ class Process:
         def answered(found: dict[PartitionId, reconcile.Trace]) -> None:
             self._lead(reconcile.TracesRead(self.clock(), partitions, found))
 
-        self._call(serve, answered)
+        self.call(serve, answered)

@@ -1,0 +1,130 @@
+"""What a joined instance is made of: its parts, what it knows of its consumer, and the deadline of its handlers."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import Any, Generic
+
+from parti.backoff import Backoff
+from parti.clock import SystemClock
+from parti.errors import PartiError
+from parti.groups.acks import Acks
+from parti.groups.letters import letters_of
+from parti.groups.message import GroupHandler, Holding
+from parti.groups.names import GroupKind, check_group, check_member, check_stream
+from parti.groups.options import MemberOptions
+from parti.groups.puller import Puller
+from parti.groups.pulse import Frozen, Limits, Pulse
+from parti.groups.signals import Signals
+from parti.groups.standing import Standing
+from parti.groups.store import R, RecordStore, Stored
+from parti.groups.work import Work
+from parti.wire.columns import Deliveries
+from parti.wire.connect import Connection
+from parti.wire.errors import ConsumerNotFound
+
+
+class Core(Standing, Signals, ABC, Generic[R]):
+    """The parts of an instance; what it does with them is in `Pinned`, `Leaving` and `GroupConsumer`."""
+
+    kind: GroupKind
+
+    def __init__(
+        self,
+        connection: Connection,
+        store: RecordStore[R],
+        stored: Stored[R],
+        place: tuple[str, str, str],
+        handler: GroupHandler,
+        options: MemberOptions,
+    ) -> None:
+        clock = options.clock or SystemClock()
+        super().__init__(
+            (check_stream(place[0]), check_group(place[1]), check_member(place[2])),
+            clock=clock,
+            metrics=options.metrics,
+            on_event=options.on_event,
+        )
+        Signals.__init__(self)
+        self.record = stored.record
+        self._revision = stored.revision
+        self._template = template = options.template
+        self._connection = connection
+        self._api = store.kv.api
+        self._store = store
+        self._queue_stream, self._consumer = self._consumer_place()
+        self._drain_within = options.drain_timeout
+        self._limits = Limits(template.ack_wait, template.pin_ttl, template.max_ack_pending)
+        self._pulse = Pulse(clock, self._limits, on_freeze=lambda f: self._thaw(f), on_beat=lambda: self._beat())
+        self._puller = Puller(
+            connection.connect_options,
+            on_batch=lambda deliveries, lost: self._on_batch(deliveries, lost),
+            on_trouble=lambda error: self._signal(lambda: self._troubled(error)),
+            in_hand=lambda: len(self._work.in_hand),
+        )
+        self._work = Work(
+            handler,
+            options.handlers,
+            settle=lambda message, body: self._puller.send(message._reply, body),
+            still_fresh=self._pulse.fresh,
+            dead_letters=letters_of(self._api, self.kind, self.stream, self.group),
+            clock=clock,
+            metrics=self._metrics,
+        )
+        self._acks = Acks(
+            connection, self._puller, self._work, self._pulse, self._limits, clock, self._holding_now, self._created_now
+        )
+        self._held: tuple[str, ...] = ()
+        """The filters of the consumer that we pull from, or pulled from last."""
+        self._created = ""
+        """When that consumer was made; one under the same name that was made at another time is somebody else's."""
+        self._pin: str | None = None
+        self._waits = self._backoff()
+        self._ending = False
+        self._stopping = asyncio.Event()
+        """Somebody asked the instance to stop: whatever it waits for must not take longer than `_stop_within`."""
+        self._stop_within = 0.0
+        self._failure: PartiError | None = None
+
+    def _backoff(self) -> Any:
+        return Backoff(base=0.05, cap=max(0.2, min(2.0, self._template.ack_wait / 2)), max_tries=None).delays()
+
+    def _stuck(self) -> str | None:
+        return self._work.stuck()
+
+    def _holding_now(self) -> Holding:
+        """Under which consumer and pin messages come now."""
+        return (self._created, self._puller.pin)
+
+    async def _created_now(self) -> str:
+        """When the consumer that the server has under our name was made; empty when there is none."""
+        try:
+            info = await self._api.consumer_info(self._queue_stream, self._consumer)
+        except ConsumerNotFound:
+            return ""
+        return str(info["created"])
+
+    def _fail(self, error: PartiError) -> None:
+        self._failure = self._failure or error
+        self._ending = True
+
+    @abstractmethod
+    def _consumer_place(self) -> tuple[str, str]:
+        """Stream and name of the member's consumer."""
+
+    @abstractmethod
+    def _beat(self) -> None:
+        """Three times per `ack_wait`."""
+
+    @abstractmethod
+    def _thaw(self, frozen: Frozen) -> None:
+        """The process stood still until just now."""
+
+    @abstractmethod
+    def _on_batch(self, deliveries: Deliveries, lost: bool) -> None:
+        """Messages came; `lost` when one before them did not."""
+
+    @abstractmethod
+    async def _troubled(self, error: PartiError) -> None:
+        """The pull told of a trouble; other than for a lost pin it has stopped."""

@@ -1,0 +1,166 @@
+"""Letting go: finish what runs, give back what did not start, and remove a consumer only when that harms nobody.
+
+A consumer goes by its name, and instances in other languages use the same one. So none is deleted whose `created` is
+not the one that we pulled from, none under which somebody holds the pin or a message, and none that somebody pulls
+from: the reference never makes a consumer anew that was deleted under it (CONSUMER_GROUPS.md 13.1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import abstractmethod
+from collections.abc import Awaitable
+from typing import Any, Generic
+
+from parti.errors import PartiError
+from parti.groups.common import pinned_id
+from parti.groups.events import EventKind, MemberState
+from parti.groups.names import PRIORITY_GROUP
+from parti.groups.pinned import Pinned
+from parti.groups.store import R
+from parti.observe import group_metrics as m
+from parti.wire.errors import ConsumerNotFound
+
+_PATIENCE = 2.0  # for each call to the server while leaving
+_CANCEL_WITHIN = 1.0  # for handlers to end when they are cancelled; one that does not is left behind
+_SECOND_LOOK = 0.1  # a pull of the reference ends and the next one comes within a few milliseconds
+_OTHERS_POLL = 0.05
+
+
+class Leaving(Pinned[R], Generic[R]):
+    """The part of an instance that ends things."""
+
+    _given_back = 0
+    """Messages that the server still counts as pending, and that were ours."""
+
+    async def _drain(self, timeout: float, *, unpin: bool = True) -> bool:
+        """Start nothing more, finish what runs, settle it, give the pin back; whether all handlers ended in time.
+
+        Handlers that take longer than a part of the pin's life get a pull beside them, so that consumer and pin stay
+        whatever `ack_wait` is; what comes is kept and handed back at the end. A handler that still runs after `timeout`
+        is cancelled and its message handed back.
+        """
+        self._work.suspend()
+        pin, began = self._puller.pin, self._clock.now()
+        await self._withdraw()
+        finished = await self._idle(min(timeout, self._limits.pin_ttl / 3))
+        if not finished and (left := timeout - (self._clock.now() - began)) > 0:
+            if self._held and self._limits.acks and not self._uncertain:
+                await self._shortly(self._puller.start(self._queue_stream, self._consumer, self._limits, pin=pin))
+            finished = await self._idle(left)
+            await self._withdraw()
+        if not finished:
+            self._work.cancel("it did not end in time", keep=True)
+            await self._work.idle(_CANCEL_WITHIN)
+        self._given_back = self._work.count_under(self._created)
+        dropped = self._work.drop()
+        if unpin:
+            self._hand_back(dropped)
+        await self._shortly(self._puller.flush())
+        self._pin = None
+        if pin is not None and unpin:
+            await self._shortly(self._unpin(pin))
+        return finished
+
+    async def _unpin(self, pin: str) -> None:
+        """Give the pin back, when it is still ours: whoever has it by now must not lose it."""
+        info = await self._info_of_ours()
+        if info is not None and pinned_id(info) == pin:
+            await self._api.consumer_unpin(self._queue_stream, self._consumer, PRIORITY_GROUP)
+
+    async def _idle(self, timeout: float) -> bool:
+        """Wait for the handlers; `stop()` makes the wait as short as it says."""
+        if await self._work.idle(0):
+            return True
+        idle = asyncio.create_task(self._work.idle(timeout))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({idle, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not idle.done():
+                await asyncio.wait({idle}, timeout=self._stop_within)
+            return idle.done() and idle.result()
+        finally:
+            for task in (idle, stopping):
+                task.cancel()
+
+    async def _withdraw(self) -> None:
+        await self._shortly(self._puller.withdraw())
+        self._puller.stop()
+
+    async def _remove_ours(self) -> None:
+        """We were pinned and are done: delete the consumer, when it still is the one that we pulled from.
+
+        Messages that another instance of the member still has in hand are waited for: with the consumer gone, the next
+        owner of their partitions would start them too. They end, or come to nobody for `ack_wait`.
+        """
+        deadline = self._clock.now() + self._drain_within + self._limits.ack_wait
+        quiet_since, last, wait = self._clock.now(), -1, _OTHERS_POLL / 16
+        while (info := await self._info_of_ours()) is not None and not self._stopping.is_set():
+            now, others = self._clock.now(), int(info["num_ack_pending"]) - self._given_back
+            if others != last:
+                quiet_since, last = now, others
+            # In hand of an instance that died, or of the reference, which asks for no more time.
+            lapsed = now - quiet_since > self._limits.ack_wait and not info.get("num_waiting")
+            if others <= 0 or lapsed or now > deadline:
+                await self._delete_consumer()
+                return
+            await self._clock.sleep(wait)
+            wait = min(2 * wait, _OTHERS_POLL)
+
+    async def _remove_unused(self) -> None:
+        """Nobody else uses the consumer: it would only keep its partitions from others until it lapses."""
+        for wait in (0.0, _SECOND_LOOK):
+            await self._clock.sleep(wait)
+            info = await self._info_of_ours()
+            if info is None or pinned_id(info) or info.get("num_waiting"):
+                return
+            if int(info["num_ack_pending"]) > self._given_back:
+                return
+        await self._delete_consumer()
+
+    async def _info_of_ours(self) -> dict[str, Any] | None:
+        """The consumer's info, when it is the one that we pulled from."""
+        try:
+            info = await self._api.consumer_info(self._queue_stream, self._consumer)
+        except ConsumerNotFound:
+            return None
+        return info if self._created and info["created"] == self._created else None
+
+    async def _remove_outdated(self) -> int | None:
+        """The group is gone or another one: its consumer goes with it, when it is the one that we pulled from.
+
+        Returns up to where everything was done, which nobody can ask for afterwards.
+        """
+        with contextlib.suppress(PartiError):
+            if (info := await self._info_of_ours()) is not None:
+                await self._delete_consumer()
+                return int(info["ack_floor"]["stream_seq"])
+        return None
+
+    async def _delete_consumer(self) -> None:
+        await self._shortly(self._api.consumer_delete(self._queue_stream, self._consumer))
+
+    @staticmethod
+    async def _shortly(act: Awaitable[None]) -> None:
+        """Try it; leaving must not hang on a server that is gone, and what is left behind lapses by itself."""
+        with contextlib.suppress(PartiError, TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                await act
+
+    async def _finish(self) -> None:
+        failed = self._failure is not None
+        with contextlib.suppress(PartiError):
+            await self._drain(self._stop_within)
+            await self._leave()
+        await self._work.close()
+        await self._puller.close()
+        self._lose(self._owned)
+        self._be(MemberState.FAILED if failed else MemberState.STOPPED)
+        self._tell(EventKind.FAILED if failed else EventKind.STOPPED, detail=str(self._failure or ""))
+        self._metrics.leave(m.IN_HAND, m.PENDING, m.PARTITIONS, m.PINNED)
+        self.events.close()
+
+    @abstractmethod
+    async def _leave(self) -> None:
+        """Everything in hand is settled and the pin is given back: remove what nobody needs any more."""

@@ -1,0 +1,90 @@
+"""What the partitions of one worker share in the per-partition layout: the limit of what is in hand, and the metrics.
+
+The same figures under the same names as in the per-worker layout, so that a dashboard does not care which one runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from parti.clock import Clock
+from parti.config.worker import WorkerConfig
+from parti.errors import PartiError
+from parti.observe import worker_metrics as m
+from parti.wire.pull import HeartbeatMissed, PullSettings
+from parti.worker.health import Part
+from parti.worker.message import Message
+from parti.worker.recorder import Recorder
+
+
+class SlotDesk:
+    """Counts what is in hand: at most `config.capacity` messages and `config.max_bytes` bytes, as memory is bounded."""
+
+    def __init__(self, config: WorkerConfig, recorder: Recorder, clock: Clock) -> None:
+        self.in_hand = 0
+        self.bytes = 0
+        self.flows = 1
+        """Partitions that pull: each may ask for its share, since what is on its way counts too."""
+        self._config = config
+        self._recorder = recorder
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._last_read = 0.0
+
+    def __repr__(self) -> str:
+        return f"<SlotDesk in_hand={self.in_hand} bytes={self.bytes} flows={self.flows}>"
+
+    def room(self) -> int:
+        """How many more messages one partition may ask for, those on their way to it included."""
+        config = self._config
+        if self.bytes * 2 >= config.max_bytes:
+            return 0
+        return min(config.capacity - self.in_hand, max(1, config.capacity // self.flows))
+
+    def settings(self) -> PullSettings:
+        """How one partition pulls. All of them together bring no more than the half that is not in hand."""
+        config = self._config
+        return PullSettings(
+            batch=config.pull_batch_size,
+            prefetch=config.pull_batch_size * config.prefetch_depth,
+            expires=config.pull_timeout,
+            heartbeat=config.idle_heartbeat,
+            max_bytes=max(1, config.max_bytes // (2 * config.prefetch_depth * self.flows)),
+        )
+
+    def took(self, message: Message) -> None:
+        self.in_hand += 1
+        self.bytes += len(message.data) + len(message._head)
+
+    def let_go(self, message: Message) -> None:
+        self.in_hand -= 1
+        self.bytes -= len(message.data) + len(message._head)
+        if not self.in_hand:
+            self._recorder.metrics.set(m.INFLIGHT, 0)
+
+    def read(self, messages: int, again: int, dropped: int) -> None:
+        """One read of the socket brought so many."""
+        metrics, now = self._recorder.metrics, self._loop.time()
+        metrics.count(m.MESSAGES, messages)
+        metrics.observe(m.PULL_BATCH, messages)
+        if self._last_read:
+            metrics.observe(m.PULL_CYCLE, now - self._last_read)
+        self._last_read = now
+        metrics.set(m.INFLIGHT, self.in_hand)
+        if again:
+            metrics.count(m.REDELIVERIES, again)
+        if dropped:
+            metrics.count(m.SKIPPED, dropped)
+
+    def works(self) -> None:
+        """A pull brought something, or has been waiting without trouble."""
+        now = self._clock.now()
+        self._recorder.worked(Part.ITERATOR, now)
+        self._recorder.worked(Part.RECREATION, now)
+
+    def trouble(self, error: PartiError, partition: str) -> None:
+        """A pull ended in trouble, and begins anew after a reset."""
+        reason = "heartbeat" if isinstance(error, HeartbeatMissed) else "transient"
+        self._recorder.metrics.count(m.ITERATOR_RESTARTS, reason=reason)
+        self._recorder.event("slot.trouble", op="iterate", result="reset", partition=partition, error=str(error))
+        self._recorder.failed(Part.ITERATOR, self._clock.now(), error)

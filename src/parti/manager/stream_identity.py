@@ -1,0 +1,175 @@
+"""Which stream a namespace works on: positions mean nothing on another one.
+
+A stream that was deleted and made anew counts from 1 again, one that was restored from an older state reuses sequences,
+and another stream never had them. Each of these is another *identity*; every claim and position carries the one it was
+written under, and those of another count as "nothing done yet" (`Store.stream`). The record `live.stream` of the bucket
+names the identity in force, so that members cannot disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from parti.backoff import Backoff
+from parti.clock import Clock
+from parti.control.records import StreamRecord
+from parti.errors import FatalError
+from parti.manager.kv_store import Store
+from parti.observe.logs import get_logger
+from parti.wire.api import JetStreamApi
+
+_LOOKS, _BETWEEN = 3, 1.0  # a stream went back only if it says so again and again
+
+
+class Replaced(StrEnum):
+    """What became of the stream; the label of `parti_stream_replaced_total`."""
+
+    RECREATED = "recreated"
+    """Deleted and made anew under its name."""
+    REWOUND = "rewound"
+    """Its last sequence is below what was done: restored from an older state, or its end was lost."""
+    EXCHANGED = "exchanged"
+    """Another stream is configured."""
+
+
+class NamespaceTaken(FatalError):
+    """Live members of this namespace work on something else: choose another control.namespace."""
+
+
+class StreamReplaced(FatalError):
+    """The stream is not the one that positions were stored for, and control.on_stream_replaced says stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What was noticed, in numbers."""
+
+    kind: Replaced
+    before: StreamRecord
+    now: StreamRecord
+    last_seq: int
+    """Of the stream as it is now."""
+    done: int
+    """The highest sequence that counted as done."""
+
+    def __str__(self) -> str:
+        was = f"{self.before.name} made {self.before.created}"
+        return f"{was} was {self.kind.value}: its last sequence is {self.last_seq}, {self.done} counted as done"
+
+
+class StreamIdentity:
+    """Finds out, at the start and while running, whether the stream is still the one that positions speak of."""
+
+    def __init__(
+        self, js: JetStreamApi, store: Store, clock: Clock, stream: str, *, template: str, layout: str, ttl: float
+    ) -> None:
+        """`ttl`: a member that renewed nothing for this long is gone."""
+        self._js = js
+        self._store = store
+        self._clock = clock
+        self._ttl = ttl
+        self._mine = StreamRecord(stream, template=template, layout=layout)
+        self._in_force: StreamRecord | None = None
+        self._highest = 0
+        self._backwards = 0
+        self._log = get_logger("control", stream=stream)
+
+    def __repr__(self) -> str:
+        return f"<StreamIdentity {self._in_force}>"
+
+    async def settle(self, *, start_over: bool) -> Replacement | None:
+        """The store works under the identity in force; a replacement is returned to whoever found it.
+
+        Raises `NamespaceTaken` while live members of the namespace work on another stream, template or layout, and
+        `StreamReplaced` for a replacement that is not to be answered by starting over.
+        """
+        waits = Backoff(base=0.02, cap=0.5, max_tries=None).delays()
+        while True:
+            stored, revision = await self._store.stream_record()
+            created, last_seq = await self._look()
+            now = replace(self._mine, created=created, rewinds=stored.rewinds if stored is not None else 0)
+            done = await self._done(stored) if stored is not None else 0
+            kind = _kind(stored, now, last_seq, done)
+            if kind is Replaced.REWOUND and await self._catches_up(created, done):
+                continue
+            if stored is not None and (kind is Replaced.EXCHANGED or stored.shape != now.shape):
+                await self._refuse_beside_others(stored, now)
+            if kind is not None and not start_over:
+                assert stored is not None
+                raise StreamReplaced(
+                    f"{Replacement(kind, stored, now, last_seq, done)}; nothing was touched. "
+                    'Set control.on_stream_replaced to "start-over" to work it off from its beginning'
+                )
+            if kind is Replaced.REWOUND:
+                now = replace(now, rewinds=now.rewinds + 1)
+            if stored == now or await self._store.write_stream_record(now, revision) is not None:
+                break
+            await self._clock.sleep(next(waits))
+        self._in_force, self._highest, self._backwards = now, last_seq, 0
+        self._store.stream = now.identity
+        return Replacement(kind, stored, now, last_seq, done) if kind is not None and stored is not None else None
+
+    async def gone(self) -> str:
+        """Why the identity in force is over; empty while it is not. Ask it every second or so."""
+        assert self._in_force is not None
+        stored, _ = await self._store.stream_record()
+        if stored is not None and stored.identity != self._in_force.identity:
+            return f"another member found the stream replaced: it is {stored.identity} now"
+        created, last_seq = await self._look()
+        if created != self._in_force.created:
+            return f"the stream was made anew at {created}"
+        # Twice in a row: a leader that was just elected may know less for a moment.
+        self._backwards = self._backwards + 1 if last_seq < self._highest else 0
+        if self._backwards >= 2:
+            return f"the stream went back from sequence {self._highest} to {last_seq}"
+        self._highest = max(self._highest, last_seq)
+        return ""
+
+    async def _catches_up(self, created: str, done: int) -> bool:
+        """Whether the stream's leader only was behind: after an election it may take a moment to know all there is."""
+        for _ in range(_LOOKS):
+            await self._clock.sleep(_BETWEEN)
+            found, last_seq = await self._look()
+            if found != created or last_seq >= done:
+                return True
+        return False
+
+    async def _look(self) -> tuple[str, int]:
+        info = await self._js.stream_info(self._mine.name)
+        return info["created"], int(info["state"]["last_seq"])
+
+    async def _done(self, stored: StreamRecord) -> int:
+        """The highest sequence that counts as done under the stored identity, or that was seen of it."""
+        self._store.stream = stored.identity
+        claims = await self._store.claims()
+        highest = self._highest if self._in_force is not None and self._in_force.identity == stored.identity else 0
+        reached = [at for each in await self._store.checkpoints() for _, at in each.positions.values()]
+        return max([highest, *reached, *(claim.cursor for claim, _ in claims.values())])
+
+    async def _refuse_beside_others(self, stored: StreamRecord, now: StreamRecord) -> None:
+        before = await self._beats()
+        if before:
+            await self._clock.sleep(self._ttl)  # records do not end with their members: only a renewal tells
+        alive = [worker for worker, beat in (await self._beats()).items() if before.get(worker) != beat]
+        if alive:
+            raise NamespaceTaken(
+                f"namespace {self._store.namespace!r} has live members ({', '.join(sorted(alive)[:5])}) on {stored}, "
+                f"and this one is for {now}: give it a control.namespace of its own, or stop those first"
+            )
+        self._log.warning("stream.exchanged", before=str(stored), now=str(now))
+
+    async def _beats(self) -> dict[str, tuple[str, int]]:
+        leases = await self._store.leases()
+        held = {str(w): record for w, (record, _) in leases.items() if record is not None and not record.status.stopped}
+        return {worker: (record.member.nonce, record.beat) for worker, record in held.items()}
+
+
+def _kind(stored: StreamRecord | None, now: StreamRecord, last_seq: int, done: int) -> Replaced | None:
+    if stored is None:
+        return None
+    if stored.name != now.name:
+        return Replaced.EXCHANGED
+    if stored.created != now.created:
+        return Replaced.RECREATED
+    return Replaced.REWOUND if done > last_seq else None

@@ -1,0 +1,113 @@
+"""A handler that blocks the event loop beyond the lease: when it lets go, nothing of the fenced process goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manager_fleet import fleet_on
+from test_handlers_in_both_layouts import LAYOUTS
+
+from parti.testing import NatsServer, eventually
+from parti.testing.child import spawn
+
+HANDLER = """
+import asyncio, os, time
+from pathlib import Path
+
+async def handle(message):
+    await asyncio.sleep(0.03)
+    blocks = message.sequence > 100 and not Path("blocked").exists()
+    if blocks:
+        Path("blocked").touch()
+        time.sleep(9)
+    line = f"{message.partition.id} {message.lease.epoch} {message.sequence} {os.getpid()} {int(blocks)}\\n"
+    with Path("effects").open("a") as file:
+        file.write(line)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("cause", ["block", "freeze"])
+async def test_no_effect_of_a_process_that_lost_its_lease_follows_one_of_the_next_owner(
+    server: NatsServer, name: str, tmp_path: Path, layout: str, cause: str
+) -> None:
+    """All but the effect that blocked: that one was on its way, and only a sink that compares epochs can refuse it."""
+    if cause == "freeze":
+        (tmp_path / "blocked").touch()
+    (tmp_path / "app.py").write_text(HANDLER)
+    (tmp_path / "parti.toml").write_text(
+        f"""
+[nats]
+servers = ["{server.url}"]
+[worker]
+stream = "{name}"
+subject_template = "{name}.{{partition}}.*"
+lanes = "key"
+pull_timeout = "1s"
+idle_heartbeat = "250ms"
+[control]
+namespace = "{name}"
+layout = "{layout}"
+partitions = ["p{{0..7}}"]
+heartbeat_ttl = "3s"
+heartbeat_interval = "500ms"
+cold_start_window = "200ms"
+planned_scale_window = "100ms"
+[observe]
+listen = "off"
+"""
+    )
+    script = f"import os, sys; os.chdir({str(tmp_path)!r}); sys.argv = ['parti', 'worker', 'run', 'app:handle']"
+    command = [sys.executable, "-c", f"{script}; from parti.cli import main; main()"]
+    effects = tmp_path / "effects"
+
+    def lines() -> list[list[int]]:
+        text = effects.read_text() if effects.exists() else ""
+        return [[int(word.removeprefix("p")) for word in line.split()] for line in text.splitlines()]
+
+    processes: list[Any] = []
+    async with fleet_on(server, name, count=8) as fleet:
+        stop = asyncio.Event()
+        published = 0
+
+        async def publish() -> None:
+            nonlocal published
+            while not stop.is_set():
+                await fleet.js.publish(f"{name}.p{published % 8}.k{published % 40}")
+                published += 1
+                await asyncio.sleep(0.001)
+
+        try:
+            processes += [await asyncio.to_thread(spawn, command) for _ in range(2)]
+            publishing = asyncio.create_task(publish())
+            await eventually(lambda: len({line[3] for line in lines()}) == 2, what="both work")
+            if cause == "freeze":
+                os.kill(processes[0].pid, signal.SIGSTOP)
+                await asyncio.sleep(9)
+                os.kill(processes[0].pid, signal.SIGCONT)
+            else:
+                await eventually(lambda: any(line[4] for line in lines()), what="the one that blocked has gone on")
+            at = len(lines())
+            await eventually(lambda: len(lines()) > at + 400, what="work goes on")
+            stop.set()
+            await publishing
+            await eventually(lambda: {x[2] for x in lines()} == set(range(1, published + 1)), what="all are handled")
+        finally:
+            stop.set()
+            for process in processes:
+                process.kill()
+                await asyncio.to_thread(process.wait)
+    newest: dict[int, int] = {}
+    stale = []
+    for partition, epoch, sequence, pid, blocked in lines():
+        if epoch < newest.get(partition, 0) and not blocked:
+            stale.append((partition, epoch, newest[partition], sequence, pid))
+        newest[partition] = max(epoch, newest.get(partition, 0))
+    assert not stale, f"{len(stale)} effects of a fenced process"
