@@ -128,6 +128,10 @@ class Agent:
         return f"<Agent {self.member or '-'} owns={owns} leader={'yes' if self.leading else 'no'}>"
 
     @property
+    def stream_created(self) -> str:
+        return self.store.stream_created
+
+    @property
     def former(self) -> Former:
         """What this process's next member may know, when `run` has returned."""
         return self._former
@@ -244,15 +248,18 @@ class Agent:
     async def _check_stream(self, gone: Callable[[], Awaitable[str]]) -> None:
         while True:
             await self.clock.sleep(_STREAM_EVERY)
-            try:
-                reason = await gone()
-            except StreamNotFound as error:
-                self.failed(error)  # nothing can be handled; one that is made anew will be noticed
-                continue
-            except PartiError:
-                continue  # NATS is away: degraded mode tells
-            if reason:
-                self.stream_replaced(reason)
+            await self._look_at_stream(gone)
+
+    async def _look_at_stream(self, gone: Callable[[], Awaitable[str]]) -> None:
+        try:
+            reason = await gone()
+        except StreamNotFound as error:
+            self.failed(error)  # nothing can be handled; one that is made anew will be noticed
+            return
+        except PartiError:
+            return  # NATS is away: degraded mode tells
+        if reason:
+            self.stream_replaced(reason)
 
     def _fenced(self, reason: str) -> None:
         self._log.warning("worker.fenced", worker_id=self._identity.worker, op="lease", result="fenced", reason=reason)
@@ -290,6 +297,8 @@ class Agent:
 
     async def _watch(self) -> None:
         assert self._checkpointer is not None
+        if self._stream_gone is not None:
+            await self._look_at_stream(self._stream_gone)  # it may have been replaced while nobody could look
         await self._checkpointer.begin()
         early: list[LeaseChange] = []
         while True:

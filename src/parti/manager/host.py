@@ -21,6 +21,11 @@ class Host(Protocol):
     config: ControlConfig
     metrics: Metrics
 
+    @property
+    def stream_created(self) -> str:
+        """When the stream was made that positions speak of; empty where nobody knows."""
+        ...
+
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run this beside everything else; it is cancelled when the member ends."""
         ...

@@ -142,6 +142,7 @@ class Store:
         self.kv = kv
         self.stream = ""
         """Identity of the stream in force: what was written under another one counts as nothing done yet."""
+        self.stream_created = ""
         self._metrics = metrics
         self._log = get_logger("control", bucket=kv.bucket)
         self._limit = kv.api.connection.max_payload - _HEADERS

@@ -239,7 +239,9 @@ class PerPartitionPlane(SlotPlane):
                 room=self._room,
             )
             subjects = self._subjects(partition)
-            self._durables[partition] = SlotDurable(self._parts, partition, self._retention, subjects)
+            self._durables[partition] = SlotDurable(
+                self._parts, partition, self._retention, subjects, stream_created=self._host.stream_created
+            )
         return flow
 
     def _room(self) -> int:

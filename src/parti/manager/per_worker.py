@@ -65,7 +65,7 @@ class PerWorkerPlane:
         self._changed = asyncio.Event()
         self._closed = False
         self._writer = ClaimWriter(host, self._feed)
-        consumer.when_stream_replaced(host.stream_replaced)
+        consumer.expect_stream(host.stream_created, host.stream_replaced)
 
     def __repr__(self) -> str:
         return f"<PerWorkerPlane {self._member} owns={len(self.owned())} filters={len(self._applied)}>"

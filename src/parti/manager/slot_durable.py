@@ -13,6 +13,7 @@ from parti.subjects import validate_subject
 from parti.wire.api_consumers import filters_of
 from parti.wire.errors import ConsumerDoesNotExist, ConsumerInvalidReset, ConsumerNotFound
 from parti.worker.consumer import WorkerParts
+from parti.worker.errors import StreamReplacedUnderWorker
 from parti.worker.health import Part
 
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-")
@@ -38,8 +39,16 @@ class SlotDurable:
     """API calls about one partition's consumer."""
 
     def __init__(
-        self, parts: WorkerParts, partition: PartitionId, retention: Retention, subjects: Sequence[str]
+        self,
+        parts: WorkerParts,
+        partition: PartitionId,
+        retention: Retention,
+        subjects: Sequence[str],
+        *,
+        stream_created: str = "",
     ) -> None:
+        """`stream_created`: of the stream that positions speak of."""
+        self._stream_created = stream_created
         self.name = slot_name(parts.config.consumer_prefix, partition)
         self._parts = parts
         self._retention = retention
@@ -87,6 +96,7 @@ class SlotDurable:
             # A missing consumer does not answer a reset at all, so that is asked first.
             info = await js.consumer_info(stream, self.name)
         except (ConsumerNotFound, ConsumerDoesNotExist):
+            await self._check_stream()
             metrics = self._parts.recorder.metrics
             if self._known:
                 metrics.count(m.RECREATION_ATTEMPTS, reason="not_found")
@@ -99,6 +109,12 @@ class SlotDurable:
             await js.consumer_update(stream, info["config"] | {"filter_subjects": self._subjects})
         self._known = True
         return True
+
+    async def _check_stream(self) -> None:
+        """A consumer that is gone may have gone with its stream: our position means nothing on another one."""
+        created = (await self._parts.js.stream_info(self._parts.config.stream))["created"]
+        if self._stream_created and created != self._stream_created:
+            raise StreamReplacedUnderWorker(f"stream {self._parts.config.stream!r} was made anew at {created}")
 
     async def _attempt(self, sequence: int) -> None:
         js, stream = self._parts.js, self._parts.config.stream

@@ -107,7 +107,7 @@ class StreamIdentity:
                 break
             await self._clock.sleep(next(waits))
         self._in_force, self._highest, self._backwards = now, last_seq, 0
-        self._store.stream = now.identity
+        self._store.stream, self._store.stream_created = now.identity, now.created
         return Replacement(kind, stored, now, last_seq, done) if kind is not None and stored is not None else None
 
     async def gone(self) -> str:

@@ -50,6 +50,11 @@ RECREATION_ATTEMPTS: Final = Metric(
     "Tries to recreate the consumer.",
     {"reason": _RECREATION},
 )
+CONSUMER_REPAIRS: Final = Metric(
+    "parti_worker_consumer_repairs_total",
+    Kind.COUNTER,
+    "Times the consumer was found changed by somebody else and was mended.",
+)
 RECREATION_DURATION: Final = Metric(
     "parti_worker_consumer_recreation_duration_seconds",
     Kind.HISTOGRAM,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from typing import NoReturn
 
 from parti.backoff import Backoff, retry
 from parti.clock import Clock
@@ -16,7 +17,7 @@ from parti.model import Lease, PartitionId, Retention
 from parti.observe import worker_metrics as m
 from parti.wire.errors import ConsumerDoesNotExist
 from parti.worker.desk import Desk
-from parti.worker.durable import Durable, Memory
+from parti.worker.durable import Durable, Memory, StreamFacts
 from parti.worker.errors import StreamReplacedUnderWorker
 from parti.worker.health import Part
 from parti.worker.ledger import PartitionState
@@ -55,7 +56,9 @@ class Assigner:
         self._lock = lock
         self._catch_up = catch_up
         self._stream_created = ""
-        self._claimed = False
+        self._mending = False  # a repair was begun, and is to be finished
+        self.expected_stream = ""
+        """When the stream was made that positions speak of; empty when they are our own."""
         self.on_stream_replaced: Callable[[str], None] = lambda reason: None  # noqa: ARG005
         self._template = SubjectTemplate(config.subject_template)
 
@@ -139,6 +142,7 @@ class Assigner:
         durable.name = consumer_name(self._config.consumer_prefix, wanted.worker_id)
         self._set_worker(wanted.worker_id)
         memory = self.memory()
+        durable.known = False
         if await durable.info() is None:
             await durable.create(filters, memory, after=ledger.floor(), retention=self._desk.retention)
         else:
@@ -161,7 +165,8 @@ class Assigner:
         facts = await durable.facts()
         desk.retention, desk.file_storage = facts.retention, facts.file
         self._stream_created = facts.created
-        self._claimed = wanted.claimed
+        if self.expected_stream and facts.created != self.expected_stream:
+            self._refuse_stream(facts)
         durable.name = consumer_name(self._config.consumer_prefix, wanted.worker_id)
         self._set_worker(wanted.worker_id)
         async with self._lock:
@@ -203,7 +208,7 @@ class Assigner:
                 continue
             state.target = None  # nothing was delivered yet: the consumer itself begins early enough
             state.seen = begins[key]
-        self._desk.ledger.high = after
+        self._desk.ledger.stand_at(after)
 
     async def _begin_claimed(
         self,
@@ -224,7 +229,7 @@ class Assigner:
             await durable.update(filters, Memory())
             session.stale = True
         if desk.retention is Retention.LIMITS:
-            desk.ledger.high = last
+            desk.ledger.stand_at(last)
         return list(fresh.values())
 
     async def _continue(
@@ -241,7 +246,7 @@ class Assigner:
         if self._desk.retention is Retention.WORKQUEUE:
             floor, memory = 0, Memory()  # what is left of a work queue is what is not done, whatever the floor says
         ledger.owed = {sequence for sequence in memory.left if sequence > floor}
-        ledger.high = memory.high if ledger.owed else floor
+        ledger.stand_at(memory.high if ledger.owed else floor)
         waiting = []
         for key, state in fresh.items():
             subject = self._template.subject(wanted.routes.partitions[key])
@@ -330,6 +335,36 @@ class Assigner:
 
     # -- the consumer -------------------------------------------------------------------------------------------------
 
+    async def verify(self) -> None:
+        """After this returns the consumer has our filters, and every partition gets what it may have missed meanwhile.
+
+        Only what was delivered before a look that found everything in order counts as received by partitions that had
+        no message of their own since: somebody may have taken their filter away. Call it with the lock held.
+        """
+        ledger, durable = self._desk.ledger, self._durable
+        high = ledger.high
+        intact = await durable.intact()
+        if intact is None:
+            return  # the pull loop notices by itself, and makes it anew behind what is certain
+        if intact and not self._mending:
+            ledger.verified = max(ledger.verified, high)
+            return
+        self._mending = True
+        self._recorder.metrics.count(m.CONSUMER_REPAIRS)
+        self._recorder.event(
+            "worker.consumer_changed", op="verify", result="mended", filters=len(durable.filters), warn=True
+        )
+        for state in ledger.states.values():
+            self._desk.put_aside(state)
+        await durable.mend(self.memory())
+        last = await durable.last_sequence()
+        missed = [state for state in ledger.states.values() if not state.stopped]
+        for state in missed:
+            self._desk.extend(state, max(last, state.target or 0))
+        self._mending = False
+        self._catch_up(missed)
+        self._session().interrupt(Interrupted("the consumer was changed by somebody else"))
+
     def memory(self) -> Memory:
         """What a successor has to know beyond the ack floor."""
         ledger = self._desk.ledger
@@ -341,7 +376,8 @@ class Assigner:
         durable, metrics, started = self._durable, self._recorder.metrics, self._clock.now()
         await self._notice_new_stream()
         # Never by the configured start: that would skip what came while there was no consumer.
-        after = self._desk.ledger.lowest() if self._desk.by_reset else self._desk.ledger.floor()
+        ledger = self._desk.ledger
+        after = ledger.lowest() if self._desk.by_reset else min(ledger.floor(), ledger.verified)
         chosen = filters if filters is not None else durable.filters
 
         async def attempt() -> object:
@@ -380,22 +416,25 @@ class Assigner:
         facts = await self._durable.facts()
         if facts.created == self._stream_created:
             return
-        if self._claimed:
-            # Positions are the manager's: it has to begin anew. Nothing may start before it did.
-            for state in self._desk.ledger.states.values():
-                state.stopped, state.finish = True, 0
-            self.on_stream_replaced(f"the stream was made anew at {facts.created}")
-            raise StreamReplacedUnderWorker(f"stream {self._config.stream!r} was made anew at {facts.created}")
+        if self.expected_stream:
+            self._refuse_stream(facts)
         self._stream_created = facts.created
         self._desk.retention, self._desk.file_storage = facts.retention, facts.file
         ledger = self._desk.ledger
-        ledger.high = 0
+        ledger.stand_at(0)
         ledger.owed.clear()
         self.positions.clear()
         for state in ledger.states.values():
             self._desk.drop(state)
             state.seen, state.furthest, state.target, state.range_end = 0, 0, None, None
         self._recorder.event("worker.stream_replaced", op="create", result="started_over", warn=True)
+
+    def _refuse_stream(self, facts: StreamFacts) -> NoReturn:
+        """Positions are the manager's, and of another stream: it has to begin anew. Nothing may start before it did."""
+        for state in self._desk.ledger.states.values():
+            state.stopped, state.finish = True, 0
+        self.on_stream_replaced(f"the stream was made anew at {facts.created}")
+        raise StreamReplacedUnderWorker(f"stream {self._config.stream!r} was made anew at {facts.created}")
 
     def _set_worker(self, worker_id: str) -> None:
         self._desk.worker_id = worker_id

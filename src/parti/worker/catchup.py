@@ -86,7 +86,7 @@ class CatchUp:
                 total += await self.read(
                     ledger.high, end, subjects, lambda state: not state.catching_up, checkpoint=checkpoint
                 )
-                ledger.high = max(ledger.high, end)
+                ledger.stand_at(max(ledger.high, end))
                 await checkpoint()
                 end = await self._last_sequence()
                 if end - ledger.high < near:
@@ -113,7 +113,7 @@ class CatchUp:
 
         Messages that the stream has removed by its limits are gone for everybody: that is reported and read past.
         """
-        fed = 0
+        fed, ledger = 0, self._desk.ledger
         reader = AsyncRangeReader(self._options, name="parti-catchup")
         try:
             while after < to:
@@ -132,9 +132,7 @@ class CatchUp:
                         async for batch in batches:
                             fed += await self._feed(batch, wanted)
                             if checkpoint is not None and batch.num_rows:
-                                self._desk.ledger.high = max(
-                                    self._desk.ledger.high, batch.column("sequence")[-1].as_py()
-                                )
+                                ledger.stand_at(max(ledger.high, batch.column("sequence")[-1].as_py()))
                                 await checkpoint()
                     after = to
                 except DataLoss as loss:

@@ -90,7 +90,7 @@ class WorkerConsumer:
         self._engine: Engine | None = None
         self._show: Callable[[], Shown] | None = None
         self._stream: MessageStream | None = None
-        self._stream_replaced: Callable[[str], None] = lambda reason: None  # noqa: ARG005
+        self._expected_stream: tuple[str, Callable[[str], None]] | None = None
 
     def __repr__(self) -> str:
         engine = self._engine
@@ -240,11 +240,12 @@ class WorkerConsumer:
             self.on_blocked,
         )
 
-    def when_stream_replaced(self, tell: Callable[[str], None]) -> None:
-        """Have this told when the stream turns out to be another one: the caller keeps the positions."""
-        self._stream_replaced = tell
-        if self._engine is not None:
-            self._engine.assigner.on_stream_replaced = tell
+    def expect_stream(self, created: str, tell: Callable[[str], None]) -> None:
+        """The caller keeps the positions, and they are of the stream made then.
+
+        Nothing is touched on another one: that is told instead. Call it before the first update, and after `abandon`.
+        """
+        self._expected_stream = (created, tell)
 
     def use_fence(self, fence: Fence) -> None:
         """Ask this fence from now on; only before the first update."""
@@ -385,7 +386,8 @@ class WorkerConsumer:
                 backoff=self._backoff,
                 on_blocked=self.on_blocked,
             )
-            self._engine.assigner.on_stream_replaced = self._stream_replaced
+            if self._expected_stream is not None:
+                self._engine.assigner.expected_stream, self._engine.assigner.on_stream_replaced = self._expected_stream
             self._main = asyncio.get_running_loop().create_task(self._engine.run(), name="parti-worker")
         return self._engine
 

@@ -256,12 +256,12 @@ class Desk:
         state.check_whole()
 
     def put_aside(self, state: PartitionState) -> None:
-        """From now on ignore what comes of the partition; a reset brings it again when it goes on.
+        """From now on hold or ignore what comes of the partition; it is read or delivered again when it goes on.
 
         Its cursor is as exact as before: what is in hand keeps it down, and what is ignored never moves it.
         """
         if state.target is None:
-            state.seen = max(state.seen, self.ledger.high)
+            state.seen = max(state.seen, self.ledger.verified)
             state.target = state.seen
 
     def give_back(self, state: PartitionState) -> None:

@@ -91,6 +91,7 @@ class Durable:
         self.pending = 0
         """Messages that the consumer had still to deliver when the server last spoke of it."""
         self._stored: Json = {}
+        self._created = ""
 
     def __repr__(self) -> str:
         return f"<Durable {self.name} filters={len(self.filters)}>"
@@ -126,8 +127,22 @@ class Durable:
             info = await self._call("info", lambda: self.js.consumer_info(self._config.stream, self.name))
         except ConsumerNotFound:
             return None
+        if not self.known:
+            self._applied(info)
         self._remember(info)
         return info
+
+    async def intact(self) -> bool | None:
+        """Whether the consumer is still the one we made, with the filters we gave it; None when it is gone."""
+        try:
+            info = await self._call("info", lambda: self.js.consumer_info(self._config.stream, self.name))
+        except ConsumerNotFound:
+            return None
+        return filters_of(info["config"]) == self.filters and info["created"] == self._created
+
+    async def mend(self, memory: Memory) -> None:
+        """Give the consumer that stands under our name our filters, whoever made it."""
+        self._applied(await self.update(self.filters, memory))
 
     async def create(self, filters: Sequence[str], memory: Memory, *, after: int, retention: Retention) -> Json:
         """Make the consumer; it delivers what lies behind `after`."""
@@ -143,6 +158,7 @@ class Durable:
             # to: a partition that comes is not done from an earlier sequence on than those that were here.
             await self.js.consumer_reset(self._config.stream, self.name, after + 1)
         self._remember(info)
+        self._applied(info)
         return info
 
     async def update(self, filters: Sequence[str], memory: Memory) -> Json:
@@ -150,6 +166,7 @@ class Durable:
         config = self._stored | self._tunables(filters, memory)
         info = await self._call("update", lambda: self.js.consumer_update(self._config.stream, config))
         self._remember(info)
+        self.filters = filters_of(info["config"])
         return info
 
     async def reset(self, after: int, *, not_above_floor: bool = False) -> bool:
@@ -182,7 +199,9 @@ class Durable:
         config = self._whole(self.filters, Memory.read(self._stored), after=after, retention=retention)
         guarded = retention is Retention.INTEREST
         remake = self.js.consumer_remake
-        self._remember(await self._call("create", lambda: remake(self._config.stream, config, guarded=guarded)))
+        info = await self._call("create", lambda: remake(self._config.stream, config, guarded=guarded))
+        self._remember(info)
+        self._applied(info)
 
     async def delete(self) -> None:
         try:
@@ -196,9 +215,12 @@ class Durable:
 
     def _remember(self, info: Json) -> None:
         self._stored = info["config"]
-        self.filters = filters_of(self._stored)
         self.known = True
         self.pending = int(info.get("num_pending") or 0)
+
+    def _applied(self, info: Json) -> None:
+        """This is the consumer as we want it: whatever differs later was done by somebody else."""
+        self.filters, self._created = filters_of(info["config"]), info["created"]
 
     def _whole(self, filters: Sequence[str], memory: Memory, *, after: int, retention: Retention) -> Json:
         config = self._tunables(filters, memory) | {

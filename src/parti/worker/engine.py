@@ -33,6 +33,7 @@ from parti.worker.session import Interrupted, Session
 from parti.worker.updates import Batch, Coalescer
 from parti.worker.watch import Watch
 
+_VERIFY_EVERY = 2.0  # seconds; a crash repeats no more for it, an idle partition is read again that far
 _CALLS = 16  # questions to the server at once
 _CLOSING_CALLS = 2.0  # seconds that the last calls of close() may take
 
@@ -159,6 +160,7 @@ class Engine:
                 group.create_task(self._updates(), name="parti-worker-updates")
                 group.create_task(self.session.run(), name="parti-worker-session")
                 group.create_task(self._tick(), name="parti-worker-tick")
+                group.create_task(self._verify(), name="parti-worker-verify")
                 # The first filter makes pyarrow look for pandas, whose import takes a second: not in a take-over.
                 group.create_task(asyncio.to_thread(SubjectFilter, ("warm.up",)), name="parti-worker-warm-up")
         except BaseExceptionGroup as bug:
@@ -306,7 +308,7 @@ class Engine:
         waits = Backoff(base=0.02, cap=1.0, max_tries=None).delays()
         while state.range_end is not None and ledger.states.get(state.id) is state and not state.stopped:
             target = state.range_end
-            if max(state.seen, ledger.high) >= target:
+            if max(state.seen, ledger.verified) >= target:
                 break
             with contextlib.suppress(PartiError):
                 async with calls:
@@ -320,6 +322,15 @@ class Engine:
     def _subjects_of(self, states: list[PartitionState]) -> tuple[str, ...]:
         template = SubjectTemplate(self.config.subject_template)
         return tuple(sorted(template.subject(state.partition) for state in states))
+
+    async def _verify(self) -> None:
+        """Look every few seconds whether the consumer is still as we made it."""
+        while True:
+            await self.clock.sleep(_VERIFY_EVERY)
+            if self.durable.known and self.session.pulling:
+                with contextlib.suppress(PartiError):  # the pull loop has the same trouble, and says so
+                    async with self._lock:
+                        await self.assigner.verify()
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

@@ -139,10 +139,10 @@ class PartitionState:
             return min((sequence for sequence in self.open if sequence > self.range_end), default=None)
         return min(self.open, default=None)
 
-    def cursor(self, high: int) -> int:
-        """Up to here every message of the partition is done; `high` is what the consumer has delivered."""
+    def cursor(self, verified: int) -> int:
+        """Up to here every message of the partition is done; `verified`: the ledger's."""
         # While it catches up, what is held lies above a part that was not read yet.
-        reached = self.seen if self.target is not None else max(self.seen, high)
+        reached = self.seen if self.target is not None else max(self.seen, verified)
         return min(reached, min(self.open) - 1) if self.open else reached
 
 
@@ -164,7 +164,9 @@ class Ledger:
         self.routes = routes
         self.states: dict[PartitionId, PartitionState] = {}
         self.high = 0
-        """Everything of the live partitions up to here was received."""
+        """Up to here the consumer has delivered."""
+        self.verified = 0
+        """... and up to here it certainly had all our filters: everything of the live partitions was received."""
         self.owed: set[int] = set()
         self.in_hand = 0
         self.bytes = 0
@@ -180,6 +182,10 @@ class Ledger:
         self.routes = routes
         self._places.clear()
 
+    def stand_at(self, sequence: int) -> None:
+        """The consumer begins just behind this."""
+        self.high = self.verified = sequence
+
     def forget_places(self) -> None:
         self._places.clear()
 
@@ -187,8 +193,8 @@ class Ledger:
         """The consumer begins anew with what is left of the stream: what it delivered before is kept per partition."""
         for state in self.states.values():
             if state.target is None:
-                state.seen = max(state.seen, self.high)
-        self.high = 0
+                state.seen = max(state.seen, self.verified)
+        self.high = self.verified = 0
 
     def place(self, subject: bytes) -> Place | None:
         """Where messages of this subject go; None when they belong to no partition of ours."""
@@ -241,7 +247,7 @@ class Ledger:
 
     def cursor(self, partition: PartitionId) -> int:
         """Up to here the partition is done."""
-        cursor = self.states[partition].cursor(self.high)
+        cursor = self.states[partition].cursor(self.verified)
         return min(cursor, min(self.owed) - 1) if self.owed else cursor
 
     def open_messages(self) -> list[Message]:

@@ -86,6 +86,10 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session {self._durable.name} {'pulling' if self._desk.pull is not None else 'not pulling'}>"
 
+    @property
+    def pulling(self) -> bool:
+        return self._desk.pull is not None
+
     # -- steering -----------------------------------------------------------------------------------------------------
 
     def resume(self) -> None:

@@ -1,0 +1,60 @@
+"""Somebody else changes our consumer: nothing is missed, and it is said."""
+
+from __future__ import annotations
+
+import pytest
+from worker_bench import Bench, Effects, parts
+
+from parti.testing import eventually
+
+# An interest stream itself deletes what no filter asks for, so that nobody could help there.
+pytestmark = pytest.mark.parametrize("retention", ["limits", "workqueue"])
+
+
+async def retained(bench: Bench, retention: str) -> None:
+    await bench.js.stream_delete(bench.stream)
+    await bench.create(retention=retention)
+
+
+async def edited(bench: Bench, filters: list[str]) -> None:
+    config = (await bench.info())["config"]
+    await bench.js.consumer_update(bench.stream, config | {"filter_subjects": filters})
+
+
+async def test_filters_edited_from_outside_are_mended_and_nothing_is_missed(bench: Bench, retention: str) -> None:
+    await retained(bench, retention)
+    effects = Effects()
+    worker = bench.worker(effects)
+    await worker.update_worker_consumer("w1", parts("a", "b", "c"))
+    await bench.publish("a", 2)
+    await effects.count(2)
+    await edited(bench, [f"{bench.stream}.a"])
+    for _ in range(5):
+        await bench.publish("b", 1)
+        await bench.publish("a", 1)  # what is delivered of others must not count as received of all
+    await eventually(lambda: len(effects.of("b")) == 5, 60, "what the edited filters left out")
+    await bench.publish("c", 1)
+    await effects.count(13)
+    assert effects.of("a") == sorted(effects.of("a"))
+    assert effects.of("b") == sorted(effects.of("b"))
+    assert len(effects.seen) == 13
+    assert bench.metric("parti_worker_consumer_repairs_total") >= 1
+
+
+async def test_a_consumer_made_by_somebody_else_under_our_name_is_set_right(bench: Bench, retention: str) -> None:
+    await retained(bench, retention)
+    effects = Effects()
+    worker = bench.worker(effects)
+    await worker.update_worker_consumer("w1", parts("a", "b"))
+    await bench.publish("a", 2)
+    await effects.count(2)
+    config = {k: v for k, v in (await bench.info())["config"].items() if k not in ("metadata", "opt_start_seq")}
+    await bench.js.consumer_delete(bench.stream, config["name"])
+    await bench.js.consumer_create(
+        bench.stream, config | {"deliver_policy": "all", "filter_subjects": [f"{bench.stream}.a"]}
+    )
+    await bench.publish("b", 4)
+    await bench.publish("a", 1)
+    await effects.count(7)
+    assert len(effects.of("b")) == 4
+    assert len(effects.seen) == 7
