@@ -33,7 +33,7 @@ from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 
 REASONS: Final = {
-    "exit": ("crash",),
+    "exit": ("crash", "max_deliver"),
     "kill": ("crash",),
     "hang": ("timeout",),
     "base": ("crash", "max_deliver"),
@@ -42,7 +42,7 @@ REASONS: Final = {
 }
 _MAX_DELIVER: Final = 3  # the default of worker.max_deliver
 _BURIED_WITHIN: Final = 30.0
-_QUICK: Final = ("exit", "hang", "base")
+_QUICK: Final = ("kill", "hang", "exit")
 
 
 @dataclass

@@ -26,7 +26,7 @@ from parti.prove.sink import percentile
 from parti.prove.torture_faults import TortureFaults
 from parti.prove.torture_fleet import TortureFleet
 from parti.prove.torture_judge import Judgement, Ledger
-from parti.prove.torture_scenario import Fault, Kind, Restrict, Scenario, draw
+from parti.prove.torture_scenario import Fault, Restrict, Scenario, draw
 from parti.prove.torture_sink import TortureSink
 from parti.prove.torture_traffic import STREAM, TortureTraffic
 from parti.prove.torture_watch import Letters, Watch
@@ -203,7 +203,7 @@ async def _tortured(scenario: Scenario, stack: AsyncExitStack, fleet: TortureFle
         "slow": len(slow),
         "late_exits": len(faults.late_exits),
         "bad_exits": len(faults.bad_exits),
-        "died": len(fleet.died) if Kind.EXIT not in scenario.kinds else 0,
+        "died": len(fleet.died),
         "self_exits": len(fleet.died) + len(fleet.at_start),
         "looks": watch.looks,
         "skipped": len(faults.skipped),

@@ -61,6 +61,7 @@ class TortureFaults:
                 return self._skip(fault)
         methods: dict[Kind, Callable[[Fault], Awaitable[float]]] = {
             Kind.RESTART: self._restart,
+            Kind.RETURN: self._return,
             Kind.LEAVE: self._leave,
             Kind.ADD: self._add,
             Kind.REMOVE: self._remove,
@@ -94,6 +95,24 @@ class TortureFaults:
         place = self.fleet.free(fault.target)
         return await self._stopped(place, fault, returning=True) if place else self._skip(fault)
 
+    async def _return(self, fault: Fault) -> float:
+        place = self.fleet.free(fault.target)
+        if place is None or place.process is None:
+            return self._skip(fault)
+        place.busy = True
+        try:
+            noted = self._note(fault, place.owner, explains=False)
+            place.process.worker = ""
+            os.kill(place.process.pid, signal.SIGUSR2)
+            try:
+                await place.process.live(60.0)
+            except RuntimeError:
+                self._ended_badly(place, fault, noted)
+                await self.fleet.fill(place)
+            return self._over(noted)
+        finally:
+            place.busy = False
+
     async def _leave(self, fault: Fault) -> float:
         place = self.fleet.free(fault.target)
         return await self._stopped(place, fault, returning=False) if place else self._skip(fault)
@@ -116,9 +135,7 @@ class TortureFaults:
             noted.end = time.monotonic()
             self.exits.append(noted.end - asked)
             if process.process.returncode not in (0, -signal.SIGKILL):
-                code = process.process.returncode
-                self.bad_exits.append(f"{place.owner} after {fault.kind} with {code}: {last_words(place)}")
-                noted.explains = True
+                self._ended_badly(place, fault, noted)
             if not returning:
                 place.instance = f"{place.instance.split('~')[0]}~{int(noted.end * 1000) % 100_000}"
             await self.fleet.fill(place)
@@ -381,6 +398,12 @@ class TortureFaults:
 
     def _note(self, fault: Fault, owner: str, *, explains: bool) -> Disturbance:
         return self.ledger.disturb(str(fault.kind), time.monotonic(), owner, explains=explains)
+
+    def _ended_badly(self, place: Place, fault: Fault, noted: Disturbance) -> None:
+        assert place.process is not None
+        code = place.process.process.returncode
+        self.bad_exits.append(f"{place.owner} after {fault.kind} with {code}: {last_words(place)}")
+        noted.explains = True
 
     def _over(self, noted: Disturbance) -> float:
         noted.end = time.monotonic()

@@ -43,6 +43,7 @@ class Happened:
 
     at: float
     owner: str
+    """`pid-<n>`, and `pid-<n>.<life>` of a worker that came back in the same process."""
     epoch: int
     began: float
     sequence: int
@@ -63,7 +64,7 @@ class Disturbance:
     end: float = NEVER
 
     def covers(self, first: Happened, again: Happened, before: float, after: float) -> bool:
-        hit = self.explains and self.owner in ("", first.owner)
+        hit = self.explains and self.owner in ("", first.owner.partition(".")[0])
         return hit and self.start - before <= first.at <= self.end + after and self.start - before <= again.at
 
     def __str__(self) -> str:

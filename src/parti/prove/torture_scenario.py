@@ -20,6 +20,8 @@ class Kind(StrEnum):
 
     RESTART = "restart"
     """SIGTERM, `returning`, started again with the same instance name."""
+    RETURN = "return"
+    """Stopped as one that returns, and back at once in the same process: the shortest absence there is."""
     LEAVE = "leave"
     """SIGTERM, partitions handed over, a new process joins."""
     ADD = "add"
@@ -65,7 +67,7 @@ class Kind(StrEnum):
     """A handler blocks the event loop beyond the lease."""
 
 
-PLANNED: Final = frozenset({Kind.RESTART, Kind.LEAVE, Kind.ADD, Kind.REMOVE, Kind.SOURCE})
+PLANNED: Final = frozenset({Kind.RESTART, Kind.RETURN, Kind.LEAVE, Kind.ADD, Kind.REMOVE, Kind.SOURCE})
 RECORDS: Final = frozenset({Kind.CLAIM, Kind.LEASE, Kind.LEADER_RECORD, Kind.ASSIGNMENT, Kind.POSITION})
 FATES: Final = frozenset({Kind.HANG, Kind.HANG_STOP, Kind.BASE, Kind.EXIT, Kind.BLOCK})
 _SINGLE: Final = frozenset({Kind.SERVER_KILL, Kind.SERVER_FREEZE, Kind.OUTAGE})

@@ -101,37 +101,29 @@ def told(path: Path) -> list[str]:
 
 
 async def work(settings: dict[str, Any], handles: type[Handler] = Handler) -> None:
-    """Until SIGTERM: then leave as the proof says."""
+    """Until a signal: SIGTERM leaves, SIGUSR1 stops as one that returns, SIGUSR2 is back here at once."""
+    life = 0
+    while await _live(settings, handles, life):
+        life += 1
+    say("stopped")
+
+
+async def _live(settings: dict[str, Any], handles: type[Handler], life: int) -> bool:
+    """One life of a worker; True when it is to be followed by another at once."""
     connection = await connect(
         ConnectOptions(servers=tuple(settings["urls"]), request_timeout=5.0, name="torture-worker")
     )
     sink = await SinkCaller.open(int(settings["sink"]))
     consumer = WorkerConsumer(JetStreamApi(connection), WorkerConfig(**settings["worker"]))
-    consumer.handler(handles(sink, float(settings["takes"]), float(settings["blocks"])))
-
-    def granted(lease: Lease) -> None:
-        say("granted", partition=lease.partition, epoch=lease.epoch, at=time.monotonic())
-
-    def revoked(lease: Lease) -> None:
-        say("revoked", partition=lease.partition, epoch=lease.epoch, at=time.monotonic())
-
-    hooks = Hooks(
-        on_partition_granted=granted,
-        on_partition_revoked=revoked,
-        on_state_changed=lambda _, new: say("state", state=new.value, at=time.monotonic()),
+    handler = handles(sink, float(settings["takes"]), float(settings["blocks"]))
+    handler.owner += f".{life}" if life else ""
+    consumer.handler(handler)
+    asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    manager = Manager(
+        ControlConfig(**settings["control"]), connection, _source(settings), consumer=consumer, hooks=_hooks()
     )
-    path = Path(settings["source"])
-    source = CallableSource(lambda: told(path), every=0.3)
-    manager = Manager(ControlConfig(**settings["control"]), connection, source, consumer=consumer, hooks=hooks)
-    asked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-    def stop(returning: bool) -> None:
-        if not asked.done():
-            asked.set_result(returning)
-
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop, False)
-    loop.add_signal_handler(signal.SIGUSR1, stop, True)  # SIGTERM of one that will be back
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        asyncio.get_running_loop().add_signal_handler(number, _ask, asked, number)
     await manager.start(60.0)
     say("live", worker=manager.worker_id)
     stalls = asyncio.create_task(watch_stalls())
@@ -139,11 +131,35 @@ async def work(settings: dict[str, Any], handles: type[Handler] = Handler) -> No
     await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
     if not asked.done():
         await manager.ended()
-    await manager.stop(returning=asked.done() and asked.result())
+    await manager.stop(returning=asked.done() and asked.result() != signal.SIGTERM)
     stalls.cancel()
     await sink.close()
     await connection.close()
-    say("stopped")
+    return asked.done() and asked.result() == signal.SIGUSR2
+
+
+def _ask(asked: asyncio.Future[int], number: int) -> None:
+    if not asked.done():
+        asked.set_result(number)
+
+
+def _source(settings: dict[str, Any]) -> CallableSource:
+    path = Path(settings["source"])
+    return CallableSource(lambda: told(path), every=0.3)
+
+
+def _hooks() -> Hooks:
+    def granted(lease: Lease) -> None:
+        say("granted", partition=lease.partition, epoch=lease.epoch, at=time.monotonic())
+
+    def revoked(lease: Lease) -> None:
+        say("revoked", partition=lease.partition, epoch=lease.epoch, at=time.monotonic())
+
+    return Hooks(
+        on_partition_granted=granted,
+        on_partition_revoked=revoked,
+        on_state_changed=lambda _, new: say("state", state=new.value, at=time.monotonic()),
+    )
 
 
 def main(handles: type[Handler] = Handler) -> None:
