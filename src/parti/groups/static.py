@@ -86,11 +86,12 @@ class StaticMember(GroupConsumer[StaticRecord]):
             info = await self._api.consumer_create(self.stream, config, action="create")
         except ConsumerAlreadyExists:
             info = await self._existing(filters)
-        if not same:
-            self._work.forget_done()
-            self._floor = 0
-        elif self._floor and info["created"] != self._created and not info["delivered"]["consumer_seq"]:
-            info = await self._put_back(config)
+        if self._created and info["created"] != self._created:
+            if not same:
+                self._work.forget_done()
+                self._floor = 0
+            elif self._floor and not info["delivered"]["consumer_seq"]:
+                info = await self._put_back(config)
         self._note(info)
         return info
 
