@@ -40,8 +40,6 @@ class Pinned(Core[R], Generic[R]):
     _told_waiting = False
     _unpinned_at: float | None = None
     """When the pin went while handlers ran; they have `drain_timeout` to end."""
-    _uncertain = False
-    """Something happened since the last settled pin: what is in hand may be somebody else's."""
 
     async def _settle_pin(self) -> None:
         """Pinned by the first message: handle nothing before the server confirms it and earlier deliveries are in."""
@@ -168,7 +166,7 @@ class Pinned(Core[R], Generic[R]):
 
     def _beat(self) -> None:
         """Keep the messages in hand ours for as long as their handlers take; without the pin that has a limit."""
-        for message in list(self._work.in_hand.values()):
+        for message in self._work.ours():
             self._acks.working(message)
         if self._unpinned_at is None:
             return
