@@ -78,7 +78,7 @@ class Work:
         clock: Clock,
         metrics: Metrics,
     ) -> None:
-        """`still_fresh`: the process ran all the time lately; `certain`: nothing endangered the pin since its settling."""
+        """`still_fresh`: the process ran all the time lately; `certain`: nothing endangered the settled pin since."""
         self.in_hand: dict[int, GroupMessage] = {}
         self.holding = True
         self._keeping = False
@@ -299,9 +299,9 @@ class Work:
             message.attempt += 1
             outcome = await self._call(message)
             if outcome is _CANCELLED:
-                self._given_up(message)
-                return None
-            wait = await self._settle_outcome(message, outcome)
+                wait = self._given_up(message)
+            else:
+                wait = await self._settle_outcome(message, outcome)
             if wait is None:
                 return None
             await self._pause(message, wait)
@@ -336,15 +336,20 @@ class Work:
         log.warning("group.handler_failed", sequence=message.sequence, attempt=message.attempt, error=describe(error))
         return Retry(error=describe(error))
 
-    def _given_up(self, message: GroupMessage) -> None:
-        """It was cancelled: the server gives the message to whoever is next."""
+    def _given_up(self, message: GroupMessage) -> float | None:
+        """It was cancelled: the server gives the message to whoever is next; a number when that is us again by now."""
         self._count("retry")
-        if message.handed_back:
-            self.in_hand.pop(message.queue_sequence, None)
-            if not message.doubtful and self._certain():
-                self._settle(message, b"-NAK")
-        elif self.in_hand.get(message.queue_sequence) is message:
+        if self.in_hand.get(message.queue_sequence) is not message:
+            return None
+        if not self.holding and not message.doubtful:
+            return 0.0  # its handler took so long to end that the pin is ours again: what is behind it waits for it
+        if self._keeping and not message.handed_back:
             self._park(message)
+            return None
+        self._forget(message)
+        if not message.doubtful and self._certain():
+            self._settle(message, b"-NAK")
+        return None
 
     async def _pause(self, message: GroupMessage, seconds: float) -> None:
         """Wait for the next attempt; the lane waits with it, so that nothing overtakes. `drop` ends it at once."""
