@@ -11,7 +11,7 @@ import random
 from typing import Generic
 
 from parti.clock import Randomness
-from parti.errors import PartiError
+from parti.errors import PartiError, TransientError
 from parti.groups.common import pinned_id
 from parti.groups.core import Core
 from parti.groups.distribution import partition_depth
@@ -26,6 +26,11 @@ from parti.observe import group_metrics as m
 from parti.wire.columns import Deliveries
 from parti.wire.errors import ConsumerDeleted, WrongPinId
 from parti.wire.stored import parse_time
+
+
+class ConsumerReplaced(TransientError):
+    """The consumer under our name is not the one that we pulled from: join again."""
+
 
 OTHERS_FIRST = (0.5, 0.6)
 """Seconds that an instance which is not pinned leaves to the pinned one; one of the reference takes 0.4 to 0.5."""
@@ -56,7 +61,7 @@ class Pinned(Core[R], Generic[R]):
             return
         if info["created"] != self._created:
             self._puller.stop()
-            self._suspect()
+            self._signal(lambda: self._troubled(ConsumerReplaced("somebody made the consumer anew")))
             return
         if pinned_id(info) != pin:
             self._puller.forget_pin()
