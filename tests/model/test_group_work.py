@@ -41,6 +41,9 @@ class World:
         self.done: set[int] = set()
         self.pin = 0
         self.pinned = False
+        self.frozen = False
+        """The process stood still, and has not noticed it yet."""
+        self.uncertain = False
         self.letters = Letters()
         self.running: dict[int, asyncio.Future[Any]] = {}
         self.broken: list[str] = []
@@ -49,7 +52,8 @@ class World:
             self.handle,
             HandlerOptions(order=order, concurrency=8, retry=retry, key=lambda m: str(m.queue_sequence % KEYS)),
             settle=self.settle,
-            still_fresh=lambda: True,
+            still_fresh=lambda: not self.frozen,
+            certain=lambda: not self.uncertain,
             dead_letters=self.letters,
             clock=SystemClock(),
             metrics=NO_METRICS,
@@ -85,6 +89,7 @@ class World:
 
     def settle(self, message: GroupMessage, body: bytes) -> None:
         sequence = message.queue_sequence
+        self.check(not self.uncertain, f"{body!r} about {sequence} while it may be somebody else's")
         if body == b"+ACK":
             self.check(sequence in self.finished, f"{sequence} was acknowledged and not handled")
             self.pending.discard(sequence)
@@ -106,7 +111,7 @@ class World:
         message.attempt, message.data, message.last_error = 0, b"", ""
         message._lane, message._reply, message.holding = self.work.lane, b"r", self.holding
         message.acknowledged = message.started = message.doubtful = False
-        message.parked = message.cancelled = message.handed_back = False
+        message.parked = message.cancelled = message.handed_back = message.finished = False
         return message
 
     # -- steps -----------------------------------------------------------------------------------------------------
@@ -120,26 +125,43 @@ class World:
             self.deliver(fresh)
 
     def lose_pin(self) -> None:
-        self.pinned = False
+        self.pinned = self.frozen = False
+        if self.uncertain:
+            self.work.doubt()
         self.work.drop()
 
     def gain_pin(self) -> None:
         """As the member does it: everything pending comes again, and only then anything starts."""
         if not self.pinned:
             self.pin += 1
-            self.pinned = True
+            self.pinned, self.uncertain = True, False
             again = sorted(self.pending)
             self.rng.shuffle(again)
             self.deliver(again)
             self.work.release(self.pin, self.holding)
 
     def freeze(self) -> None:
+        """The process stands still; handlers may go on before it notices."""
+        self.frozen = self.pinned
+
+    def cut(self) -> None:
         if self.pinned:
+            self.uncertain = True
             self.work.suspend()
+
+    def notice(self) -> None:
+        if self.frozen:
+            self.frozen, self.uncertain = False, True
+            self.work.suspend()
+            self.work.doubt()
+
+    def settle_pin(self) -> None:
+        """The pin outlived it, or it did not."""
+        if self.uncertain and self.pinned:
             if self.rng.random() < 0.5:
+                self.uncertain = False
                 self.work.release(self.pin, self.holding)
             else:
-                self.work.doubt()
                 self.lose_pin()
 
     def drain(self) -> None:
@@ -162,6 +184,7 @@ class World:
 
     async def finish(self) -> None:
         """Let everything come to its end: nothing may be left, and nothing may be missing."""
+        self.notice()
         self.end_drain()
         self.gain_pin()
         while self.next <= self.total:

@@ -50,8 +50,7 @@ class Acks:
         self._in_loop(self._settled, message)
 
     def _settled(self, message: GroupMessage) -> None:
-        self._puller.send(message._reply, b"+ACK")
-        self._work.done(message)
+        self._work.finish(message)
 
     async def confirmed(self, message: GroupMessage) -> None:
         """Acknowledge, and return when the server has taken it."""

@@ -68,6 +68,7 @@ class Core(Standing, Signals, ABC, Generic[R]):
             options.handlers,
             settle=lambda message, body: self._puller.send(message._reply, body),
             still_fresh=self._pulse.fresh,
+            certain=lambda: not self._uncertain,
             dead_letters=letters_of(self._api, self.kind, self.stream, self.group),
             clock=clock,
             metrics=self._metrics,
@@ -80,6 +81,8 @@ class Core(Standing, Signals, ABC, Generic[R]):
         self._created = ""
         """When that consumer was made; one under the same name that was made at another time is somebody else's."""
         self._pin: str | None = None
+        self._uncertain = False
+        """Something happened since the last settled pin: what is in hand may be somebody else's."""
         self._waits = self._backoff()
         self._ending = False
         self._stopping = asyncio.Event()

@@ -112,7 +112,7 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
         config = self._template.config(GroupKind.ELASTIC, self._consumer, filters)
         self._blocked = False
         try:
-            return await self._api.consumer_create(self._queue_stream, config, action="create")
+            return await self._make(config)
         except WorkQueueFilterNotUnique:
             self._blocked = True
             self._wait_for("another member's consumer still has one of the partitions")

@@ -20,8 +20,10 @@ from parti.groups.names import PRIORITY_GROUP
 from parti.groups.pinned import Pinned
 from parti.groups.store import R
 from parti.observe import group_metrics as m
+from parti.observe.logs import get_logger
 from parti.wire.errors import ConsumerNotFound
 
+log = get_logger("groups")
 _PATIENCE = 2.0  # for each call to the server while leaving
 _CANCEL_WITHIN = 1.0  # for handlers to end when they are cancelled; one that does not is left behind
 _SECOND_LOOK = 0.1  # a pull of the reference ends and the next one comes within a few milliseconds
@@ -46,6 +48,7 @@ class Leaving(Pinned[R], Generic[R]):
         await self._withdraw()
         finished = await self._idle(min(timeout, self._limits.pin_ttl / 3))
         if not finished and (left := timeout - (self._clock.now() - began)) > 0:
+            log.info("group.draining", member=self.member, running=self._work.running, within=round(left, 1))
             if self._held and self._limits.acks and not self._uncertain:
                 await self._shortly(self._puller.start(self._queue_stream, self._consumer, self._limits, pin=pin))
             finished = await self._idle(left)

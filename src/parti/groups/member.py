@@ -20,7 +20,7 @@ from parti.groups.options import MemberOptions
 from parti.groups.signals import look_again
 from parti.groups.store import R, RecordStore, Stored
 from parti.wire.connect import Connection
-from parti.wire.errors import ApiError
+from parti.wire.errors import ApiError, ConsumerNotFound
 from parti.wire.kv_model import Change, Operation
 
 _STOP_WITHIN = 10.0  # a supervisor gives a process about that long between SIGTERM and SIGKILL
@@ -214,6 +214,19 @@ class GroupConsumer(Leaving[R], Generic[R]):
         self._be(MemberState.STANDBY)
         self._tell(EventKind.JOINED, partitions=self._owned)
         self._signal(look_again)  # the pin may have outlived an outage, and with it what is in hand
+
+    async def _make(self, config: dict[str, Any]) -> dict[str, Any] | None:
+        """The consumer as this configuration asks for it, made if it is not there; None when it is gone already.
+
+        Its info is asked for: a server that was restarted answers a create of what exists with another `created`
+        (measured on 2.15.1), and whoever believed that would take the consumer for somebody else's.
+        """
+        await self._api.consumer_create(self._queue_stream, config, action="create")
+        try:
+            return await self._api.consumer_info(self._queue_stream, self._consumer)
+        except ConsumerNotFound:
+            self._later(0)
+            return None
 
     def _retry(self, why: PartiError) -> None:
         self._later(next(self._waits))

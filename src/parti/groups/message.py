@@ -41,6 +41,7 @@ class GroupMessage(Message):
         "acknowledged",
         "cancelled",
         "doubtful",
+        "finished",
         "handed_back",
         "holding",
         "number",
@@ -68,6 +69,8 @@ class GroupMessage(Message):
     """It was not started, and must not be before somebody knows whose it is."""
     cancelled: bool
     handed_back: bool
+    finished: bool
+    """Handled, and its acknowledgement waits until it is known whose it is."""
 
     _settle: Settle
 
@@ -141,7 +144,7 @@ def messages_of(
         message._reply, message._settle = frames.reply(index), settle
         message.acknowledged = message.started = message.doubtful = False
         message.holding, message.parked = holding, False
-        message.cancelled = message.handed_back = False
+        message.cancelled = message.handed_back = message.finished = False
         made.append(message)
     return made
 

@@ -11,7 +11,7 @@ import random
 from typing import Generic
 
 from parti.clock import Randomness
-from parti.errors import PartiError
+from parti.errors import PartiError, TransientError
 from parti.groups.common import pinned_id
 from parti.groups.core import Core
 from parti.groups.distribution import partition_depth
@@ -27,6 +27,11 @@ from parti.wire.columns import Deliveries
 from parti.wire.errors import ConsumerDeleted, WrongPinId
 from parti.wire.stored import parse_time
 
+
+class ConsumerReplaced(TransientError):
+    """The consumer under our name is not the one that we pulled from: join again."""
+
+
 OTHERS_FIRST = (0.5, 0.6)
 """Seconds that an instance which is not pinned leaves to the pinned one; one of the reference takes 0.4 to 0.5."""
 _SETTLE_EVERY = 0.03
@@ -40,8 +45,6 @@ class Pinned(Core[R], Generic[R]):
     _told_waiting = False
     _unpinned_at: float | None = None
     """When the pin went while handlers ran; they have `drain_timeout` to end."""
-    _uncertain = False
-    """Something happened since the last settled pin: what is in hand may be somebody else's."""
 
     async def _settle_pin(self) -> None:
         """Pinned by the first message: handle nothing before the server confirms it and earlier deliveries are in."""
@@ -58,7 +61,7 @@ class Pinned(Core[R], Generic[R]):
             return
         if info["created"] != self._created:
             self._puller.stop()
-            self._suspect()
+            self._signal(lambda: self._troubled(ConsumerReplaced("somebody made the consumer anew")))
             return
         if pinned_id(info) != pin:
             self._puller.forget_pin()
@@ -168,7 +171,7 @@ class Pinned(Core[R], Generic[R]):
 
     def _beat(self) -> None:
         """Keep the messages in hand ours for as long as their handlers take; without the pin that has a limit."""
-        for message in list(self._work.in_hand.values()):
+        for message in self._work.ours():
             self._acks.working(message)
         if self._unpinned_at is None:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,9 @@ class Shares:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._all = _gauges.setdefault(metrics, {})
+        self._all: dict[str, dict[int, float]] = {}
+        with contextlib.suppress(TypeError):  # a user's own class may allow no weak references: then each is alone
+            self._all = _gauges.setdefault(metrics, self._all)
 
     def __repr__(self) -> str:
         return f"<Shares of {self._metrics!r}>"

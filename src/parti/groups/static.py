@@ -82,15 +82,19 @@ class StaticMember(GroupConsumer[StaticRecord]):
             self._later(_GONE_POLL)  # the group is deleted; the watch tells, or it is there again
             return None
         config = self._template.config(self.kind, self._consumer, filters)
+        info: dict[str, Any] | None
         try:
-            info = await self._api.consumer_create(self.stream, config, action="create")
+            info = await self._make(config)
         except ConsumerAlreadyExists:
             info = await self._existing(filters)
-        if not same:
-            self._work.forget_done()
-            self._floor = 0
-        elif self._floor and info["created"] != self._created and not info["delivered"]["consumer_seq"]:
-            info = await self._put_back(config)
+        if info is None:
+            return None
+        if self._created and info["created"] != self._created:
+            if not same:
+                self._work.forget_done()
+                self._floor = 0
+            elif self._floor and not info["delivered"]["consumer_seq"]:
+                info = await self._put_back(config)
         self._note(info)
         return info
 
@@ -116,7 +120,8 @@ class StaticMember(GroupConsumer[StaticRecord]):
             return await self._api.consumer_info(self.stream, self._consumer)
         await self._api.consumer_delete(self.stream, self._consumer)
         start = {"deliver_policy": "by_start_sequence", "opt_start_seq": self._floor + 1}
-        return await self._api.consumer_create(self.stream, config | start, action="create")
+        await self._api.consumer_create(self.stream, config | start, action="create")
+        return await self._api.consumer_info(self.stream, self._consumer)
 
     async def _existing(self, filters: tuple[str, ...]) -> dict[str, Any]:
         info = await self._api.consumer_info(self.stream, self._consumer)

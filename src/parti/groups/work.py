@@ -73,10 +73,12 @@ class Work:
         *,
         settle: Callable[[GroupMessage, bytes], None],
         still_fresh: Callable[[], bool],
+        certain: Callable[[], bool],
         dead_letters: DeadLetters,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
+        """`still_fresh`: the process ran all the time lately; `certain`: nothing endangered the settled pin since."""
         self.in_hand: dict[int, GroupMessage] = {}
         self.holding = True
         self._keeping = False
@@ -87,6 +89,7 @@ class Work:
         self._handler = AdaptedHandler(adapted, concurrency=concurrency)
         self._settle = settle
         self._still_fresh = still_fresh
+        self._certain = certain
         self._dead_letters = dead_letters
         self._clock = clock
         self._metrics = metrics
@@ -153,8 +156,13 @@ class Work:
         self._epoch = epoch
         held, self._held = sorted(self._held, key=lambda message: message.queue_sequence), []
         for message in held:
-            if self.in_hand.get(message.queue_sequence) is message:
-                message.parked = False
+            if self.in_hand.get(message.queue_sequence) is not message:
+                continue
+            message.parked = False
+            if message.finished:
+                self._settle(message, b"+ACK")
+                self.done(message)
+            else:
                 self._push(message)
         for message in self.in_hand.values():
             message.doubtful = message.doubtful and message.holding != holding
@@ -190,6 +198,10 @@ class Work:
         self._failing.pop(message.queue_sequence, None)
         if (retrying := self._retrying.get(message.queue_sequence)) is not None:
             retrying.set()
+
+    def ours(self) -> list[GroupMessage]:
+        """What is in hand, but for what runs on after the pin went and may be another's."""
+        return [message for message in self.in_hand.values() if self._keeping or not message.doubtful]
 
     def doubt(self) -> None:
         """What runs may be somebody else's by now."""
@@ -238,6 +250,25 @@ class Work:
         await self._pool.halt()
         self._handler.close()
 
+    def finish(self, message: GroupMessage) -> None:
+        """The message is handled: acknowledge it, unless it may be somebody else's by now.
+
+        That one handles it too, and counts what is in hand against what the server has pending: a late ack from here
+        would make a message pass unnoticed that is still on its way there. So it waits for the pin to be settled.
+        """
+        message.acknowledged = True
+        message.doubtful = message.doubtful or not self._still_fresh()
+        if not message.doubtful and self._certain():
+            self._settle(message, b"+ACK")
+            self.done(message)
+            return
+        message.finished = True
+        waits = self.in_hand.get(message.queue_sequence) is message and (self._keeping or not self.holding)
+        self.done(message)
+        if waits:
+            self.in_hand[message.queue_sequence] = message
+            self._park(message)
+
     def done(self, message: GroupMessage) -> None:
         """The message is settled: it must not be run again, also when its acknowledgement gets lost."""
         self.in_hand.pop(message.queue_sequence, None)
@@ -268,9 +299,9 @@ class Work:
             message.attempt += 1
             outcome = await self._call(message)
             if outcome is _CANCELLED:
-                self._given_up(message)
-                return None
-            wait = await self._settle_outcome(message, outcome)
+                wait = self._given_up(message)
+            else:
+                wait = await self._settle_outcome(message, outcome)
             if wait is None:
                 return None
             await self._pause(message, wait)
@@ -305,14 +336,20 @@ class Work:
         log.warning("group.handler_failed", sequence=message.sequence, attempt=message.attempt, error=describe(error))
         return Retry(error=describe(error))
 
-    def _given_up(self, message: GroupMessage) -> None:
-        """It was cancelled: the server gives the message to whoever is next."""
+    def _given_up(self, message: GroupMessage) -> float | None:
+        """It was cancelled: the server gives the message to whoever is next; a number when that is us again by now."""
         self._count("retry")
-        if message.handed_back:
-            self.in_hand.pop(message.queue_sequence, None)
-            self._settle(message, b"-NAK")
-        elif self.in_hand.get(message.queue_sequence) is message:
+        if self.in_hand.get(message.queue_sequence) is not message:
+            return None
+        if not self.holding and not message.doubtful:
+            return 0.0  # its handler took so long to end that the pin is ours again: what is behind it waits for it
+        if self._keeping and not message.handed_back:
             self._park(message)
+            return None
+        self._forget(message)
+        if not message.doubtful and self._certain():
+            self._settle(message, b"-NAK")
+        return None
 
     async def _pause(self, message: GroupMessage, seconds: float) -> None:
         """Wait for the next attempt; the lane waits with it, so that nothing overtakes. `drop` ends it at once."""
@@ -329,6 +366,8 @@ class Work:
         if message.acknowledged:
             self._count("ack")
             return None
+        if not self._still_fresh():
+            message.doubtful = True
         decision: Decision = self._options.retry.decide(outcome, message.attempt)
         if message.doubtful and isinstance(decision, Again | Bury):
             self.in_hand.pop(message.queue_sequence, None)  # whoever has it now decides
@@ -353,9 +392,7 @@ class Work:
             self._count("reject")
         else:
             self._count("ack")
-        message.acknowledged = True
-        self._settle(message, b"+ACK")
-        self.done(message)
+        self.finish(message)
         return None
 
     async def _bury(self, message: GroupMessage, decision: Bury) -> None:
