@@ -98,6 +98,7 @@ class Manager:
                 )
             check_layout(config.layout, consumer, self._source)
             consumer.use_fence(self._fence)
+            consumer.use_namespace(config.namespace)
         elif not callable(getattr(consumer, "update_worker_consumer", None)):
             raise UsageError(f"a consumer needs update_worker_consumer; {type(consumer).__name__} has none")
 

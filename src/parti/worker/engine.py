@@ -45,6 +45,7 @@ class Engine:
         handler: AdaptedHandler,
         recorder: Recorder,
         *,
+        namespace: str,
         fence: Fence,
         clock: Clock,
         backoff: Backoff,
@@ -66,7 +67,7 @@ class Engine:
         self.desk = Desk(config, recorder, self.attempts.serve)
         self.attempts.let_go = self.desk.let_go  # without the detour: it is called once a message
         self.desk.may_pull = fence.may_pull
-        self.durable = Durable(js, config, "", backoff=backoff, clock=clock, recorder=recorder)
+        self.durable = Durable(js, config, namespace, backoff=backoff, clock=clock, recorder=recorder)
         options = js.connection.connect_options
         self.catch_up = CatchUp(options, config.stream, self.desk, recorder, self.durable.last_sequence)
         self.session = Session(
