@@ -176,7 +176,7 @@ class Engine:
             recorder.event("worker.update", op="update", result="failure", error=str(error), warn=True)
             raise
         if self.attempts.office is None:
-            self.attempts.office = DeadLetterOffice(self._js, self.config.stream, self.durable.name)
+            self.attempts.office = DeadLetterOffice(self._js, self.config.stream, self.durable.name, self.durable.scope)
         recorder.worked(Part.UPDATE, self.clock.now())
         if changed:
             took = self.clock.now() - started
