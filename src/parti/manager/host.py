@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from parti.clock import Clock
 from parti.config.control import ControlConfig
+from parti.control.membership import Membership
 from parti.manager.kv_store import Store
 from parti.model import Claim, Lease, Member, PartitionId
 from parti.observe.metrics import Metrics
@@ -19,6 +20,8 @@ class Host(Protocol):
     clock: Clock
     config: ControlConfig
     metrics: Metrics
+    members: Membership | None
+    """Who is here; None before everything that there is has been seen."""
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run this beside everything else; it is cancelled when the member ends."""

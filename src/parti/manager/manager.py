@@ -21,6 +21,7 @@ from parti.manager.kv_store import Store
 from parti.manager.layouts import check_layout, plane_for
 from parti.manager.observer import Observer
 from parti.manager.sources import PartitionSource, StaticSource
+from parti.manager.sweep import sweep
 from parti.model import Lease, Member, Partition, PartitionId, Retention, WorkerId
 from parti.observe.health import HealthCheck
 from parti.observe.logs import get_logger
@@ -255,6 +256,9 @@ class Manager:
             helpers = [
                 group.create_task(self._hooks.run()),
                 group.create_task(self._degraded.run(self._hold_judgement)),
+                group.create_task(
+                    sweep(self._js, self.config, self._consumer, self._retention, lambda: self._agent, self._clock)
+                ),
             ]
             try:
                 while not self._stopping:

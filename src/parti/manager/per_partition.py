@@ -32,7 +32,7 @@ from parti.control.slot import Phase
 from parti.errors import ConfigError, PartiError
 from parti.manager.host import Host
 from parti.manager.slot_acks import AcksUnconfirmed, confirm
-from parti.manager.slot_durable import SlotDurable, subjects_of
+from parti.manager.slot_durable import SlotDurable, SlotIdentity, subjects_of
 from parti.manager.slot_flow import SlotFlow
 from parti.manager.slot_plane import SlotPlane
 from parti.model import Claim, Member, PartitionId, Retention
@@ -44,6 +44,7 @@ from parti.worker.handler import AdaptedHandler
 from parti.worker.lanes import LanePool
 from parti.worker.message import Message
 from parti.worker.outcomes import RetryPolicy
+from parti.worker.routing import consumer_name, consumer_stem
 
 _AGAIN: Final = 0.1
 _RESETS: Final = 64  # in flight at once: a worker that takes over many partitions must not flood the server
@@ -67,6 +68,7 @@ class PerPartitionPlane(SlotPlane):
         self._retention = retention
         self._flows: dict[PartitionId, SlotFlow] = {}
         self._durables: dict[PartitionId, SlotDurable] = {}
+        self._identity = SlotIdentity(parts, host.store.kv.stream)
         self._handler = AdaptedHandler(parts.handler, concurrency=parts.config.concurrency)
         self._attempts = Attempts(
             self._handler,
@@ -77,8 +79,9 @@ class PerPartitionPlane(SlotPlane):
             let_go=self._let_go,
             may_start=parts.fence.may_start,
         )
-        consumer = f"{parts.config.consumer_prefix}-{member.worker}"
-        self._attempts.office = DeadLetterOffice(parts.js, parts.config.stream, consumer)
+        scope = consumer_stem(parts.config.consumer_prefix, parts.namespace)
+        consumer = consumer_name(parts.config.consumer_prefix, member.worker, parts.namespace)
+        self._attempts.office = DeadLetterOffice(parts.js, parts.config.stream, consumer, scope)
         strict = parts.config.order == "strict"
         self._pool = LanePool(self._attempts.serve, concurrency=parts.config.concurrency, strict=strict)
         self._connection: LiveConnection | None = None
@@ -184,7 +187,7 @@ class PerPartitionPlane(SlotPlane):
                 room=self._room,
             )
             subjects = self._subjects(partition)
-            self._durables[partition] = SlotDurable(self._parts, partition, self._retention, subjects)
+            self._durables[partition] = SlotDurable(self._parts, partition, self._retention, subjects, self._identity)
         return flow
 
     def _room(self) -> int:
