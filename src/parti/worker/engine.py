@@ -112,6 +112,7 @@ class Engine:
             clock=clock,
             fence=fence,
             states=lambda: list(self.desk.ledger.states.values()),
+            in_hand=lambda: self.desk.ledger.in_hand,
             connected=lambda: js.connection.is_connected,
             on_blocked=on_blocked,
         )
