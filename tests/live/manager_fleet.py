@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parti.manager import ControlConfig, Hooks, Manager
+from parti.manager.per_partition import PerPartitionPlane
 from parti.model import ClaimState, Partition
 from parti.observe.prometheus import PrometheusMetrics
 from parti.testing import NatsServer, eventually
@@ -104,7 +105,8 @@ class Fleet:
         assert manager._main is not None
         manager._main.cancel()
         await asyncio.gather(manager._main, return_exceptions=True)
-        await manager._consumer.abandon()
+        plane = manager._agent.plane if manager._agent is not None else None
+        await (plane if isinstance(plane, PerPartitionPlane) else manager._consumer).abandon()
         self.managers.remove(manager)
 
     async def publish(self, count: int, partitions: Iterable[str] | None = None) -> list[int]:

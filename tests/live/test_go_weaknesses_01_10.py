@@ -91,7 +91,7 @@ async def test_w02_a_worker_without_partitions_reads_nothing_instead_of_the_whol
 
         async def filters() -> list[str]:
             names = await fleet.js.consumer_names(name)
-            durable = f"parti-{two.worker_id}"
+            durable = f"parti-{name}-{two.worker_id}"
             if durable not in names:
                 return []
             return list((await fleet.js.consumer_info(name, durable))["config"]["filter_subjects"])
@@ -101,7 +101,7 @@ async def test_w02_a_worker_without_partitions_reads_nothing_instead_of_the_whol
         await fleet.publish(20)
         await fleet.handled(20)
         assert {who for who, _ in fleet.seen} == {"m0"}
-        info = await fleet.js.consumer_info(name, f"parti-{two.worker_id}")
+        info = await fleet.js.consumer_info(name, f"parti-{name}-{two.worker_id}")
         assert (info["num_pending"], info["delivered"]["consumer_seq"]) == (0, 0)
 
 

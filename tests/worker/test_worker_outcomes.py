@@ -47,7 +47,8 @@ async def test_a_retry_comes_again_before_anything_else_of_its_lane(bench: Bench
     await eventually(lambda: len(log) == 8)
     assert [entry[1:] for entry in log if entry[0] == "a"] == [(1, 1), (1, 2), (1, 3), (2, 1), (3, 1)]
     others = [index for index, entry in enumerate(log) if entry[0] == "b"]
-    assert others == [1, 2, 3], "the other lane does not wait for the retry"
+    last_of_a = max(index for index, entry in enumerate(log) if entry[0] == "a")
+    assert max(others) < last_of_a, "the other lane does not wait for the retry"
     await bench.settled()
     assert bench.metric("parti_consumer_redeliveries_total") == 0, "a retry is never a redelivery"
 
@@ -84,7 +85,7 @@ async def test_after_the_last_attempt_the_message_rests_in_the_dead_letter_strea
     assert effects.sequences == [1, 3], "the lane goes on behind the poison"
     assert (letter.reason, letter.attempts, letter.error) == ("max_deliver", 3, "ValueError: bad value: 7")
     assert (letter.stream, letter.subject, letter.original_sequence) == (bench.stream, f"{bench.stream}.a", poison)
-    assert (letter.data, letter.worker, letter.consumer) == (b"poison", bench.worker_id, f"parti-{bench.worker_id}")
+    assert (letter.data, letter.worker, letter.consumer) == (b"poison", bench.worker_id, bench.consumer)
     assert dict(letter.headers) == {"Kind": "order", "Nats-Msg-Id": "p-1"}
     await bench.settled()
     assert bench.metric("parti_dead_letters_total", reason="max_deliver") == 1

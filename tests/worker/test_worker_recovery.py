@@ -159,7 +159,8 @@ async def test_the_first_update_after_a_restart_is_kept_although_the_server_answ
         await bench.create(storage="file")
         recorder = Recorder(NO_METRICS, HealthTracker())
         config = WorkerConfig(stream=bench.stream, subject_template=f"{bench.stream}.{{partition}}")
-        durable = Durable(bench.js, config, "d", backoff=QUICK, clock=SystemClock(), recorder=recorder)
+        durable = Durable(bench.js, config, "", backoff=QUICK, clock=SystemClock(), recorder=recorder)
+        durable.name = "d"
         await durable.create([f"{bench.stream}.a"], Memory(), after=None, retention=Retention.LIMITS)
         await asyncio.to_thread(own_server.restart)
         await eventually(lambda: bench.js.connection.is_connected, 60, "the connection is back")

@@ -98,6 +98,11 @@ class Bench:
     def worker_id(self) -> str:
         return "w1" if self.layout == "per-worker" else "w1-0"
 
+    @property
+    def consumer(self) -> str:
+        """What letters call the consumer; a managed one has its namespace in its name."""
+        return f"parti-{self.worker_id}" if self.layout == "per-worker" else f"parti-{self.stream}-{self.worker_id}"
+
     async def create(self, **config: Any) -> None:
         body = {"name": self.stream, "subjects": [f"{self.stream}.>"], "storage": "memory", "allow_direct": True}
         await self.js.stream_create(body | config)

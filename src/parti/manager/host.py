@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from parti.clock import Clock
 from parti.config.control import ControlConfig
 from parti.control.election import LeaderRecord
+from parti.control.membership import Membership
 from parti.manager.kv_store import Store
 from parti.model import Claim, Lease, Member, PartitionId
 from parti.observe.metrics import Metrics
@@ -21,6 +22,8 @@ class Host(Protocol):
     clock: Clock
     config: ControlConfig
     metrics: Metrics
+    members: Membership | None
+    """Who is here; None before everything that there is has been seen."""
 
     @property
     def stream_created(self) -> str:

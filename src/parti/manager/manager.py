@@ -24,6 +24,7 @@ from parti.manager.lease_keeper import Ending
 from parti.manager.observer import Observer
 from parti.manager.sources import PartitionSource, StaticSource
 from parti.manager.stream_identity import StreamIdentity, StreamReplaced
+from parti.manager.sweep import sweep
 from parti.model import Lease, Member, Partition, PartitionId, Retention, WorkerId
 from parti.observe.health import HealthCheck
 from parti.observe.logs import get_logger
@@ -113,6 +114,7 @@ class Manager:
             if isinstance(self._source, StaticSource):
                 self._source.check_with(overlap_check(consumer, self._source))
             consumer.use_fence(self._fence)
+            consumer.use_namespace(config.namespace)
         elif not callable(getattr(consumer, "update_worker_consumer", None)):
             raise UsageError(f"a consumer needs update_worker_consumer; {type(consumer).__name__} has none")
 
@@ -332,6 +334,9 @@ class Manager:
                 group.create_task(self._hooks.run()),
                 group.create_task(self._degraded.run(self._hold_judgement)),
                 group.create_task(self._supervise()),
+                group.create_task(
+                    sweep(self._js, self.config, self._consumer, self._retention, lambda: self._agent, self._clock)
+                ),
             ]
             try:
                 while not self._stopping:

@@ -21,6 +21,7 @@ from parti.wire.api_consumers import filters_of
 from parti.wire.async_ranges import AsyncRangeReader
 from parti.wire.errors import ConsumerNotFound
 from parti.worker.routing import SubjectTemplate
+from parti.worker.seal import Seal
 
 
 class NotReady(FatalError):
@@ -93,8 +94,8 @@ class Migration:
         found: dict[PartitionId, list[Legacy]] = {}
         strangers: list[str] = []
         for info in await self._js.consumer_list(self._worker.stream):
-            if info["name"].startswith(f"{self._worker.consumer_prefix}-"):
-                continue  # our own
+            if Seal.read(info["config"]) is not None or info["name"].startswith(f"{self._worker.consumer_prefix}-"):
+                continue  # parti's own, of whatever namespace
             subjects = filters_of(info["config"])
             partition = self._subjects.get(subjects[0]) if len(subjects) == 1 else None
             if partition is None or info["config"].get("ack_policy") != "explicit":

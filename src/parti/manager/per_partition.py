@@ -34,7 +34,7 @@ from parti.errors import ConfigError, PartiError
 from parti.manager.host import Host
 from parti.manager.slot_acks import AcksUnconfirmed, confirm
 from parti.manager.slot_desk import SlotDesk
-from parti.manager.slot_durable import SlotDurable, subjects_of
+from parti.manager.slot_durable import SlotDurable, SlotIdentity, subjects_of
 from parti.manager.slot_flow import SlotFlow
 from parti.manager.slot_plane import SlotPlane
 from parti.model import Claim, Member, PartitionId, Retention
@@ -49,6 +49,7 @@ from parti.worker.info import Shown
 from parti.worker.lanes import LanePool
 from parti.worker.message import Message
 from parti.worker.outcomes import RetryPolicy
+from parti.worker.routing import consumer_name, consumer_stem
 from parti.worker.watch import Watch
 
 _AGAIN: Final = 0.1
@@ -74,6 +75,7 @@ class PerPartitionPlane(SlotPlane):
         self._retention = retention
         self._flows: dict[PartitionId, SlotFlow] = {}
         self._durables: dict[PartitionId, SlotDurable] = {}
+        self._identity = SlotIdentity(parts, host.store.kv.stream, host.stream_created)
         self._handler = AdaptedHandler(parts.handler, concurrency=parts.config.concurrency)
         self._attempts = Attempts(
             self._handler,
@@ -84,8 +86,9 @@ class PerPartitionPlane(SlotPlane):
             let_go=self._let_go,
             may_start=parts.fence.may_start,
         )
-        consumer = f"{parts.config.consumer_prefix}-{member.worker}"
-        self._attempts.office = DeadLetterOffice(parts.js, parts.config.stream, consumer)
+        scope = consumer_stem(parts.config.consumer_prefix, parts.namespace)
+        consumer = consumer_name(parts.config.consumer_prefix, member.worker, parts.namespace)
+        self._attempts.office = DeadLetterOffice(parts.js, parts.config.stream, consumer, scope)
         strict = parts.config.order == "strict"
         self._pool = LanePool(self._attempts.serve, concurrency=parts.config.concurrency, strict=strict)
         self._pool.on_left = self._attempts.left_behind
@@ -242,9 +245,7 @@ class PerPartitionPlane(SlotPlane):
                 room=self._room,
             )
             subjects = self._subjects(partition)
-            self._durables[partition] = SlotDurable(
-                self._parts, partition, self._retention, subjects, stream_created=self._host.stream_created
-            )
+            self._durables[partition] = SlotDurable(self._parts, partition, self._retention, subjects, self._identity)
         return flow
 
     def _room(self) -> int:

@@ -37,11 +37,15 @@ from parti.control.signals import (
 )
 from parti.errors import PartiError, UsageError
 from parti.manager.claim_writer import ClaimWriter
+from parti.manager.conflicts import clear_conflicts
 from parti.manager.host import Host
-from parti.manager.strip import strip_filters
+from parti.manager.old_names import OldNames
+from parti.manager.sweep import held_ids
 from parti.model import Claim, Lease, Member, Partition, PartitionId, Retention
 from parti.wire.errors import WorkQueueFilterNotUnique
 from parti.worker import MaxSubjectsExceeded, WorkerClosed, WorkerConsumer
+from parti.worker.errors import ForeignDurable
+from parti.worker.routing import SubjectTemplate, consumer_name
 
 _AGAIN = 0.05
 _DROPS = 4  # update intervals that a filter nobody needs any more may wait for one that somebody does
@@ -66,6 +70,7 @@ class PerWorkerPlane:
         self._closed = False
         self._writer = ClaimWriter(host, self._feed)
         consumer.expect_stream(host.stream_created, host.stream_replaced)
+        self._old = OldNames(consumer.js, consumer.config.stream, host.store.kv.stream)
 
     def __repr__(self) -> str:
         return f"<PerWorkerPlane {self._member} owns={len(self.owned())} filters={len(self._applied)}>"
@@ -309,7 +314,11 @@ class PerWorkerPlane:
             )
         except WorkQueueFilterNotUnique:
             # A durable of a dead owner still has the filter. The claim says that nobody else may own these.
-            await strip_filters(self._consumer, wanted - self._applied)
+            try:
+                await self._clear_conflicts(wanted - self._applied)
+            except ForeignDurable as foreign:
+                self._consumer.cannot_update(foreign)
+                raise
             raise
         dropped, self._applied = self._applied - wanted, wanted
         for partition in sorted(dropped):
@@ -319,6 +328,22 @@ class PerWorkerPlane:
                 del self._adding[partition]
                 target = await self._target(partition, fresh=partition not in again)
                 self._feed(partition, FilterAdded(target, ticket))
+
+    async def _clear_conflicts(self, partitions: frozenset[PartitionId]) -> None:
+        consumer, members = self._consumer, self._host.members
+        held = held_ids(members) if members is not None else frozenset()
+        template = SubjectTemplate(consumer.config.subject_template)
+        await clear_conflicts(
+            consumer.js,
+            consumer.config.stream,
+            [template.subject(Partition(tuple(p.split(".")))) for p in partitions],
+            own=consumer.consumer_name,
+            prefix=consumer.config.consumer_prefix,
+            namespace=self._host.config.namespace,
+            old=self._old,
+            in_use=lambda worker: worker in held,
+            own_old=consumer_name(consumer.config.consumer_prefix, self._member.worker),
+        )
 
     async def _target(self, partition: PartitionId, *, fresh: bool) -> int:
         """T of a partition whose filter is in force: everything above it reaches us through our own consumer."""

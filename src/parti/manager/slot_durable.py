@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from parti.control.slots import check_subjects
 from parti.errors import PartiError
+from parti.manager.conflicts import clear_conflicts
+from parti.manager.old_names import OldNames
 from parti.model import Partition, PartitionId, Retention
 from parti.observe import worker_metrics as m
 from parti.subjects import validate_subject
 from parti.wire.api_consumers import filters_of
-from parti.wire.errors import ConsumerDoesNotExist, ConsumerInvalidReset, ConsumerNotFound
+from parti.wire.errors import ConsumerDoesNotExist, ConsumerInvalidReset, ConsumerNotFound, WorkQueueFilterNotUnique
 from parti.worker.consumer import WorkerParts
-from parti.worker.errors import StreamReplacedUnderWorker
+from parti.worker.errors import ForeignDurable, StreamReplacedUnderWorker
 from parti.worker.health import Part
+from parti.worker.recorder import Op
+from parti.worker.routing import consumer_stem
+from parti.worker.seal import Seal, foreign
 
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-")
+_LONGEST: Final = 255  # characters of a consumer's name, by the server
 
 
-def slot_name(prefix: str, partition: PartitionId) -> str:
-    """`<prefix>-slot-<partition>`; what a consumer name may not hold is written as _XX, so that no two are equal."""
+def slot_name(prefix: str, partition: PartitionId, namespace: str = "") -> str:
+    """`<prefix>-<namespace>-slot-<partition>`; earlier versions had no namespace in it.
+
+    What a consumer name may not hold is written as _XX, so that no two are equal; a name that would be too long ends
+    in a digest instead.
+    """
     name = "".join(c if c in _PLAIN else "".join(f"_{b:02X}" for b in c.encode()) for c in partition)
-    return f"{prefix}-slot-{name}"
+    whole = f"{consumer_stem(prefix, namespace)}-slot-{name}"
+    if namespace and len(whole) > _LONGEST:
+        digest = hashlib.sha256(partition.encode()).hexdigest()[:32]
+        return f"{whole[: _LONGEST - 34]}_h{digest}"
+    return whole
 
 
 def subjects_of(template: str, partition: PartitionId) -> list[str]:
@@ -35,6 +51,32 @@ def subjects_of(template: str, partition: PartitionId) -> list[str]:
     ]
 
 
+class SlotIdentity:
+    """What the durables of one member's slots share: the seal they carry, and those of earlier versions."""
+
+    def __init__(self, parts: WorkerParts, bucket: str, stream_created: str) -> None:
+        """`bucket`: the stream of the namespace's bucket; `stream_created`: of the stream that positions speak of."""
+        self.stream_created = stream_created
+        self.old = OldNames(parts.js, parts.config.stream, bucket)
+        self.refused: set[str] = set()
+        """Durables under our names that are somebody else's."""
+        self._parts = parts
+        self._created = ""
+
+    async def seal(self, *, again: bool = False) -> Seal:
+        """`again`: a durable of ours vanished, as all do with their stream."""
+        if again or not self._created:
+            self._created = (await self._parts.js.stream_info(self._parts.config.stream))["created"]
+        return Seal(self._parts.namespace, self._created)
+
+    async def seal_for(self, config: Mapping[str, Any]) -> Seal:
+        """The seal that an existing durable should have: its own, unless that is of another stream."""
+        found, ours = Seal.read(config), await self.seal()
+        if found is not None and found.stream != ours.stream:
+            ours = await self.seal(again=True)
+        return found if found is not None and found.stream == ours.stream else ours
+
+
 class SlotDurable:
     """API calls about one partition's consumer."""
 
@@ -44,16 +86,15 @@ class SlotDurable:
         partition: PartitionId,
         retention: Retention,
         subjects: Sequence[str],
-        *,
-        stream_created: str = "",
+        identity: SlotIdentity,
     ) -> None:
-        """`stream_created`: of the stream that positions speak of."""
-        self._stream_created = stream_created
-        self.name = slot_name(parts.config.consumer_prefix, partition)
+        self.name = slot_name(parts.config.consumer_prefix, partition, parts.namespace)
+        self._old_name = slot_name(parts.config.consumer_prefix, partition)
         self._parts = parts
         self._retention = retention
         self._known = False
         self._subjects = list(check_subjects(partition, subjects))
+        self._identity = identity
 
     def __repr__(self) -> str:
         return f"<SlotDurable {self.name}>"
@@ -63,71 +104,126 @@ class SlotDurable:
 
         Retried until it is answered (CLUSTER.md 3, rule 6): the caller gives up by being cancelled.
         """
-        waits = self._parts.backoff.delays()
-        while True:
-            try:
-                return await self._attempt(sequence)
-            except PartiError as error:
-                wait = next(waits, self._parts.backoff.cap)
-                self._parts.recorder.failed(Part.RECREATION, self._parts.clock.now(), error)
-                self._parts.recorder.retried("iterate", 1, wait, error)
-                await self._parts.clock.sleep(wait)
+        await self._until_done("iterate", lambda: self._attempt(sequence))
 
     async def ensure(self, sequence: int) -> None:
         """When this returns the consumer exists: on an interest stream nothing is kept for one that is to come."""
-        waits = self._parts.backoff.delays()
-        while not self._known:
-            try:
-                await self._look(sequence)
-            except PartiError as error:
-                wait = next(waits, self._parts.backoff.cap)
-                self._parts.recorder.retried("create", 1, wait, error)
-                await self._parts.clock.sleep(wait)
+        if not self._known:
+            await self._until_done("create", lambda: self._look(sequence))
 
     async def floor(self) -> int:
         """Everything that was delivered up to this stream sequence is acknowledged, by the consumer's own word."""
         info = await self._parts.js.consumer_info(self._parts.config.stream, self.name)
         return int(info["ack_floor"]["stream_seq"])
 
+    async def _until_done(self, op: Op, call: Callable[[], Awaitable[object]]) -> None:
+        recorder, refused = self._parts.recorder, self._identity.refused
+        waits = self._parts.backoff.delays()
+        while True:
+            try:
+                await call()
+                break
+            except PartiError as error:
+                if isinstance(error, ForeignDurable):
+                    refused.add(self.name)
+                    recorder.failed(Part.UPDATE, self._parts.clock.now(), error)
+                elif op == "iterate":
+                    recorder.failed(Part.RECREATION, self._parts.clock.now(), error)
+                wait = next(waits, self._parts.backoff.cap)
+                recorder.retried(op, 1, wait, error)
+                await self._parts.clock.sleep(wait)
+        if self.name in refused:
+            refused.discard(self.name)
+            if not refused:
+                recorder.worked(Part.UPDATE, self._parts.clock.now())
+
     async def _look(self, sequence: int) -> bool:
-        """Whether it was there before; it is now, with our subjects."""
+        """Whether it was there before; it is now, with our subjects, and that of an earlier version is not any more.
+
+        The position is that of the claim, whichever of the two kept the messages meanwhile: an ack floor may have been
+        moved by another namespace that had the old name too.
+        """
         js, stream = self._parts.js, self._parts.config.stream
-        try:
-            # A missing consumer does not answer a reset at all, so that is asked first.
-            info = await js.consumer_info(stream, self.name)
-        except (ConsumerNotFound, ConsumerDoesNotExist):
-            await self._check_stream()
+        old = None
+        if self._old_name != self.name:
+            old = await self._identity.old.find(self._old_name, self._parts.clock.now())
+        if old is not None and filters_of(old["config"]) != tuple(sorted(self._subjects)):
+            old = None  # other subjects: not what this partition was
+        info = await self._info()
+        if info is None:
+            seal = await self._identity.seal(again=self._known)
+            if self._identity.stream_created and seal.stream != self._identity.stream_created:
+                # It may have gone with its stream: our position means nothing on another one.
+                raise StreamReplacedUnderWorker(f"stream {stream!r} was made anew at {seal.stream}")
+            if old is not None and self._retention is Retention.WORKQUEUE:
+                await self._retire_old()  # it refuses ours (10100); a work queue keeps what is left in it
+                old = None
             metrics = self._parts.recorder.metrics
             if self._known:
                 metrics.count(m.RECREATION_ATTEMPTS, reason="not_found")
-            await js.consumer_create(stream, self._config(sequence), action="create")
+            await self._create(self._config(sequence, seal))
             if self._known:
                 metrics.count(m.RECREATIONS, result="success", reason="not_found")
-            self._known = True
-            return False
-        if filters_of(info["config"]) != tuple(sorted(self._subjects)):
-            await js.consumer_update(stream, info["config"] | {"filter_subjects": self._subjects})
+        else:
+            seal = await self._identity.seal_for(info["config"])
+            if filters_of(info["config"]) != tuple(sorted(self._subjects)) or seal != Seal.read(info["config"]):
+                metadata = (info["config"].get("metadata") or {}) | seal.metadata()
+                changes = {"filter_subjects": self._subjects, "metadata": metadata}
+                await js.consumer_update(stream, info["config"] | changes)
         self._known = True
-        return True
+        if old is not None:
+            await self._retire_old()
+        return info is not None
 
-    async def _check_stream(self) -> None:
-        """A consumer that is gone may have gone with its stream: our position means nothing on another one."""
-        created = (await self._parts.js.stream_info(self._parts.config.stream))["created"]
-        if self._stream_created and created != self._stream_created:
-            raise StreamReplacedUnderWorker(f"stream {self._parts.config.stream!r} was made anew at {created}")
+    async def _info(self) -> dict[str, Any] | None:
+        """A missing consumer does not answer a reset at all, so that is asked first; and whose it is."""
+        stream = self._parts.config.stream
+        try:
+            info = await self._parts.js.consumer_info(stream, self.name)
+        except (ConsumerNotFound, ConsumerDoesNotExist):
+            return None
+        if why := foreign(info["config"], self._parts.namespace):
+            raise ForeignDurable(self.name, stream, why)
+        return info
+
+    async def _create(self, config: dict[str, Any]) -> None:
+        parts = self._parts
+        try:
+            await parts.js.consumer_create(parts.config.stream, config, action="create")
+        except WorkQueueFilterNotUnique:
+            await clear_conflicts(
+                parts.js,
+                parts.config.stream,
+                self._subjects,
+                own=self.name,
+                prefix=parts.config.consumer_prefix,
+                namespace=parts.namespace,
+                old=self._identity.old,
+                in_use=lambda _: True,  # whose partition it was is not known here: only what is foreign is told
+            )
+            raise
+
+    async def _retire_old(self) -> None:
+        """Ours is there, or nothing depends on a consumer: the one of the earlier version goes."""
+        with contextlib.suppress(ConsumerNotFound, ConsumerDoesNotExist):
+            await self._parts.js.consumer_delete(self._parts.config.stream, self._old_name)
+        recorder = self._parts.recorder
+        recorder.event("durable.renamed", op="create", result="success", old=self._old_name, new=self.name)
 
     async def _attempt(self, sequence: int) -> None:
         js, stream = self._parts.js, self._parts.config.stream
         if not js.can_reset:
-            await js.consumer_remake(stream, self._config(sequence), guarded=self._retention is Retention.INTEREST)
-            self._known = True
+            if await self._look(sequence):
+                config = self._config(sequence, await self._identity.seal())
+                await js.consumer_remake(stream, config, guarded=self._retention is Retention.INTEREST)
         elif await self._look(sequence) or self._retention is Retention.WORKQUEUE:  # else it was made just there
             try:
                 await js.consumer_reset(stream, self.name, max(1, sequence))
             except ConsumerInvalidReset:  # it was made to begin later, for another stream of this name or by hand
-                await js.consumer_remake(stream, self._config(sequence), guarded=self._retention is Retention.INTEREST)
+                config = self._config(sequence, await self._identity.seal())
+                await js.consumer_remake(stream, config, guarded=self._retention is Retention.INTEREST)
 
-    def _config(self, sequence: int) -> dict[str, Any]:
+    def _config(self, sequence: int, seal: Seal) -> dict[str, Any]:
         config = self._parts.config
         start: dict[str, Any] = {"deliver_policy": "all"}
         if self._retention is not Retention.WORKQUEUE and sequence > 1:  # a work queue begins at what is left (10101)
@@ -138,6 +234,7 @@ class SlotDurable:
             "ack_policy": "explicit",
             "replay_policy": "instant",
             "filter_subjects": self._subjects,
+            "metadata": seal.metadata(),
             "ack_wait": int(config.ack_wait * 1e9),
             "max_deliver": -1,
             "max_ack_pending": config.max_ack_pending,

@@ -22,7 +22,7 @@ from parti.worker.errors import StreamReplacedUnderWorker
 from parti.worker.health import Part
 from parti.worker.ledger import PartitionState
 from parti.worker.recorder import Recorder
-from parti.worker.routing import Routes, SubjectTemplate, consumer_name
+from parti.worker.routing import Routes, SubjectTemplate
 from parti.worker.session import Interrupted, Session
 from parti.worker.updates import Diff, Wanted
 
@@ -69,7 +69,7 @@ class Assigner:
         desk, durable = self._desk, self._durable
         if not durable.known:
             return await self._begin(wanted)
-        renamed = consumer_name(self._config.consumer_prefix, wanted.worker_id) != durable.name
+        renamed = durable.name_for(wanted.worker_id) != durable.name
         filters = self._filters(wanted)
         states = desk.ledger.states
         removed = [state for key, state in states.items() if key not in wanted.routes.partitions]
@@ -124,7 +124,8 @@ class Assigner:
         if wanted.routes.subjects:
             return wanted.routes.subjects
         if self._config.on_empty_assignment == "pause-pull-loop" and self._durable.known:
-            return None
+            # With claims the partitions have another owner: here our filter would keep its messages, or refuse its own.
+            return None if not (wanted.claimed and self._desk.by_reset) else (self._template.nothing(wanted.worker_id),)
         return (self._template.nothing(wanted.worker_id),)
 
     async def _update(self, filters: tuple[str, ...]) -> None:
@@ -139,7 +140,7 @@ class Assigner:
         old, durable, ledger = self._durable.name, self._durable, self._desk.ledger
         if self._desk.retention is Retention.WORKQUEUE:
             await durable.delete()
-        durable.name = consumer_name(self._config.consumer_prefix, wanted.worker_id)
+        durable.name = durable.name_for(wanted.worker_id)
         self._set_worker(wanted.worker_id)
         memory = self.memory()
         durable.known = False
@@ -167,7 +168,7 @@ class Assigner:
         self._stream_created = facts.created
         if self.expected_stream and facts.created != self.expected_stream:
             self._refuse_stream(facts)
-        durable.name = consumer_name(self._config.consumer_prefix, wanted.worker_id)
+        durable.name = durable.name_for(wanted.worker_id)
         self._set_worker(wanted.worker_id)
         async with self._lock:
             info = await durable.info()
@@ -243,8 +244,10 @@ class Assigner:
         ledger, durable, session = self._desk.ledger, self._durable, self._session()
         memory, filtered = durable.memory(), set(durable.filters)
         floor = int(info["ack_floor"]["stream_seq"])  # type: ignore[index]
-        if self._desk.retention is Retention.WORKQUEUE:
-            floor, memory = 0, Memory()  # what is left of a work queue is what is not done, whatever the floor says
+        # What is left of a work queue is what is not done, whatever the floor says; nor does that of another stream.
+        void = self._desk.retention is Retention.WORKQUEUE or not durable.of_this_stream
+        if void:
+            floor, memory = 0, Memory()
         ledger.owed = {sequence for sequence in memory.left if sequence > floor}
         ledger.stand_at(memory.high if ledger.owed else floor)
         waiting = []
@@ -257,11 +260,11 @@ class Assigner:
                 state.seen = wanted.positions.get(key, memory.catching.get(key, state.seen))
                 state.target = state.seen
                 waiting.append(state)
-        if set(filters) != filtered or memory.left or memory.catching or waiting:
+        if set(filters) != filtered or memory.left or memory.catching or waiting or not durable.sealed:
             catching = {state.id: state.seen for state in waiting}
             await durable.update(filters, Memory(catching, memory.high, tuple(sorted(ledger.owed))))
         delivered = int(info["delivered"]["consumer_seq"])  # type: ignore[index]
-        session.stale = bool(info["num_ack_pending"] or ledger.owed or self._desk.retention is Retention.WORKQUEUE)
+        session.stale = bool(info["num_ack_pending"] or ledger.owed or void)
         session.next_sequence = delivered + 1
         return waiting
 

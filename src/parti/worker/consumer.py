@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from parti.backoff import Backoff
 from parti.clock import Clock, SystemClock
 from parti.config.worker import WorkerConfig
-from parti.errors import ConfigError, UsageError
+from parti.errors import ConfigError, PartiError, UsageError
 from parti.model import Lease, Partition, PartitionId
 from parti.observe import worker_metrics as m
 from parti.observe.health import HealthCheck
@@ -20,7 +20,7 @@ from parti.wire.api import JetStreamApi
 from parti.worker.engine import Engine
 from parti.worker.errors import MaxSubjectsExceeded, WorkerClosed, WorkerFailed, WorkerIdMutation
 from parti.worker.handler import AdaptedHandler, Handler
-from parti.worker.health import HealthTracker, WorkerHealth
+from parti.worker.health import HealthTracker, Part, WorkerHealth
 from parti.worker.info import Fence, PartitionInfo, Shown, Unfenced, WorkerInfo
 from parti.worker.ledger import PartitionState
 from parti.worker.recorder import Recorder
@@ -45,6 +45,7 @@ class WorkerParts:
     fence: Fence
     backoff: Backoff
     clock: Clock
+    namespace: str = ""
     on_blocked: Callable[[str], None] | None = None
 
 
@@ -74,6 +75,7 @@ class WorkerConsumer:
         self._handler = handler
         self._metrics = metrics
         self._fence: Fence = fence or Unfenced()
+        self._namespace = ""
         self._backoff = backoff or Backoff()
         self._clock = clock or SystemClock()
         self._template = SubjectTemplate(config.subject_template)
@@ -156,7 +158,7 @@ class WorkerConsumer:
             raise WorkerClosed("this worker is closed: make a new one")
         if self._handler is None:
             raise UsageError("this worker has no handler: pass one, or use @consumer.handler")
-        consumer_name(self.config.consumer_prefix, worker_id)
+        consumer_name(self.config.consumer_prefix, worker_id, self._namespace)
         if self._worker_id and worker_id != self._worker_id and not self.config.allow_worker_id_change:
             self._metrics.count(m.GUARDRAIL_VIOLATIONS, type="workerid_mutation")
             self._recorder.event("worker.update", op="update", result="refused", wanted_id=worker_id, warn=True)
@@ -242,6 +244,7 @@ class WorkerConsumer:
             self._fence,
             self._backoff,
             self._clock,
+            self._namespace,
             self.on_blocked,
         )
 
@@ -257,6 +260,16 @@ class WorkerConsumer:
         if self._engine is not None:
             raise UsageError("this worker is running: give it its fence before the first update")
         self._fence = fence
+
+    def use_namespace(self, namespace: str) -> None:
+        """Name the durable `<prefix>-<namespace>-<worker id>` from now on; only before the first update."""
+        if self._engine is not None:
+            raise UsageError("this worker is running: give it its namespace before the first update")
+        self._namespace = namespace
+
+    def cannot_update(self, error: PartiError) -> None:
+        """Show this as the reason why an update is refused: the caller knows more than the server said."""
+        self._recorder.failed(Part.UPDATE, self._clock.now(), error)
 
     async def hold_partition(self, partition: PartitionId) -> int:
         """Begin again with a stopped partition: forget what is in hand of it, hold what comes; returns its target T.
@@ -380,6 +393,7 @@ class WorkerConsumer:
                 self.config,
                 AdaptedHandler(self._handler, concurrency=self.config.concurrency),
                 self._recorder,
+                namespace=self._namespace,
                 fence=self._fence,
                 clock=self._clock,
                 backoff=self._backoff,

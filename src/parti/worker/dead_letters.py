@@ -1,11 +1,14 @@
 """The dead-letter stream `<stream>_DLQ`: where a message rests that no handler could take.
 
 A letter is the message's data and headers, with our own headers telling why. It is stored once, however often it is
-sent (`Nats-Msg-Id`), and the message is let go only after the server has acknowledged the letter.
+sent and by whichever worker, and the message is let go only after the server has acknowledged the letter. So its
+`Nats-Msg-Id` names the stream and when that was made, the namespace, and the message's sequence and time: a stream that
+was deleted and made anew counts from 1 again, and its letters are others.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +26,9 @@ CONSUMER, WORKER, EPOCH = "Parti-Consumer", "Parti-Worker", "Parti-Epoch"
 _OURS = (REASON, ERROR, ATTEMPTS, STREAM, SUBJECT, SEQUENCE, CONSUMER, WORKER, EPOCH)
 _KEPT = "Parti-Original-"
 """Prefix of the headers that would steer the letter's own publish (`Nats-Msg-Id`, `Nats-TTL`, ...)."""
+
+
+_LOOK_EVERY = 1.0  # seconds that the stream's creation time is trusted; the message's own time covers what is between
 
 
 def dead_letter_stream(stream: str) -> str:
@@ -74,27 +80,45 @@ class DeadLetter:
 class DeadLetterOffice:
     """Buries messages of one stream; makes the dead-letter stream when the first letter needs it."""
 
-    def __init__(self, js: JetStreamApi, stream: str, consumer: str) -> None:
+    def __init__(self, js: JetStreamApi, stream: str, consumer: str, scope: str = "") -> None:
+        """`scope`: what all have in common who may bury the same message; the consumer when only it may."""
         self._js = js
         self._stream = stream
         self._consumer = consumer
+        self._scope = scope or consumer
         self._ready = False
+        self._created = ""
+        self._looked = float("-inf")
 
     async def bury(self, message: Message, decision: Bury) -> None:
         """When this returns, the letter is stored. Errors are the caller's to retry: the message must not be let go."""
         if not self._ready:
             await ensure_stream(self._js, self._stream)
             self._ready = True
-        headers = letter_headers(message, decision, stream=self._stream, consumer=self._consumer)
+        identity = f"{await self._identity()}:{self._scope}"
+        headers = letter_headers(message, decision, stream=self._stream, consumer=self._consumer, identity=identity)
         try:
             await self._js.publish(dead_letter_subject(self._stream, message.subject), message.data, headers=headers)
         except PartiError:
             self._ready = False  # somebody may have deleted the stream
             raise
 
+    async def _identity(self) -> str:
+        now = asyncio.get_running_loop().time()
+        if now - self._looked > _LOOK_EVERY:
+            self._created = (await self._js.stream_info(self._stream))["created"]
+            self._looked = now
+        return self._created
 
-def letter_headers(message: Message, decision: Bury, *, stream: str, consumer: str) -> dict[str, str]:
-    """The headers of the letter for a message: its own, and why it is here."""
+
+def letter_headers(
+    message: Message, decision: Bury, *, stream: str, consumer: str, identity: str = ""
+) -> dict[str, str]:
+    """The headers of the letter for a message: its own, and why it is here.
+
+    `identity`: of the stream and of those who read it; without it the letter is that of this consumer.
+    """
+    place = f"{identity}:{message.sequence}:{message.timestamp:.6f}" if identity else f"{consumer}:{message.sequence}"
     return {_kept_name(name): value for name, value in message.headers.items()} | {
         REASON: decision.reason.value,
         ERROR: decision.error,
@@ -105,7 +129,7 @@ def letter_headers(message: Message, decision: Bury, *, stream: str, consumer: s
         CONSUMER: consumer,
         WORKER: message.worker_id,
         EPOCH: str(message.lease.epoch),
-        "Nats-Msg-Id": f"{stream}:{consumer}:{message.sequence}",
+        "Nats-Msg-Id": f"{stream}:{place}",
     }
 
 

@@ -8,6 +8,9 @@ filters, so that a crash in between cannot lose it:
 
 - `parti.catching`: partitions whose catch-up was not finished, with the position it began at;
 - `parti.left`: what a worker that was closed had in hand; everything else up to `high` is done.
+
+It also says whose the consumer is (parti.worker.seal). One that is not ours is refused with `ForeignDurable` before
+anything is done to it: each call that changes or removes it looks first.
 """
 
 from __future__ import annotations
@@ -25,7 +28,10 @@ from parti.model import PartitionId, Retention
 from parti.wire.api import JetStreamApi
 from parti.wire.api_consumers import filters_of
 from parti.wire.errors import ConsumerDoesNotExist, ConsumerInvalidReset, ConsumerNotFound, MessageNotFound
+from parti.worker.errors import ForeignDurable
 from parti.worker.recorder import Op, Recorder
+from parti.worker.routing import consumer_name, consumer_stem
+from parti.worker.seal import Seal, foreign
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -77,10 +83,21 @@ class Durable:
     """API calls about one consumer. Retriable errors are tried again with a backoff, and counted by operation."""
 
     def __init__(
-        self, js: JetStreamApi, config: WorkerConfig, name: str, *, backoff: Backoff, clock: Clock, recorder: Recorder
+        self,
+        js: JetStreamApi,
+        config: WorkerConfig,
+        namespace: str,
+        *,
+        backoff: Backoff,
+        clock: Clock,
+        recorder: Recorder,
     ) -> None:
+        """`namespace`: that of the manager; empty for a worker without one."""
         self.js = js
-        self.name = name
+        self.name = ""
+        self.namespace = namespace
+        self.stream_created = ""
+        """The stream's creation time, as it was last seen."""
         self.filters: tuple[str, ...] = ()
         self.known = False
         """Whether this worker has seen or made the consumer."""
@@ -96,9 +113,14 @@ class Durable:
     def __repr__(self) -> str:
         return f"<Durable {self.name} filters={len(self.filters)}>"
 
+    def name_for(self, worker_id: str) -> str:
+        """What the durable of this worker is called."""
+        return consumer_name(self._config.consumer_prefix, worker_id, self.namespace)
+
     async def facts(self) -> StreamFacts:
         """The stream as its leader sees it."""
         info = await self._call("info", lambda: self.js.stream_info(self._config.stream))
+        self.stream_created = info["created"]
         config = info["config"]
         return StreamFacts(
             Retention(config["retention"]),
@@ -122,21 +144,27 @@ class Durable:
         return found.seq
 
     async def info(self) -> Json | None:
-        """The consumer's info, None when it does not exist."""
+        """The consumer's info, None when it does not exist; `ForeignDurable` when it is somebody else's."""
+        info = await self._look()
+        if info is not None:
+            if not self.known:
+                self._applied(info)
+            self._remember(info)
+        return info
+
+    async def _look(self) -> Json | None:
         try:
             info = await self._call("info", lambda: self.js.consumer_info(self._config.stream, self.name))
         except ConsumerNotFound:
             return None
-        if not self.known:
-            self._applied(info)
-        self._remember(info)
+        if why := foreign(info["config"], self.namespace):
+            raise ForeignDurable(self.name, self._config.stream, why)
         return info
 
     async def intact(self) -> bool | None:
         """Whether the consumer is still the one we made, with the filters we gave it; None when it is gone."""
-        try:
-            info = await self._call("info", lambda: self.js.consumer_info(self._config.stream, self.name))
-        except ConsumerNotFound:
+        info = await self._look()
+        if info is None:
             return None
         return filters_of(info["config"]) == self.filters and info["created"] == self._created
 
@@ -163,7 +191,9 @@ class Durable:
 
     async def update(self, filters: Sequence[str], memory: Memory) -> Json:
         """Replace filters and metadata; raises `ConsumerDoesNotExist` when the consumer is gone."""
+        await self.info()  # since we last looked somebody may have put another one in its place
         config = self._stored | self._tunables(filters, memory)
+        config["max_waiting"] = self._stored.get("max_waiting", self._config.max_waiting)  # cannot be updated (10012)
         info = await self._call("update", lambda: self.js.consumer_update(self._config.stream, config))
         self._remember(info)
         self.filters = filters_of(info["config"])
@@ -196,7 +226,7 @@ class Durable:
     async def _make_anew(self, after: int) -> None:
         retention = (await self.facts()).retention
         after = 0 if retention is Retention.INTEREST else after
-        config = self._whole(self.filters, Memory.read(self._stored), after=after, retention=retention)
+        config = self._whole(self.filters, self.memory(), after=after, retention=retention)
         guarded = retention is Retention.INTEREST
         remake = self.js.consumer_remake
         info = await self._call("create", lambda: remake(self._config.stream, config, guarded=guarded))
@@ -204,6 +234,8 @@ class Durable:
         self._applied(info)
 
     async def delete(self) -> None:
+        if await self._look() is None:
+            return
         try:
             await self._call("update", lambda: self.js.consumer_delete(self._config.stream, self.name))
         except ConsumerNotFound:
@@ -211,7 +243,26 @@ class Durable:
 
     def memory(self) -> Memory:
         """What the consumer's metadata said last."""
-        return Memory.read(self._stored)
+        return Memory.read(self._stored) if self.of_this_stream else Memory()
+
+    @property
+    def of_this_stream(self) -> bool:
+        """False when the consumer was made for another stream of this name: then its positions mean nothing."""
+        seal = Seal.read(self._stored)
+        return seal is None or seal.stream == self.stream_created
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the consumer says that it is ours, and of this stream; one of an earlier version does not."""
+        return Seal.read(self._stored) is not None and self.of_this_stream
+
+    @property
+    def scope(self) -> str:
+        """What the names of the durables begin with that share the stream's partitions with ours."""
+        return consumer_stem(self._config.consumer_prefix, self.namespace)
+
+    def _seal(self) -> Seal:
+        return Seal(self.namespace, self.stream_created, self.name.removeprefix(f"{self.scope}-"))
 
     def _remember(self, info: Json) -> None:
         self._stored = info["config"]
@@ -238,7 +289,7 @@ class Durable:
         config = self._config
         return {
             "filter_subjects": list(filters),
-            "metadata": memory.metadata(),
+            "metadata": self._seal().metadata() | memory.metadata(),
             "ack_wait": int(config.ack_wait * 1e9),
             "max_deliver": -1,
             "max_ack_pending": config.max_ack_pending,

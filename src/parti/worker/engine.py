@@ -48,6 +48,7 @@ class Engine:
         handler: AdaptedHandler,
         recorder: Recorder,
         *,
+        namespace: str,
         fence: Fence,
         clock: Clock,
         backoff: Backoff,
@@ -72,7 +73,7 @@ class Engine:
         self.attempts.on_fenced = lambda state: self.desk.pool.fence(state if fence.may_pull() else None)
         self.attempts.let_go = self.desk.let_go  # without the detour: it is called once a message
         self.desk.may_pull = fence.may_pull
-        self.durable = Durable(js, config, "", backoff=backoff, clock=clock, recorder=recorder)
+        self.durable = Durable(js, config, namespace, backoff=backoff, clock=clock, recorder=recorder)
         options = js.connection.connect_options
         self.catch_up = CatchUp(options, config.stream, self.desk, recorder, self.durable.last_sequence)
         self.session = Session(
@@ -217,7 +218,7 @@ class Engine:
             recorder.event("worker.update", op="update", result="failure", error=str(error), warn=True)
             raise
         if self.attempts.office is None:
-            self.attempts.office = DeadLetterOffice(self._js, self.config.stream, self.durable.name)
+            self.attempts.office = DeadLetterOffice(self._js, self.config.stream, self.durable.name, self.durable.scope)
         recorder.worked(Part.UPDATE, self.clock.now())
         if changed:
             took = self.clock.now() - started

@@ -1,4 +1,4 @@
-"""What a worker refuses, and why; all of these are raised before any call to the server."""
+"""What a worker refuses, and why; what its caller gave is refused before any call to the server."""
 
 from __future__ import annotations
 
@@ -17,6 +17,20 @@ class WorkerIdMutation(FatalError):
     """The worker id changed: it names the durable, and with it the position. Make a new WorkerConsumer for it."""
 
     category: ClassVar[Category] = Category.POLICY
+
+
+class ForeignDurable(FatalError):
+    """A consumer under our name is somebody else's, and is left alone: choose another worker.consumer_prefix or
+    control.namespace, or remove it by hand. The worker stays unhealthy and tries again."""
+
+    category: ClassVar[Category] = Category.POLICY
+
+    def __init__(self, consumer: str, stream: str, why: str) -> None:
+        super().__init__(
+            f"consumer {consumer!r} of stream {stream!r} is not ours ({why}) and is left alone: set "
+            "worker.consumer_prefix or control.namespace to something else, or delete it if nobody needs it"
+        )
+        self.consumer = consumer
 
 
 class WorkerClosed(UsageError):

@@ -116,13 +116,13 @@ class HealthTracker:
         """Failures of the part since its last success, as far as they lie within the window."""
         return len(self._failures[part])
 
-    def failed(self, part: Part, now: float, error: str) -> None:
-        """Count one failure."""
+    def failed(self, part: Part, now: float, error: str, *, certain: bool = False) -> None:
+        """Count one failure; with `certain` there is no doubt that the next ones follow."""
         times = self._failures[part]
         times.append(now)
         while times and now - times[0] > self._window:
             times.popleft()
-        if len(times) >= self._threshold:
+        if certain or len(times) >= self._threshold:
             self._unhealthy.add(part)
         self.last_error, self.last_updated = error, now
         self._look(now)

@@ -8,6 +8,7 @@ from parti.model import PartitionId
 from parti.observe import worker_metrics as m
 from parti.observe.logs import get_logger
 from parti.observe.metrics import Metrics
+from parti.worker.errors import ForeignDurable
 from parti.worker.health import HealthTracker, Part, Stall
 
 Op = Literal["create", "update", "info", "iterate"]
@@ -55,7 +56,8 @@ class Recorder:
             self.metrics.count(m.SUBJECT_CHANGES, removed, type="remove")
 
     def failed(self, part: Part, now: float, error: BaseException | str) -> None:
-        self.health.failed(part, now, str(error))
+        # What nobody but an operator can put right is no blip: it shows at once.
+        self.health.failed(part, now, str(error), certain=isinstance(error, ForeignDurable))
         self.show_health()
 
     def worked(self, part: Part, now: float) -> None:

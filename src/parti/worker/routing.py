@@ -17,9 +17,12 @@ from parti.subjects import matches, validate_subject
 _REMEMBERED = 10_000  # subjects of wildcard partitions whose route is kept; a miss costs one match per pattern
 
 
-def consumer_name(prefix: str, worker_id: str) -> str:
-    """`<prefix>-<worker id>`. Refused when it is no consumer name; the Go library maps such names onto each other."""
-    name = f"{prefix}-{worker_id}"
+def consumer_name(prefix: str, worker_id: str, namespace: str = "") -> str:
+    """`<prefix>-<namespace>-<worker id>`, without a manager `<prefix>-<worker id>` (seed 001).
+
+    Refused when it is no consumer name; the Go library maps such names onto each other.
+    """
+    name = f"{consumer_stem(prefix, namespace)}-{worker_id}"
     if not prefix or not worker_id:
         raise ConfigError(f"a durable needs a prefix and a worker id, not {prefix!r} and {worker_id!r}")
     bad = sorted({c for c in name if not (c.isascii() and (c.isalnum() or c in "-_"))})
@@ -29,6 +32,11 @@ def consumer_name(prefix: str, worker_id: str) -> str:
             "prefix and the worker id"
         )
     return name
+
+
+def consumer_stem(prefix: str, namespace: str) -> str:
+    """What the names of all durables of a namespace begin with, before a hyphen."""
+    return f"{prefix}-{namespace}" if namespace else prefix
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,244 @@
+"""Durables that nobody uses any more: those of worker ids that nobody holds, and those with names of earlier versions.
+
+On an interest stream such a durable keeps what others have handled, on a work queue it refuses their filters, on limits
+it is litter. It goes when nothing depends on it: each of its partitions is STABLE with a live owner, whose own consumer
+then has the filter and has processed everything below. What a live member uses is never touched: a read and a write of
+its filters would undo its own update. So the leader sees to the ids without a holder, and each member to the old name
+of its own id, which only it can know to be unused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from parti.clock import Clock
+from parti.config.control import ControlConfig
+from parti.control.identity import LeaseStatus
+from parti.control.membership import Membership
+from parti.errors import PartiError
+from parti.manager.kv_store import Store, bucket_of
+from parti.manager.old_names import OldNames
+from parti.model import Claim, ClaimState, Layout, Member, Partition, PartitionId, Retention, WorkerId
+from parti.observe.logs import get_logger
+from parti.wire.api import JetStreamApi
+from parti.wire.api_consumers import filters_of
+from parti.wire.errors import ConsumerDoesNotExist, ConsumerNotFound
+from parti.worker import WorkerConsumer
+from parti.worker.routing import SubjectTemplate, consumer_name
+from parti.worker.seal import Seal
+
+_EVERY: Final = 1.0  # seconds between looks at what is known; none of them asks the server when there is nothing to do
+_LIST_EVERY: Final = 60.0  # a list of all consumers, when no worker id changed hands meanwhile
+_AT_ONCE: Final = 16  # durables that one look changes or removes
+
+
+class View(Protocol):
+    """What is asked of the agent."""
+
+    member: Member | None
+    members: Membership | None
+    claims: dict[PartitionId, tuple[Claim, int]]
+    store: Store
+
+    @property
+    def leading(self) -> bool: ...
+
+    def may_act(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """A durable that no live member uses."""
+
+    name: str
+    worker: WorkerId
+    config: Mapping[str, Any]
+    sealed: bool
+
+
+def held_ids(members: Membership) -> frozenset[WorkerId]:
+    """Worker ids that somebody holds, or rests with: their durables are theirs alone."""
+    return frozenset(
+        worker for worker, seat in members.seats.items() if not seat.dead and seat.record.status is not LeaseStatus.LEFT
+    )
+
+
+def still_needed(unused: Unused, retention: Retention, claims: Mapping[str, Claim], members: Membership) -> list[str]:
+    """The filters of an unused durable that something depends on; `claims` by subject. Pure.
+
+    Elsewhere than on an interest stream nothing is lost with a durable: there only a partition that is on its way, or
+    that nobody has taken over yet, keeps it, so that whoever looks finds what was.
+    """
+
+    def needed(subject: str) -> bool:
+        claim = claims.get(subject)
+        if claim is not None and claim.state is ClaimState.STABLE:
+            return claim.owner is None or not members.healthy(claim.owner)
+        if retention is Retention.INTEREST or not unused.sealed:
+            return True
+        return claim is not None and claim.state is not ClaimState.UNASSIGNED
+
+    return [subject for subject in filters_of(unused.config) if needed(subject)]
+
+
+async def sweep(
+    js: JetStreamApi,
+    config: ControlConfig,
+    consumer: object,
+    retention: Retention,
+    view: Callable[[], View | None],
+    clock: Clock,
+) -> None:
+    """Until cancelled; returns at once where there is no durable per worker."""
+    if not isinstance(consumer, WorkerConsumer) or Layout(config.layout) is not Layout.PER_WORKER:
+        return
+    sweeper = Sweeper(js, config, consumer, retention, clock)
+    while True:
+        await clock.sleep(_EVERY)
+        seen = view()
+        if seen is None:
+            continue
+        try:
+            await sweeper.look(seen)
+        except PartiError as error:
+            get_logger("control", namespace=config.namespace).info("durable.sweep_failed", error=str(error))
+
+
+class Sweeper:
+    """Removes what is unused, a few calls at a time."""
+
+    def __init__(
+        self, js: JetStreamApi, config: ControlConfig, consumer: WorkerConsumer, retention: Retention, clock: Clock
+    ) -> None:
+        settings = consumer.config
+        self._js = js
+        self._stream = settings.stream
+        self._prefix = settings.consumer_prefix
+        self._namespace = config.namespace
+        self._template = SubjectTemplate(settings.subject_template)
+        self._retention = retention
+        self._clock = clock
+        self._ids = re.compile(rf"{re.escape(config.worker_id_prefix)}-\d+")
+        self._old = OldNames(js, settings.stream, f"KV_{bucket_of(config.namespace)}")
+        self._cleared: Member | None = None
+        """The member under whose id nothing of an earlier version is left."""
+        self._held: frozenset[WorkerId] | None = None
+        self._unused: list[Unused] = []
+        self._list_at = float("-inf")
+        self._log = get_logger("control", namespace=config.namespace)
+
+    def __repr__(self) -> str:
+        return f"<Sweeper {self._stream} unused={len(self._unused)}>"
+
+    async def look(self, view: View) -> None:
+        """Do what can be done now."""
+        member, members = view.member, view.members
+        if member is None or members is None or not view.may_act():
+            return
+        if self._cleared != member:
+            await self._look_at_own_old_name(view, member, members)
+        if view.leading:
+            await self._look_at_the_dead(view, members)
+        else:
+            self._held = None
+
+    # -- what is unused -----------------------------------------------------------------------------------------------
+
+    async def _look_at_own_old_name(self, view: View, member: Member, members: Membership) -> None:
+        name = consumer_name(self._prefix, member.worker)
+        info = await self._old.find(name, self._clock.now())
+        if info is None:
+            self._cleared = member
+        elif not info["num_waiting"]:  # else somebody pulls from it who is not of our namespace, or was our id before
+            unused = Unused(name, member.worker, info["config"], sealed=False)
+            if self._retention is Retention.INTEREST:
+                claims = self._by_subject(view)
+                if self._ready(unused, self._needed(unused, claims, members)):
+                    await self._clear(unused, claims, members)
+            else:  # the id is ours and positions are in claims: nothing depends on it, and on a work queue it blocks us
+                await self._remove(unused, len(filters_of(unused.config)))
+
+    async def _look_at_the_dead(self, view: View, members: Membership) -> None:
+        held, now = held_ids(members), self._clock.now()
+        if held != self._held or now >= self._list_at:
+            self._unused = await self._list(held)
+            self._held, self._list_at = held, now + _LIST_EVERY
+        claims = self._by_subject(view) if self._unused else {}
+        calls = 0
+        for unused in list(self._unused):
+            if not self._ready(unused, self._needed(unused, claims, members)):
+                continue
+            calls += 1
+            if calls > _AT_ONCE or not view.leading:
+                return
+            if await self._is_nobodys(view, members, unused.worker):
+                self._unused.remove(unused)
+                self._unused += await self._clear(unused, claims, members)
+
+    async def _list(self, held: frozenset[WorkerId]) -> list[Unused]:
+        """What the stream has under our names, of ids that nobody holds."""
+        found = []
+        for info in await self._js.consumer_list(self._stream):
+            name, seal = info["name"], Seal.read(info["config"])
+            if seal is not None:
+                worker = WorkerId(seal.worker)
+                ours = bool(worker) and seal.namespace == self._namespace
+                ours = ours and name == consumer_name(self._prefix, worker, self._namespace)
+            else:
+                worker = WorkerId(name.removeprefix(f"{self._prefix}-"))
+                ours = name != worker and self._ids.fullmatch(worker) is not None and not info["num_waiting"]
+                ours = ours and await self._old.is_ours(info)
+            if ours and worker not in held:
+                found.append(Unused(name, worker, info["config"], sealed=seal is not None))
+        return found
+
+    def _by_subject(self, view: View) -> dict[str, Claim]:
+        subject = self._template.subject
+        return {subject(Partition(tuple(p.split(".")))): claim for p, (claim, _) in view.claims.items()}
+
+    def _needed(self, unused: Unused, claims: Mapping[str, Claim], members: Membership) -> list[str]:
+        nothing = self._template.nothing(unused.worker)
+        return [s for s in still_needed(unused, self._retention, claims, members) if s != nothing]
+
+    def _ready(self, unused: Unused, needed: Sequence[str]) -> bool:
+        """Whether there is something to do. But for interest it goes as a whole, or stays (parti.manager.conflicts)."""
+        fewer = len(needed) < len(filters_of(unused.config))
+        return not needed or (fewer and self._retention is Retention.INTEREST)
+
+    async def _is_nobodys(self, view: View, members: Membership, worker: WorkerId) -> bool:
+        """Asked of the bucket's leader right before something is done: somebody may just have taken the id."""
+        record, _ = await view.store.lease(worker)
+        if record is None or record.status is LeaseStatus.LEFT:
+            return True
+        seat = members.seats.get(worker)
+        return seat is not None and seat.dead and seat.record == record
+
+    # -- what is done -------------------------------------------------------------------------------------------------
+
+    async def _clear(self, unused: Unused, claims: Mapping[str, Claim], members: Membership) -> list[Unused]:
+        """Take off what is not needed, by what the durable is now; returns what is left of it."""
+        try:
+            config = (await self._js.consumer_info(self._stream, unused.name))["config"]
+            unused = replace(unused, config=config)
+            needed = self._needed(unused, claims, members)
+            if not self._ready(unused, needed):
+                return [unused]
+            before = len(filters_of(config))
+            if needed:
+                info = await self._js.consumer_update(self._stream, {**config, "filter_subjects": needed})
+                dropped = before - len(needed)
+                self._log.info("durable.filters_dropped", consumer=unused.name, dropped=dropped, left=len(needed))
+                return [replace(unused, config=info["config"])]
+            await self._remove(unused, before)
+        except (ConsumerNotFound, ConsumerDoesNotExist):
+            pass
+        return []
+
+    async def _remove(self, unused: Unused, filters: int) -> None:
+        with contextlib.suppress(ConsumerNotFound, ConsumerDoesNotExist):
+            await self._js.consumer_delete(self._stream, unused.name)
+        self._log.info("durable.removed", consumer=unused.name, worker=unused.worker, filters=filters)

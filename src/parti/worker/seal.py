@@ -1,0 +1,60 @@
+"""Whose a durable is, written into its metadata: namespace, worker, the stream's creation time, our version. Pure.
+
+A name alone proves nothing: `<prefix>-a-b-c` may be worker `c` of namespace `a-b` or worker `b-c` of namespace `a`, or
+a consumer that somebody made by hand. What is not ours is never updated, reset or deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from parti import __version__
+
+_NAMESPACE, _STREAM, _VERSION, _WORKER = "parti.namespace", "parti.stream", "parti.version", "parti.worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What every durable of parti carries since it has its namespace in its name."""
+
+    namespace: str
+    """Empty for a worker without a manager."""
+    stream: str
+    """When the stream was made: a durable of another one says nothing about positions."""
+    worker: str = ""
+    """The worker id of a per-worker durable."""
+    version: str = __version__
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Seal | None:
+        """From a consumer's configuration; None when it has none, as those of earlier versions and of others."""
+        found = config.get("metadata") or {}
+        if _VERSION not in found:
+            return None
+        return cls(found.get(_NAMESPACE, ""), found.get(_STREAM, ""), found.get(_WORKER, ""), found[_VERSION])
+
+    def metadata(self) -> dict[str, str]:
+        entries = {_NAMESPACE: self.namespace, _STREAM: self.stream, _VERSION: self.version}
+        return entries | ({_WORKER: self.worker} if self.worker else {})
+
+
+def foreign(config: Mapping[str, Any], namespace: str) -> str:
+    """Why a consumer of this configuration is not of this namespace; empty when it is, or may be."""
+    seal = Seal.read(config)
+    if seal is not None and seal.namespace != namespace:
+        return f"it is of namespace {seal.namespace!r}" if seal.namespace else "it is of a worker without a manager"
+    return "" if seal is not None else _not_made_by_parti(config)
+
+
+def is_unsealed(config: Mapping[str, Any]) -> bool:
+    """Whether it may be a durable of an earlier version, which wrote no seal."""
+    return Seal.read(config) is None and not _not_made_by_parti(config)
+
+
+def _not_made_by_parti(config: Mapping[str, Any]) -> str:
+    if config.get("deliver_subject"):
+        return "it is a push consumer"
+    policy = config.get("ack_policy", "none")
+    return f"its ack policy is {policy!r}" if policy != "explicit" else ""
