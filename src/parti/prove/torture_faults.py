@@ -9,11 +9,10 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import TypeVar
 
-from parti.errors import Category, PartiError
+from parti.errors import PartiError
 from parti.manager.kv_store import bucket_of
-from parti.prove.torture_fleet import NAMESPACE, Place, TortureFleet, last_words
+from parti.prove.torture_fleet import NAMESPACE, Place, TortureFleet, last_words, patiently
 from parti.prove.torture_judge import Disturbance, Ledger
 from parti.prove.torture_scenario import RECORDS, Fault, Kind
 from parti.prove.torture_sink import TortureSink
@@ -21,8 +20,6 @@ from parti.prove.torture_traffic import STREAM, TortureTraffic
 from parti.prove.traffic import make_stream
 from parti.testing import NeverHappened, eventually
 from parti.wire.kv import KeyValue
-
-T = TypeVar("T")
 
 _GRACE = 10.0  # seconds between SIGTERM and SIGKILL, as whatever runs processes gives
 _RECORD_KEYS = {
@@ -288,7 +285,7 @@ class TortureFaults:
 
     async def _durable(self, fault: Fault) -> float:
         js = self.fleet.js
-        infos = [i for i in await self._patiently(lambda: js.consumer_list(STREAM)) if i["config"].get("durable_name")]
+        infos = [i for i in await patiently(lambda: js.consumer_list(STREAM)) if i["config"].get("durable_name")]
         if not infos:
             return self._skip(fault)
         info = sorted(infos, key=lambda i: str(i["name"]))[fault.target % len(infos)]
@@ -296,25 +293,25 @@ class TortureFaults:
         noted.kind += f" {info['name']}"
         try:
             if fault.kind is Kind.DURABLE_DELETE:
-                await self._patiently(lambda: js.consumer_delete(STREAM, info["name"]))
+                await patiently(lambda: js.consumer_delete(STREAM, info["name"]))
             else:
                 config = dict(info["config"])
                 filters = list(config.pop("filter_subjects", None) or [config.pop("filter_subject", "")])
                 kept = filters[: len(filters) // 2] or [f"{STREAM}._edited_.{fault.target}"]
-                await self._patiently(lambda: js.consumer_update(STREAM, config | {"filter_subjects": kept}))
+                await patiently(lambda: js.consumer_update(STREAM, config | {"filter_subjects": kept}))
         except PartiError:  # its worker removed it meanwhile
             return self._skip(fault)
         return self._over(noted)
 
     async def _record(self, fault: Fault) -> float:
-        kv = await self._patiently(lambda: KeyValue.open(self.fleet.js, bucket_of(NAMESPACE)))
-        keys = sorted(await self._patiently(lambda: kv.keys(_RECORD_KEYS[fault.kind])))
+        kv = await patiently(lambda: KeyValue.open(self.fleet.js, bucket_of(NAMESPACE)))
+        keys = sorted(await patiently(lambda: kv.keys(_RECORD_KEYS[fault.kind])))
         if not keys:
             return self._skip(fault)
         key = keys[fault.target % len(keys)]
         noted = self._note(fault, "", explains=False)
         noted.kind += f" {key}"
-        await self._patiently(lambda: kv.delete(key))
+        await patiently(lambda: kv.delete(key))
         return self._over(noted)
 
     async def _remake(self, fault: Fault) -> float:
@@ -323,7 +320,7 @@ class TortureFaults:
         self.remade = True
         await self.traffic.pause()
         with contextlib.suppress(PartiError):  # a repeated order finds it gone
-            await self._patiently(lambda: js.stream_delete(STREAM))
+            await patiently(lambda: js.stream_delete(STREAM))
         self.ledger.made_anew()
         if self.second is not None:
             self.second.made_anew()
@@ -412,14 +409,3 @@ class TortureFaults:
     def _skip(self, fault: Fault) -> float:
         self.skipped.append(str(fault))
         return time.monotonic()
-
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """An order of ours must get through, whatever else is broken at the moment."""
-        until = time.monotonic() + 30.0
-        while True:
-            try:
-                return await call()
-            except PartiError as error:
-                if time.monotonic() > until or error.category is Category.NOT_FOUND:
-                    raise
-                await asyncio.sleep(0.2)

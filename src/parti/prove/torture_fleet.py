@@ -7,12 +7,13 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from parti.errors import Category, PartiError
 from parti.manager.kv_store import Store
 from parti.prove.cluster_faults import Servers
 from parti.prove.torture_judge import Ledger
@@ -23,11 +24,14 @@ from parti.prove.worker_process import WorkerProcess
 from parti.testing import FaultProxy, eventually
 from parti.wire.api import JetStreamApi
 
+T = TypeVar("T")
+
 NAMESPACE = "torture"
 SECOND = "torture2"
 PROGRAM = "parti.prove.torture_worker"
 _LOG_LINES = 4000
 _LIVE_WITHIN = 60.0
+_PATIENCE = 30.0
 
 
 @dataclass
@@ -47,6 +51,18 @@ class Place:
     @property
     def owner(self) -> str:
         return self.process.owner if self.process is not None else ""
+
+
+async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """An order of ours must get through, whatever else is broken at the moment; what is not there is told at once."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return await call()
+        except PartiError as error:
+            if time.monotonic() > until or error.category is Category.NOT_FOUND:
+                raise
+            await asyncio.sleep(0.2)
 
 
 def last_words(place: Place) -> str:
@@ -155,8 +171,8 @@ class TortureFleet:
 
     async def leader(self) -> Place | None:
         """The place whose process leads, as the bucket says."""
-        store = await Store.open(self.js, NAMESPACE, replicas=self.scenario.replicas)
-        record, _ = await store.leader()
+        store = await patiently(lambda: Store.open(self.js, NAMESPACE, replicas=self.scenario.replicas))
+        record, _ = await patiently(store.leader)
         if record is None or record.leader is None:
             return None
         for place in self.workers():
@@ -180,7 +196,7 @@ class TortureFleet:
             if self.scenario.retention != "interest":
                 return True
             wanted = {subject_of(partition, "" if self.scenario.literal else "*") for partition in self.partitions}
-            return wanted <= {s for found in await self.filters() for s in found}
+            return wanted <= {s for found in await patiently(self.filters) for s in found}
 
         _: bool = await eventually(reached, timeout, "every partition owned and every subject of interest")
 
