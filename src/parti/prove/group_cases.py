@@ -92,7 +92,8 @@ async def beside_go(proof: Run, cg: Path, rounds: int, advance: Advance) -> dict
     Judged is what ours do: nothing lost between the two, none of ours out of order, and Go's instance alive at the end.
     """
     kind = proof.kind.value
-    await asyncio.gather(proof.start("m1"), proof.start("m9"))
+    ours = ["m1", "m9"] if isinstance(proof.groups, ElasticGroups) else ["m1"]
+    await asyncio.gather(*(proof.start(member) for member in ours))
     seats = [GoInstance(cg, proof.url, kind, (STREAM, GROUP, "m2"))]
     try:
         async with proof.load_until(lambda: _all_begun(proof, seats)):
