@@ -10,6 +10,7 @@ from pathlib import Path
 
 from parti.bench.goals import Figure
 from parti.bench.report import Advance
+from parti.errors import UsageError
 from parti.groups import ElasticGroups
 from parti.prove.group_go import GoInstance
 from parti.prove.group_run import ACK_WAIT, GROUP, KEYS, STREAM, Run
@@ -118,6 +119,10 @@ async def beside_go(proof: Run, cg: Path, rounds: int, advance: Advance) -> dict
             "go_inversions_of_ours": _inversions(proof, seats),
             "go_dead": len(seats) - alive,
         }
+    except UsageError as error:
+        missing = sorted(set(range(proof.published)) - _begun(proof, seats))
+        said = [line for seat in seats for line in seat.said if "consuming" not in line]
+        raise UsageError(f"{error}; never begun: {missing[:20]} of {len(missing)}; Go said {said[-5:]}") from error
     finally:
         for seat in seats:
             await asyncio.to_thread(seat.end)
