@@ -38,6 +38,8 @@ from parti.manager.slot_durable import SlotDurable, SlotIdentity, subjects_of
 from parti.manager.slot_flow import SlotFlow
 from parti.manager.slot_plane import SlotPlane
 from parti.model import Claim, Member, PartitionId, Retention
+from parti.observe import worker_metrics as m
+from parti.wire.api_consumers import filters_of
 from parti.wire.errors import MessageNotFound, SequenceNotFound
 from parti.wire.live import LiveConnection
 from parti.worker.attempts import Attempts
@@ -53,6 +55,7 @@ from parti.worker.routing import consumer_name, consumer_stem
 from parti.worker.watch import Watch
 
 _AGAIN: Final = 0.1
+_LOOK_EVERY: Final = 2.0  # seconds between two looks at the durables, all at once
 _REMOVALS: Final = 2.0  # seconds for one: a release must not fail because of it
 _RESETS: Final = 64  # in flight at once: a worker that takes over many partitions must not flood the server
 
@@ -129,7 +132,27 @@ class PerPartitionPlane(SlotPlane):
         self._feed(claim.partition, ClaimSeen(claim, revision))
 
     def begin(self) -> None:
-        """Nothing to prepare: a durable is touched when its partition is ours."""
+        """Nothing to prepare: a durable is touched when its partition is ours. From then on it is looked after."""
+        self._host.spawn(self._look_after_durables(), "parti-durables")
+
+    async def _look_after_durables(self) -> None:
+        """A durable whose filters somebody edited is mended, and goes on from the partition's own position."""
+        js, stream = self._parts.js, self._parts.config.stream
+        while not self._closed:
+            await self._host.clock.sleep(_LOOK_EVERY)
+            try:
+                filters = {info["name"]: filters_of(info["config"]) for info in await js.consumer_list(stream)}
+            except PartiError:
+                continue  # the pulls have the same trouble, and say so
+            for partition in [p for p in self.owned() if p in self._flows and self._flows[p].pulling]:
+                durable = self._durables[partition]
+                if filters.get(durable.name, durable.filters) == durable.filters:
+                    continue
+                self._parts.recorder.metrics.count(m.CONSUMER_REPAIRS)
+                self._parts.recorder.event(
+                    "worker.consumer_changed", op="verify", result="mended", partition=partition, warn=True
+                )
+                self._feed(partition, Gap())
 
     def positions(self) -> dict[PartitionId, tuple[int, int]]:
         found = {p: (s.lease.epoch, s.cursor) if s.lease is not None else s.unreleased for p, s in self._slots.items()}

@@ -99,6 +99,11 @@ class SlotDurable:
     def __repr__(self) -> str:
         return f"<SlotDurable {self.name}>"
 
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """What it filters, in order."""
+        return tuple(sorted(self._subjects))
+
     async def set_to(self, sequence: int) -> None:
         """When this returns the next delivery is the first message at or behind `sequence`, with consumer sequence 1.
 

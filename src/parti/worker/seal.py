@@ -45,7 +45,10 @@ def foreign(config: Mapping[str, Any], namespace: str) -> str:
     seal = Seal.read(config)
     if seal is not None and seal.namespace != namespace:
         return f"it is of namespace {seal.namespace!r}" if seal.namespace else "it is of a worker without a manager"
-    return "" if seal is not None else _not_made_by_parti(config)
+    if seal is not None:
+        return ""
+    # Since durables have their namespace in their name they all carry a seal.
+    return _not_made_by_parti(config) or ("it has no mark of parti" if namespace else "")
 
 
 def is_unsealed(config: Mapping[str, Any]) -> bool:
