@@ -1,7 +1,8 @@
 """Python members beside Go members of the same groups.
 
-Two Go programs: the reference's own `cg`, and a small member of ours over nats.go. Each is built through the Go module
-proxy as a test dependency; where Go or a module is not reachable, its tests are skipped with the reason.
+Two Go programs: the reference's own `cg`, and a small member of ours over nats.go. Without a binary at `PARTI_CG`
+or `../shared/bin/cg`, each is built through the Go module proxy as a test dependency; where Go or a module is not
+reachable, its tests are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from parti.groups import (
     predict,
     static_consume,
 )
+from parti.prove.group_go import find_cg
 from parti.testing import NatsServer, eventually
 from parti.testing.child import spawn
 from parti.testing.reference import ReferenceUnavailable, build_peer, build_reference, reference_environment
@@ -81,6 +83,8 @@ class Go:
 @pytest.fixture(scope="module", params=["reference", "peer"])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     directory = tmp_path_factory.mktemp("go")
+    if request.param == "reference" and (found := find_cg()) is not None:
+        return "reference", found
     try:
         binary = build_reference(directory) if request.param == "reference" else build_peer(directory, [PEER])
     except ReferenceUnavailable as error:

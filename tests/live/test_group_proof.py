@@ -11,6 +11,7 @@ from parti.bench.group import BENCH
 from parti.bench.report import RunContext, execute
 from parti.groups import ConsumerTemplate, ElasticGroups, GroupMessage, MemberOptions, elastic_consume
 from parti.prove.group import PROOF
+from parti.prove.group_go import find_cg
 from parti.testing import NatsCluster, eventually, insist
 from parti.wire.api import JetStreamApi
 from parti.wire.api_publish import expectations
@@ -23,12 +24,29 @@ from parti.wire.options import ConnectOptions
 def test_nothing_is_lost_or_out_of_order_while_members_are_killed_frozen_and_stepped_down(
     kind: str, in_flight: int
 ) -> None:
-    options = {"kind": kind, "in_flight": in_flight, "events": 20}
+    options = {"case": "churn", "kind": kind, "in_flight": in_flight, "events": 32, "handler": 0.0}
     result = execute(PROOF, RunContext(quick=True, seed=4, options=options))
     kept = ("lost", "inversions", "phantom", "two_owners")
     assert "error" not in result.figures, result.figures
     assert {name: result.figures[name] for name in kept} == dict.fromkeys(kept, 0)
     assert result.figures["duplicates_of_in_flight"] <= 1  # type: ignore[operator]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "kind"), [("frozen", "elastic"), ("long", "elastic"), ("go", "elastic"), ("go", "static")]
+)
+def test_many_in_hand_long_handlers_and_the_reference_in_the_other_seat(case: str, kind: str) -> None:
+    if case == "go" and find_cg() is None:
+        pytest.skip("no binary of the reference at PARTI_CG or ../shared/bin/cg")
+    options = {"case": case, "kind": kind, "in_flight": 1, "events": 0, "handler": 0.0}
+    result = execute(PROOF, RunContext(quick=True, seed=5, options=options))
+    assert "error" not in result.figures, result.figures
+    promised = [name for name in PROOF.goals if name.startswith(case) and not name.endswith("_s")]
+    broken = {
+        name: result.figures[name] for name in promised if float(result.figures[name]) > 0 and "repeats" not in name
+    }
+    assert broken == {}
 
 
 @pytest.mark.slow

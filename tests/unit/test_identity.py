@@ -29,7 +29,7 @@ from parti.control.identity import (
 )
 from parti.control.lease import NEVER, Hold, LeaseTerms, Sighting
 from parti.errors import ConfigError
-from parti.model import Member, WorkerId
+from parti.model import Claim, ClaimState, Member, PartitionId, WorkerId
 
 TERMS = LeaseTerms(ttl=6.0, renew_every=2.0, margin=0.3)
 W0, W1 = WorkerId("worker-0"), WorkerId("worker-1")
@@ -306,3 +306,32 @@ def test_writes_of_unknown_fate_are_remembered_but_not_for_ever() -> None:
 def test_the_agent_is_told_when_to_tick_next() -> None:
     assert held().next_tick == pytest.approx(2.0)
     assert seeking("me", terms=TERMS).next_tick < 0
+
+
+def test_a_holder_whose_record_was_removed_writes_it_again_unless_somebody_took_the_id() -> None:
+    state = held()
+    state, effects = step(state, OwnRead(1.0, None, 44))
+    (write,) = [effect for effect in effects if isinstance(effect, WriteLease)]
+    assert (write.expected, write.record.member.nonce) == (44, "me")
+    state, effects = step(state, Written(1.1, write.record.beat, 45))
+    assert effects == ()
+    assert state.may_act(1.2)
+
+
+def test_a_lower_revision_is_another_bucket() -> None:
+    state = replace(held(), highest=1000)
+    state, effects = step(state, OwnRead(1.0, None, 0))
+    (write,) = [effect for effect in effects if isinstance(effect, WriteLease)]
+    _, effects = step(state, Written(1.1, write.record.beat, 3))
+    assert [type(effect) for effect in effects] == [Fenced]
+
+
+def test_whoever_had_an_id_before_need_not_be_waited_for_when_no_claim_names_it() -> None:
+    state = replace(held(), clean=False)
+    member = state.member
+    assert member is not None
+    partition = PartitionId("p0")
+    before = Member(member.worker, "before")
+    assert state.undisputed([Claim(partition), Claim(partition, ClaimState.STABLE, 1, member)]).clean
+    assert not state.undisputed([Claim(partition, ClaimState.STABLE, 1, before)]).clean
+    assert not state.undisputed([Claim(partition, lost=True)]).clean

@@ -72,6 +72,17 @@ async def test_a_partition_that_goes_and_returns_during_its_backlog_begins_where
     assert {m.lease.epoch for m in handler.seen} == {3}
 
 
+async def test_places_that_nobody_has_are_noticed(bench: Bench) -> None:
+    """The watchdog behind the tests above: should a place ever leak again, the health says so."""
+    worker = bench.worker(Gated(), stall_limit=1.0)
+    await worker.update_worker_consumer("w1", parts("a"))
+    worker._engine.desk.ledger.in_hand += 3
+    await eventually(lambda: not worker.is_healthy, what="the leak shows")
+    assert "3 places of the inbox" in worker.health().stalls[0]
+    worker._engine.desk.ledger.in_hand -= 3
+    await eventually(lambda: worker.is_healthy, what="it is over")
+
+
 MOVES = st.lists(st.tuples(st.sampled_from(["return", "remove", "wait"]), st.integers(0, 9)), min_size=1, max_size=6)
 
 

@@ -17,7 +17,9 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     """
 
     stream: Annotated[str, Setting("stream to consume; has no default")] = ""
-    consumer_prefix: Annotated[str, Setting("the durable is `<prefix>-<worker id>`, as in the Go library")] = "parti"
+    consumer_prefix: Annotated[
+        str, Setting("the durable is `<prefix>-<namespace>-<worker id>`, without a manager `<prefix>-<worker id>`")
+    ] = "parti"
     subject_template: Annotated[
         str, Setting("subject of a partition; {partition} is its keys joined by dots, wildcards around it are allowed")
     ] = "{partition}"

@@ -8,7 +8,7 @@ deadline even when NATS is unreachable and nobody can be asked.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from typing import Final, assert_never
 
 from parti.control.lease import NEVER, Hold, LeaseTerms, Sighting
 from parti.errors import ConfigError
-from parti.model import Member, WorkerId
+from parti.model import Claim, Member, WorkerId
 from parti.subjects import validate_token
 
 _REMEMBERED_LIVES: Final = 16  # a record that names an older one is waited out like anybody's
@@ -127,6 +127,21 @@ class Identity:
         before = NEVER if self.clean else self.clean_at if self.clean_at > NEVER else float("inf")
         lives = {**self.former, Member(self.worker, self.nonce): max(before, quiet_at)}
         return dict(list(lives.items())[-_REMEMBERED_LIVES:])
+
+    def undisputed(self, claims: Iterable[Claim]) -> Identity:
+        """No claim names a process that had our id before: whoever had it owns nothing, and need not be waited for.
+
+        Only with every claim there is, none of them lost. Without this a fleet that is stopped within the first TTL of
+        its life waits for one when it is started again.
+        """
+        mine = self.member
+        if mine is None:
+            return self
+        for claim in claims:
+            owner = claim.owner
+            if claim.lost or (owner is not None and owner.worker == mine.worker and owner != mine):
+                return self
+        return replace(self, clean=True)
 
     def may_act(self, now: float) -> bool:
         """Checked before every pull, effect and position write."""

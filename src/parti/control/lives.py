@@ -4,12 +4,13 @@ Attempts are counted inside a process, so that a message which ends its process 
 is one small record per worker id: written when a process begins and when it ends in order, and in between only while a
 partition is under suspicion, because the process that had it before ended without a word.
 
-- one such end says little: a machine dies, somebody sends SIGKILL. The next owner goes on as ever, and notes the count;
-- after `max_deliver - 1` of them in a row the owner is *wary*: it starts one message at a time of such partitions, and
-  notes which one before it starts. If it ends again, exactly one message is named, and others go free;
-- after `max_deliver` ends the message that was named rests in the dead-letter stream, with the reason `crash`.
+- after one such end the next owner notes for a while which messages of the partition it starts, before it starts
+  them. If it ends too, those that were in their handlers are *suspects*: the one that did it, and its neighbours;
+- the owner after that starts suspects one at a time. Whoever is alone in its handler at the next end was there twice;
+- after `max_deliver` ends in a row that message rests in the dead-letter stream, with the reason `crash`.
 
-A partition that has been at work for `SURVIVED` seconds has survived: the count begins anew.
+Somebody who kills processes from outside would have to hit the same message twice. A partition that has been at work
+for `SURVIVED` seconds has survived: the count begins anew.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Final
 
 from parti.model import Member, PartitionId
 
-SURVIVED: Final = 30.0  # seconds at work; what ends a process was in its handler at the last end, so it is met early
+NOTED: Final = 5.0  # seconds in which starts are noted: what ended a process was in its handler, and is met early
+SURVIVED: Final = 30.0  # seconds at work after which the ends before say nothing any more
 _BURIED: Final = 64  # of one partition; more than that behind one position is no accident
 REMEMBERED: Final = 4  # lives of one worker id whose end may still matter to somebody
 
@@ -35,8 +37,10 @@ class Life:
     """It stopped in order, or its process lives on: its end says nothing, but for a message that it names itself."""
     counts: Mapping[PartitionId, tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))
     """Partition -> (epoch in which this process had it, ends in a row before that); 0 when it survived here."""
-    trial: tuple[PartitionId, int] | None = None
-    """The only message under suspicion that was in its handler: partition and stream sequence."""
+    trials: tuple[tuple[PartitionId, int], ...] = ()
+    """Messages of partitions under suspicion that are in their handlers: partition and stream sequence."""
+    suspects: Mapping[PartitionId, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """What was in its handler when the process before this one ended."""
     buried: Mapping[PartitionId, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """Messages whose letters are stored. With lanes of keys the position may still lie below them."""
 
@@ -47,17 +51,15 @@ class Suspicion:
 
     ends: int = 0
     """Processes in a row that ended while they had it."""
-    suspect: int | None = None
-    """The message that was in its handler at the last end, and nothing else that was suspected."""
+    suspects: tuple[int, ...] = ()
+    """Messages that were in their handlers at the last end."""
+    twice: int | None = None
+    """The only one that was there at the last end, and at the one before too."""
     buried: tuple[int, ...] = ()
-
-    def wary(self, max_deliver: int) -> bool:
-        """Whether messages are to be started one by one, each noted before."""
-        return self.ends >= max(1, max_deliver - 1)
 
     def guilty(self, max_deliver: int) -> int | None:
         """The message to be buried, if its lives are used up."""
-        return self.suspect if self.ends >= max_deliver else None
+        return self.twice if self.ends >= max_deliver else None
 
 
 def suspicion(
@@ -69,7 +71,7 @@ def suspicion(
     """
 
     def ended_badly(life: Life) -> bool:
-        named = life.trial is not None and life.trial[0] == partition
+        named = any(each == partition for each, _ in life.trials)
         return life.member in dead and (named or not life.ended)
 
     last: Life | None = None
@@ -80,29 +82,33 @@ def suspicion(
         held = life.counts.get(partition)
         if held is not None and (last is None or held[0] > last.counts[partition][0]):
             last = life
+    count = last.counts[partition][1] if last is not None else 0
     buried = last.buried.get(partition, ()) if last is not None else ()
     if last is not None and ended_badly(last):
-        return Suspicion(last.counts[partition][1] + 1, _named(last, partition), buried)
-    count = last.counts[partition][1] if last is not None else 0
-    if count or before is None:
-        return Suspicion(count, None, buried)
-    return Suspicion(1, _named(before, partition), buried)
-
-
-def _named(life: Life, partition: PartitionId) -> int | None:
-    return life.trial[1] if life.trial is not None and life.trial[0] == partition else None
+        suspects = tuple(sequence for each, sequence in last.trials if each == partition)
+        alone = suspects[0] if len(last.trials) == len(suspects) == 1 else None
+        return Suspicion(count + 1, suspects, alone if alone in last.suspects.get(partition, ()) else None, buried)
+    if count:
+        assert last is not None
+        return Suspicion(count, last.suspects.get(partition, ()), None, buried)
+    suspects = tuple(sequence for each, sequence in before.trials if each == partition) if before is not None else ()
+    return Suspicion(1 if before is not None else 0, suspects, None, buried)
 
 
 def survived(life: Life, partition: PartitionId) -> Life:
     """The partition is at work for long enough: nothing is held against it any more."""
     held = life.counts.get(partition)
-    return life if held is None else replace(life, counts=MappingProxyType({**life.counts, partition: (held[0], 0)}))
+    if held is None:
+        return life
+    return holding(life, partition, held[0], Suspicion())
 
 
 def holding(life: Life, partition: PartitionId, epoch: int, found: Suspicion) -> Life:
     """This process has the partition now, and knows what is held against it."""
     counts = MappingProxyType({**life.counts, partition: (epoch, found.ends)})
-    return replace(life, counts=counts, buried=MappingProxyType({**life.buried, partition: found.buried}))
+    suspects = MappingProxyType({**life.suspects, partition: found.suspects})
+    buried = MappingProxyType({**life.buried, partition: found.buried})
+    return replace(life, counts=counts, suspects=suspects, buried=buried)
 
 
 def buried(life: Life, partition: PartitionId, sequence: int) -> Life:

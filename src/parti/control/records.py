@@ -362,7 +362,8 @@ class _Life(msgspec.Struct, omit_defaults=True):
     nonce: str
     ended: bool = False
     counts: dict[str, tuple[Count, Count]] = {}
-    trial: tuple[str, Count] | None = None
+    trials: tuple[tuple[str, Count], ...] = ()
+    suspects: dict[str, tuple[Count, ...]] = {}
     buried: dict[str, tuple[Count, ...]] = {}
 
 
@@ -378,7 +379,8 @@ def encode_lives(worker: WorkerId, lives: Sequence[Life]) -> bytes:
             life.member.nonce,
             life.ended,
             {str(p): held for p, held in life.counts.items()},
-            life.trial,
+            life.trials,
+            {str(p): known for p, known in life.suspects.items() if known},
             {str(p): known for p, known in life.buried.items() if known},
         )
         for life in lives
@@ -395,7 +397,8 @@ def decode_lives(data: bytes) -> tuple[Life, ...] | Unreadable:
             Member(WorkerId(read.worker), life.nonce),
             life.ended,
             MappingProxyType({PartitionId(p): held for p, held in life.counts.items()}),
-            (PartitionId(life.trial[0]), life.trial[1]) if life.trial is not None else None,
+            tuple((PartitionId(p), sequence) for p, sequence in life.trials),
+            MappingProxyType({PartitionId(p): known for p, known in life.suspects.items()}),
             MappingProxyType({PartitionId(p): known for p, known in life.buried.items()}),
         )
         for life in read.lives

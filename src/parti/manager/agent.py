@@ -121,6 +121,7 @@ class Agent:
         self._max_deliver = max_deliver
         self._blocked = blocked
         self._assignment_revision = 0
+        self._lost_any = False
         self._seen = 0
         """The highest revision that the watch has told."""
         self._checkpointer: Checkpointer | None = None
@@ -319,6 +320,8 @@ class Agent:
         self.members = Membership(self._terms, self.clock.now())
         for told in leases:
             self._heard(told)
+        if not self._lost_any:
+            self._lease.identity = self._lease.identity.undisputed(claim for claim, _ in self.claims.values())
         self.live.set()
         self.plane.begin()
         self.spawn(self._checkpointer.run(self.plane.positions), "parti-positions")
@@ -386,6 +389,7 @@ class Agent:
             partition=partition,
             known=str(known[0]) if known is not None else "",
         )
+        self._lost_any = True
         self.metrics.count(m.CLAIMS_STALE)
         if self.plane is not None:
             self.plane.claim_lost(partition, revision, expected)

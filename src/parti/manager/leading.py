@@ -118,6 +118,9 @@ class Leadership:
 
     def tick(self, now: float, *, lead: bool) -> None:
         """`lead`: also let the leader look at everything, which costs more."""
+        leads = self.election.leader
+        if lead and leads is not None and self.members is not None and self.members.gone(leads, now):
+            self.election = self.election.bereft(now)
         self._elect(election.Tick(now))
         if lead:
             self._lead(reconcile.Tick(now))
@@ -205,13 +208,25 @@ class Leadership:
 
     async def resign(self) -> None:
         """Leave the term behind, so that the next leader need not wait for a lease to run out."""
-        if self.election.leading:
+        waited, self._resigned = self.election.hold.waiting, True
+        if not self.election.leading:
+            if waited:
+                await self._withdraw()
+        else:
             self.election, effects = election.step(self.election, election.Resign(self._host.clock.now()))
-            self._resigned = True
             self._depose()
             for effect in effects:
                 if isinstance(effect, election.WriteLeader):
                     await self._host.store.write_leader(effect.record, effect.expected)
+
+    async def _withdraw(self) -> None:
+        """We stood for election, and do not know what came of it: a leader that is not there would be waited for."""
+        try:
+            record, revision = await self._host.store.leader()
+        except PartiError:
+            return
+        if record is not None and record.leader == self._member:
+            await self._host.store.write_leader(replace(record, leader=None), revision)
 
     # -- the election -------------------------------------------------------------------------------------------------
 

@@ -22,8 +22,7 @@ from parti.worker.outcomes import DONE, Bury, DeadLetterReason, Done
 
 _KEYS = "lives."
 _AGAIN = 0.1  # seconds after a write that failed
-_TRIES = 5  # of a note before a start; then the message starts without one: better handled than never
-_SLICE = 1.0  # seconds after which the next suspect may start beside one that still runs: most end a process at once
+_TRIES = 2  # of a note before a start; then the message starts without one: better handled than never
 _TURN = 0.02  # seconds until another lane asks again whether it is its turn
 _QUIET = 0.8  # of a TTL without a renewal: whoever took a partition over has waited for longer
 
@@ -60,7 +59,8 @@ class LifeKeeper:
         self._writing = asyncio.Lock()
         self._written: Life | None = None
         self._watched: dict[PartitionId, _Watched] = {}
-        self._trials: dict[tuple[PartitionId, int], float] = {}
+        self._trials: dict[tuple[PartitionId, int], bool] = {}
+        """Messages in their handlers; True for one that has to be alone."""
 
     def __repr__(self) -> str:
         return f"<LifeKeeper {self._member} suspects={len(self._watched)} trials={len(self._trials)}>"
@@ -95,7 +95,7 @@ class LifeKeeper:
         if life.member not in self._former:
             return life
         blocked, self._blocked = self._blocked, None
-        return replace(life, ended=True, trial=blocked or (life.trial if life.ended else None))
+        return replace(life, ended=True, trials=(blocked,) if blocked else life.trials if life.ended else ())
 
     async def run(self) -> None:
         """Follow the others' records, and write our own when there is something new to say."""
@@ -125,7 +125,7 @@ class LifeKeeper:
 
     async def finish(self) -> None:
         """We end in order: nothing is to be held against the partitions we had. A note that fails only costs care."""
-        self._life = replace(self._life, ended=True, trial=None)
+        self._life = replace(self._life, ended=True, trials=())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
                 await self._write()
@@ -183,10 +183,11 @@ class LifeKeeper:
             "partition.suspected",
             worker_id=self._member.worker,
             op="grant",
-            result="wary" if found.wary(self.max_deliver) else "noted",
+            result="suspects" if found.suspects else "noted",
             partition=partition,
             ends=found.ends,
-            suspect=found.suspect,
+            suspects=found.suspects[:10],
+            guilty=found.guilty(self.max_deliver),
         )
 
     def _suspicion(self, partition: PartitionId, previous: set[Member], members: Membership | None) -> Suspicion:
@@ -207,6 +208,8 @@ class LifeKeeper:
     def tick(self, now: float) -> None:
         """A partition that is at work for long enough has survived."""
         for partition, watched in list(self._watched.items()):
+            if now - watched.since > lives.NOTED and watched.got_on() and watched.state.wary is watched:
+                watched.state.wary = None
             if now - watched.since > lives.SURVIVED and watched.got_on():
                 del self._watched[partition]
                 if watched.state.wary is watched:
@@ -219,10 +222,9 @@ class LifeKeeper:
 
     async def begin_trial(self, partition: PartitionId, sequence: int, *, alone: bool) -> float | None:
         """None when the message may start and everybody after us will know; else how long to wait."""
-        now = self._host.clock.now()
-        if self._trials and (alone or now - max(self._trials.values()) < _SLICE):
+        if self._trials and (alone or any(self._trials.values())):
             return _TURN
-        self._trials[partition, sequence] = now
+        self._trials[partition, sequence] = alone
         self._note_trials()
         try:
             await self.noted()
@@ -249,9 +251,7 @@ class LifeKeeper:
         log.warning("lives.not_noted", worker_id=self._member.worker)
 
     def _note_trials(self) -> None:
-        """Only one that is alone is named: with two of them nobody knows which it was."""
-        trial = next(iter(self._trials)) if len(self._trials) == 1 else None
-        self._life = replace(self._life, trial=trial)
+        self._life = replace(self._life, trials=tuple(self._trials))
 
 
 class _Watched:
@@ -276,18 +276,12 @@ class _Watched:
     async def enter(self, message: Message) -> Bury | Done | float | None:
         if message.sequence in self._found.buried:
             return DONE  # its letter is stored; the position had not passed it when the next process ended
-        most = self._keeper.max_deliver
-        if not self._found.wary(most):
-            await self._keeper.noted()  # a message that ends us at once must not end us before the count is stored
-            if self.state.wary is self:
-                self.state.wary = None
-            return None
-        if message.sequence == self._found.guilty(most):
+        if message.sequence == self._found.guilty(self._keeper.max_deliver):
             ends = self._found.ends
             message.attempt = max(message.attempt, ends)
             error = f"{ends} processes in a row ended, or lost their lease, while they handled it"
             return Bury(DeadLetterReason.CRASH, error)
-        alone = self._found.ends > most + 1
+        alone = message.sequence in self._found.suspects
         return await self._keeper.begin_trial(self._partition, message.sequence, alone=alone)
 
     def leave(self, message: Message) -> None:

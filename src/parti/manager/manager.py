@@ -163,7 +163,8 @@ class Manager:
 
     def unassigned(self) -> tuple[PartitionId, ...]:
         """On the leader: the partitions that nobody can carry. Elsewhere none."""
-        leadership = self._agent.leadership if self._agent is not None and self._agent.leading else None
+        leads = self._agent is not None and self._agent.leading and not self._stopping
+        leadership = self._agent.leadership if self._agent is not None and leads else None
         return leadership.leader.unassigned if leadership is not None and leadership.leader is not None else ()
 
     def claims_known(self) -> int:

@@ -103,6 +103,7 @@ class PerPartitionPlane(SlotPlane):
             clock=parts.clock,
             fence=parts.fence,
             states=lambda: [flow.state for flow in self._flows.values()],
+            in_hand=lambda: self._desk.in_hand,
             connected=lambda: parts.js.connection.is_connected,
             on_blocked=parts.on_blocked,
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from parti.bench.goals import Figure
 from parti.bench.report import Advance
+from parti.errors import UsageError
 from parti.groups import ElasticGroups
 from parti.prove.group_go import GoInstance
 from parti.prove.group_run import ACK_WAIT, GROUP, KEYS, STREAM, Run
@@ -92,7 +93,8 @@ async def beside_go(proof: Run, cg: Path, rounds: int, advance: Advance) -> dict
     Judged is what ours do: nothing lost between the two, none of ours out of order, and Go's instance alive at the end.
     """
     kind = proof.kind.value
-    await asyncio.gather(proof.start("m1"), proof.start("m9"))
+    ours = ["m1", "m9"] if isinstance(proof.groups, ElasticGroups) else ["m1"]
+    await asyncio.gather(*(proof.start(member) for member in ours))
     seats = [GoInstance(cg, proof.url, kind, (STREAM, GROUP, "m2"))]
     try:
         async with proof.load_until(lambda: _all_begun(proof, seats)):
@@ -117,6 +119,10 @@ async def beside_go(proof: Run, cg: Path, rounds: int, advance: Advance) -> dict
             "go_inversions_of_ours": _inversions(proof, seats),
             "go_dead": len(seats) - alive,
         }
+    except UsageError as error:
+        missing = sorted(set(range(proof.published)) - _begun(proof, seats))
+        said = [line for seat in seats for line in seat.said if "consuming" not in line]
+        raise UsageError(f"{error}; never begun: {missing[:20]} of {len(missing)}; Go said {said[-5:]}") from error
     finally:
         for seat in seats:
             await asyncio.to_thread(seat.end)

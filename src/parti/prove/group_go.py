@@ -52,9 +52,9 @@ class GoInstance:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if (found := _LINE.search(line)) is not None:
-                self.begun.append((int(found[2]), found[1].decode(), time.monotonic()))
-            else:
+            found = _LINE.findall(line)  # several, where it could not acknowledge and says so elsewhere
+            self.begun += [(int(sequence), subject.decode(), time.monotonic()) for subject, sequence in found]
+            if not found or b"acked" not in line:
                 self.said.append(line.decode(errors="replace").strip())
 
     def end(self) -> None:

@@ -10,7 +10,6 @@ import asyncio
 
 from parti.bench.goals import Figure
 from parti.bench.report import Option, Proof, RunContext
-from parti.manager.kv_store import Store
 from parti.prove.herd import Herd, Shape, herd, judged, sizes
 from parti.testing import eventually
 
@@ -29,7 +28,6 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
         await group.add(shape.workers)
         await group.settled()
         await group.flow()
-        await _known(group)
         with ctx.progress("restarts", total=rounds) as advance:
             for number in range(rounds):
                 stopped, up, work = await _restart(group, returning=number % 2 == 1)
@@ -46,17 +44,6 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
             "at_work_max_s": round(max(works), 2),
             "at_work_mean_s": round(sum(works) / len(works), 2),
         }
-
-
-async def _known(group: Herd) -> None:
-    """A fleet that is older than one TTL: who had the ids before has certainly stopped, and the leases say so."""
-    store = await Store.open(group.js, "prove", replicas=group.shape.replicas)
-
-    async def clean() -> bool:
-        leases = await store.leases()
-        return all(record is not None and record.clean for record, _ in leases.values())
-
-    _: bool = await eventually(clean, 60.0, "all leases are clean")
 
 
 async def _restart(group: Herd, *, returning: bool) -> tuple[float, float, float]:

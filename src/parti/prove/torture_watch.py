@@ -163,7 +163,8 @@ class Watch:
             for info in await self._js.consumer_list(STREAM):
                 filters = info["config"].get("filter_subjects") or [info["config"].get("filter_subject") or ""]
                 tokens = filters[0].split(".")
-                if len(filters) == 1 and len(tokens) >= 2 and "slot" in info["name"]:
+                ours = str(info["name"]).startswith(f"parti-{NAMESPACE}-slot-")  # not those of a second namespace
+                if ours and len(filters) == 1 and len(tokens) >= 2:
                     floor = int(info["ack_floor"]["stream_seq"])
                     found.append((f"the ack floor of {info['name']}", tokens[1], floor))
         await self._letters.read()

@@ -4,6 +4,7 @@ from parti.config.worker import WorkerConfig
 from parti.model import Lease, Partition
 from parti.worker.consumer import WorkerConsumer
 from parti.worker.errors import (
+    ForeignDurable,
     HandlerCancelled,
     HandlerTimeout,
     MaxSubjectsExceeded,
@@ -21,6 +22,7 @@ from parti.worker.stream import MessageStream, Received
 __all__ = [
     "Ack",
     "Fence",
+    "ForeignDurable",
     "Handler",
     "HandlerCancelled",
     "HandlerTimeout",

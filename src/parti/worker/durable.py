@@ -47,6 +47,7 @@ class StreamFacts:
     file: bool
     replicas: int
     last_seq: int
+    first_seq: int
     created: str
     """When it was made; a stream that was deleted and made anew counts from 1 again."""
 
@@ -127,6 +128,7 @@ class Durable:
             config["storage"] == "file",
             int(config["num_replicas"]),
             int(info["state"]["last_seq"]),
+            int(info["state"]["first_seq"]),
             info["created"],
         )
 

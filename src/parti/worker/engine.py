@@ -33,6 +33,7 @@ from parti.worker.session import Interrupted, Session
 from parti.worker.updates import Batch, Coalescer
 from parti.worker.watch import Watch
 
+_ALMOST_IDLE = 8  # messages in hand: what is left over is no hurry while there is work
 _VERIFY_EVERY = 2.0  # seconds; a crash repeats no more for it, an idle partition is read again that far
 _CALLS = 16  # questions to the server at once
 _CLOSING_CALLS = 2.0  # seconds that the last calls of close() may take
@@ -111,6 +112,7 @@ class Engine:
             clock=clock,
             fence=fence,
             states=lambda: list(self.desk.ledger.states.values()),
+            in_hand=lambda: self.desk.ledger.in_hand,
             connected=lambda: js.connection.is_connected,
             on_blocked=on_blocked,
         )
@@ -121,6 +123,8 @@ class Engine:
         self._group: asyncio.TaskGroup | None = None
         self._behind: list[PartitionState] = []
         """Partitions whose range read has not begun."""
+        self._left_over: set[int] = set()
+        """Messages that were found to be done and still in the stream when that was looked at last."""
         self._reading = False
 
     def partition_info(self, state: PartitionState) -> PartitionInfo:
@@ -332,6 +336,30 @@ class Engine:
                 with contextlib.suppress(PartiError):  # the pull loop has the same trouble, and says so
                     async with self._lock:
                         await self.assigner.verify()
+                    if self.desk.by_reset and self.desk.ledger.in_hand <= _ALMOST_IDLE:
+                        await self._clear_leftovers()
+
+    async def _clear_leftovers(self) -> None:
+        """What is done and stays in the stream, because its ack got lost, is delivered once more and acknowledged.
+
+        The server itself would wait for `ack_wait`, and on a replicated work queue it may never ask again.
+        """
+        ledger, calls = self.desk.ledger, asyncio.Semaphore(_CALLS)
+        first = (await self.durable.facts()).first_seq
+        states = [s for s in ledger.states.values() if s.target is None and ledger.cursor(s.id) >= first]
+        left = [found for found in await asyncio.gather(*(self._leftover(s, calls) for s in states)) if found]
+        if set(left) & self._left_over:
+            self.recorder.event("worker.leftovers", op="verify", result="delivered_anew", partitions=len(left))
+            self.session.interrupt(Interrupted("handled messages are still in the stream"))
+        self._left_over = set(left)
+
+    async def _leftover(self, state: PartitionState, calls: asyncio.Semaphore) -> int | None:
+        """The first message of the partition in the stream, when it is done already."""
+        subject = SubjectTemplate(self.config.subject_template).subject(state.partition)
+        async with calls:
+            first = await self.durable.next_sequence(subject, 1)
+        done = first is not None and first <= self.desk.ledger.cursor(state.id) and first not in state.open
+        return first if done else None
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

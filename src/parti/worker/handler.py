@@ -47,7 +47,7 @@ class _Threads:
                 self._idle -= 1
             elif self._started < self._most:
                 self._started += 1
-                threading.Thread(target=self._run, name=f"parti-handler-{self._started}", daemon=True).start()
+                threading.Thread(target=self._run, name=f"parti-handler_{self._started}", daemon=True).start()
         self._jobs.put((future, handler, message))
         return future
 

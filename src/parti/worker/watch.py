@@ -41,6 +41,7 @@ class Watch:
         clock: Clock,
         fence: Fence,
         states: Callable[[], Iterable[PartitionState]],
+        in_hand: Callable[[], int],
         connected: Callable[[], bool],
         on_blocked: Callable[[str], None] | None = None,
     ) -> None:
@@ -52,6 +53,7 @@ class Watch:
         self._clock = clock
         self._fence = fence
         self._states = states
+        self._in_hand = in_hand
         self._connected = connected
         self._on_blocked = on_blocked
         self._loop = asyncio.get_running_loop()
@@ -61,6 +63,7 @@ class Watch:
         self._ended = -1
         self._ended_at = self._beat
         self._asleep: dict[int, float] = {}
+        self._even_at = self._beat
         self._stopped = threading.Event()
         self._blocked_by = ""
 
@@ -158,6 +161,11 @@ class Watch:
             return (
                 f"{waiting} lanes are ready and {running} handlers run, but none ended for {now - self._ended_at:.0f} s"
             )
+        missing = self._in_hand() - sum(len(state.open) for state in self._states())
+        if not missing:
+            self._even_at = now
+        elif now - self._even_at > limit:
+            return f"{missing} places of the inbox are taken by nobody: the worker pulls less and less"
         asleep = {
             id(lane): f"messages of partition {state.id} are queued, and nobody is to handle them"
             for state in self._states()

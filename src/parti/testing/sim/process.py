@@ -81,6 +81,9 @@ class Process:
         if self.member is None or self.plane is None:
             return
         now = self.clock()
+        leads = self.election.leader if self.election is not None else None
+        if self.election and leads is not None and self.members is not None and self.members.gone(leads, now):
+            self.election = self.election.bereft(now)
         self._election(election.Tick(now))
         self._members(membership.Tick(now))
         self._lead(reconcile.Tick(now))
@@ -107,6 +110,8 @@ class Process:
                     self.heard(("claim", partition), None, 0)
             if not found["assignment"]:
                 self.heard(("assignment", ""), None, 0)
+            if not self.identity.seen and all(claim is not None for claim, _ in found["claim"].values()):
+                self.identity = self.identity.undisputed(claim for claim, _ in found["claim"].values())
             self._knows(revision)
 
         kv = self.cluster.kv
