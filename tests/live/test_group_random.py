@@ -57,7 +57,8 @@ class World:
     async def start(self, member: str) -> None:
         order = Order.STRICT if self.in_flight == 1 else Order.KEY
         options = MemberOptions(
-            template=ConsumerTemplate(ack_wait=20, max_ack_pending=self.in_flight),
+            # What an instance leaves behind lapses after this: no stall may be longer.
+            template=ConsumerTemplate(ack_wait=10, max_ack_pending=self.in_flight),
             handlers=HandlerOptions(order=order),
         )
         self.instances.append(await elastic_consume(self.connection, self.stream, "g", member, self.handle, options))

@@ -13,6 +13,7 @@ from parti.groups.common import is_group_consumer, pinned_id
 from parti.groups.distribution import partition_filters, partitions_of
 from parti.groups.errors import ForeignConsumer, WorkQueueMissing
 from parti.groups.events import EventKind, MemberState
+from parti.groups.leaving import SECOND_LOOK
 from parti.groups.member import SERVER_FAILED, GroupConsumer
 from parti.groups.message import GroupHandler
 from parti.groups.names import GroupKind, check_group, check_member, check_stream, work_queue
@@ -163,12 +164,23 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
         # Made from an older record. Its pinned instance finishes and replaces it; without one it goes `ack_wait` after
         # its last message could have been in hand (the server knows who asks for more time, and we do not).
         unused = pinned_id(info) is None and not info["num_ack_pending"]
-        if unused and info["created"] == self._created:
+        if unused and (info["created"] == self._created or await self._is_idle(info["created"])):
             await self._delete_consumer()
             self._later(0)
         else:
             self._wait_for("an older consumer of this member is still in use, or has not lapsed yet")
         return None
+
+    async def _is_idle(self, created: str) -> bool:
+        """Nobody pulls from this consumer, is pinned to it or has a message of it: its last user has ended."""
+        for _ in range(2):  # the reference has no pull open for a moment after each
+            found = await self._found()
+            if found is None or found["created"] != created or pinned_id(found):
+                return False
+            if found.get("num_waiting") or found["num_ack_pending"]:
+                return False
+            await self._clock.sleep(SECOND_LOOK)
+        return True
 
     async def _changed(self, before: ElasticRecord) -> None:
         if not before.same_stream(self.record):
@@ -183,18 +195,17 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
         if not self._puller.pulling and not self._work.running:
             self._lose(lost)
             return
-        was_pinned = self.state is MemberState.ACTIVE
         # Finish and acknowledge before the consumer goes: then nothing of it is delivered twice, nor started by the
         # next owner while it runs here.
         await self._drain(self._drain_within, unpin=False)
         self._be(MemberState.JOINING)
         self._lose(lost)
-        if was_pinned:
-            await self._remove_ours()
-        elif wanted:
+        pin = self._drained_pin  # also one that was not settled yet: nobody else gives it back
+        if (pin is None or not await self._remove_ours(pin)) and wanted:
             self._later(self._random.uniform(*OTHERS_FIRST))
-        else:
-            await self._remove_unused()
+
+    async def _let_partitions_go(self) -> None:
+        await self._remove_unused()  # of an instance that was not pinned, or waited for one that was
 
     async def _leave(self) -> None:
         with contextlib.suppress(PartiError):

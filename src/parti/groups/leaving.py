@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, Generic
 
 from parti.errors import PartiError
 from parti.groups.common import pinned_id
 from parti.groups.events import EventKind, MemberState
+from parti.groups.message import GroupMessage
 from parti.groups.names import PRIORITY_GROUP
 from parti.groups.pinned import Pinned
 from parti.groups.store import R
@@ -26,7 +27,7 @@ from parti.wire.errors import ConsumerNotFound
 log = get_logger("groups")
 _PATIENCE = 2.0  # for each call to the server while leaving
 _CANCEL_WITHIN = 1.0  # for handlers to end when they are cancelled; one that does not is left behind
-_SECOND_LOOK = 0.1  # a pull of the reference ends and the next one comes within a few milliseconds
+SECOND_LOOK = 0.1  # a pull of the reference ends and the next one comes within a few milliseconds
 _OTHERS_POLL = 0.05
 
 
@@ -34,7 +35,11 @@ class Leaving(Pinned[R], Generic[R]):
     """The part of an instance that ends things."""
 
     _given_back = 0
-    """Messages that the server still counts as pending, and that were ours."""
+    """Messages that the server still counts as pending, and that were ours since we joined."""
+    _drained_pin: str | None = None
+    """The pin that we had when the last drain ended."""
+    _unreturned: Sequence[GroupMessage] = ()
+    """Those of the last drain; they are free when the consumer goes, or when they are handed back."""
 
     async def _drain(self, timeout: float, *, unpin: bool = True) -> bool:
         """Start nothing more, finish what runs, settle it, give the pin back; whether all handlers ended in time.
@@ -44,30 +49,32 @@ class Leaving(Pinned[R], Generic[R]):
         is cancelled and its message handed back.
         """
         self._work.suspend()
-        pin, began = self._puller.pin, self._clock.now()
-        await self._withdraw()
+        began = self._clock.now()
+        pin = self._drained_pin = await self._withdraw()
         finished = await self._idle(min(timeout, self._limits.pin_ttl / 3))
         if not finished and (left := timeout - (self._clock.now() - began)) > 0:
             log.info("group.draining", member=self.member, running=self._work.running, within=round(left, 1))
             if self._held and self._limits.acks and not self._uncertain:
                 await self._shortly(self._puller.start(self._queue_stream, self._consumer, self._limits, pin=pin))
             finished = await self._idle(left)
-            await self._withdraw()
+            pin = self._drained_pin = await self._withdraw() or pin
         if not finished:
             self._work.cancel("it did not end in time", keep=True)
             await self._work.idle(_CANCEL_WITHIN)
-        self._given_back = self._work.count_under(self._created)
-        dropped = self._work.drop()
+        self._given_back += self._work.count_under(self._created)
+        self._unreturned = self._work.drop()
         if unpin:
-            self._hand_back(dropped)
+            self._hand_back(self._unreturned)
         await self._shortly(self._puller.flush())
         self._pin = None
-        if pin is not None and unpin:
+        if unpin:
             await self._shortly(self._unpin(pin))
         return finished
 
-    async def _unpin(self, pin: str) -> None:
+    async def _unpin(self, pin: str | None) -> None:
         """Give the pin back, when it is still ours: whoever has it by now must not lose it."""
+        if pin is None:
+            return
         info = await self._info_of_ours()
         if info is not None and pinned_id(info) == pin:
             await self._api.consumer_unpin(self._queue_stream, self._consumer, PRIORITY_GROUP)
@@ -87,19 +94,26 @@ class Leaving(Pinned[R], Generic[R]):
             for task in (idle, stopping):
                 task.cancel()
 
-    async def _withdraw(self) -> None:
+    async def _withdraw(self) -> str | None:
+        """Pull no more; the pin that we had at the end of it."""
+        pulled = self._puller.pulling
         await self._shortly(self._puller.withdraw())
         self._puller.stop()
+        return self._puller.final_pin if pulled else None
 
-    async def _remove_ours(self) -> None:
+    async def _remove_ours(self, pin: str) -> bool:
         """We were pinned and are done: delete the consumer, when it still is the one that we pulled from.
 
         Messages that another instance of the member still has in hand are waited for: with the consumer gone, the next
-        owner of their partitions would start them too. They end, or come to nobody for `ack_wait`.
+        owner of their partitions would start them too. They end, or come to nobody for `ack_wait`. Whoever stops us
+        does not wait for that: then the consumer stays, without anything of ours. False when it is another instance's
+        turn, which has the pin by now.
         """
         deadline = self._clock.now() + self._drain_within + self._limits.ack_wait
         quiet_since, last, wait = self._clock.now(), -1, _OTHERS_POLL / 16
-        while (info := await self._info_of_ours()) is not None and not self._stopping.is_set():
+        while (info := await self._info_of_ours()) is not None:
+            if pinned_id(info) not in (None, pin):
+                return False
             now, others = self._clock.now(), int(info["num_ack_pending"]) - self._given_back
             if others != last:
                 quiet_since, last = now, others
@@ -107,13 +121,21 @@ class Leaving(Pinned[R], Generic[R]):
             lapsed = now - quiet_since > self._limits.ack_wait and not info.get("num_waiting")
             if others <= 0 or lapsed or now > deadline:
                 await self._delete_consumer()
-                return
+                break
+            if self._stopping.is_set():
+                self._hand_back(self._unreturned)
+                await self._shortly(self._puller.flush())
+                await self._shortly(self._unpin(pin))
+                break
             await self._clock.sleep(wait)
             wait = min(2 * wait, _OTHERS_POLL)
+        return True
 
     async def _remove_unused(self) -> None:
         """Nobody else uses the consumer: it would only keep its partitions from others until it lapses."""
-        for wait in (0.0, _SECOND_LOOK):
+        if not self._created:
+            return
+        for wait in (0.0, SECOND_LOOK):
             await self._clock.sleep(wait)
             info = await self._info_of_ours()
             if info is None or pinned_id(info) or info.get("num_waiting"):

@@ -62,6 +62,9 @@ class GroupConsumer(Leaving[R], Generic[R]):
     async def _changed(self, before: R) -> None:
         """The record was replaced by another valid one."""
 
+    async def _let_partitions_go(self) -> None:
+        """The member owns nothing any more: nothing of it may keep its partitions from others."""
+
     async def _group_deleted(self) -> None:
         """The record is gone; the member ends after this."""
 
@@ -196,6 +199,7 @@ class GroupConsumer(Leaving[R], Generic[R]):
             if self.state is not MemberState.WAITING:
                 self._be(MemberState.WAITING)
                 self._tell(EventKind.WAITING, detail="the record gives this member no partition")
+                await self._let_partitions_go()
             return
         if self._wake_at is not None:
             return
@@ -207,7 +211,7 @@ class GroupConsumer(Leaving[R], Generic[R]):
         self._limits.follow(info["config"])
         if info["created"] != self._created:
             self._work.drop()  # it comes again, to whoever has its partition now; what runs goes on
-        self._created = info["created"]
+        self._created, self._given_back = info["created"], 0
         await self._puller.start(self._queue_stream, self._consumer, self._limits)
         self._held, self._waits = wanted, self._backoff()
         self._gain(partitions_of(self.record, self.member))

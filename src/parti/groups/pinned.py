@@ -8,6 +8,7 @@ without a word, since a NAK would make the server deliver again what that one ha
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Generic
 
 from parti.clock import Randomness
@@ -162,7 +163,7 @@ class Pinned(Core[R], Generic[R]):
             self._be(MemberState.STANDBY)
             self._tell(EventKind.UNPINNED, detail=why)
 
-    def _hand_back(self, messages: list[GroupMessage]) -> None:
+    def _hand_back(self, messages: Sequence[GroupMessage]) -> None:
         """In the order of the stream, in which the server then delivers them; not what may be somebody else's."""
         if self._uncertain:
             return

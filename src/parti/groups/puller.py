@@ -41,6 +41,8 @@ class Puller:
         self._expected: tuple[str | None, int] = (None, 0)
         """The pin under which messages come, and the consumer's sequence that is next."""
         self._last_pin: str | None = None
+        self.final_pin: str | None = None
+        """The pin at the end of the last pull that was withdrawn; its last message may have brought it."""
         self._unsent: deque[tuple[str, bytes]] = deque(maxlen=_UNSENT)
 
     def __repr__(self) -> str:
@@ -131,6 +133,7 @@ class Puller:
             try:
                 await pull.withdraw()
             finally:
+                self.final_pin = pull.pin
                 self._pull = self._last_pin = None
 
     def send(self, reply: bytes, body: bytes) -> None:
