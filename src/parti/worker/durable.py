@@ -110,6 +110,8 @@ class Durable:
         """Messages that the consumer had still to deliver when the server last spoke of it."""
         self._stored: Json = {}
         self._created = ""
+        self._tampered = False
+        """Somebody had changed the consumer before we changed it: what it left out meanwhile is not known."""
 
     def __repr__(self) -> str:
         return f"<Durable {self.name} filters={len(self.filters)}>"
@@ -168,6 +170,9 @@ class Durable:
         info = await self._look()
         if info is None:
             return None
+        return self._as_we_made_it(info) and not self._tampered
+
+    def _as_we_made_it(self, info: Json) -> bool:
         return filters_of(info["config"]) == self.filters and info["created"] == self._created
 
     async def mend(self, memory: Memory) -> None:
@@ -193,7 +198,11 @@ class Durable:
 
     async def update(self, filters: Sequence[str], memory: Memory) -> Json:
         """Replace filters and metadata; raises `ConsumerDoesNotExist` when the consumer is gone."""
-        await self.info()  # since we last looked somebody may have put another one in its place
+        info = await self.info()  # since we last looked somebody may have changed it, or put another one in its place
+        if info is not None and filters_of(info["config"]) != tuple(
+            sorted(filters)
+        ):  # an earlier try may have got through
+            self._tampered |= not self._as_we_made_it(info)
         config = self._stored | self._tunables(filters, memory)
         config["max_waiting"] = self._stored.get("max_waiting", self._config.max_waiting)  # cannot be updated (10012)
         info = await self._call("update", lambda: self.js.consumer_update(self._config.stream, config))
@@ -273,7 +282,7 @@ class Durable:
 
     def _applied(self, info: Json) -> None:
         """This is the consumer as we want it: whatever differs later was done by somebody else."""
-        self.filters, self._created = filters_of(info["config"]), info["created"]
+        self.filters, self._created, self._tampered = filters_of(info["config"]), info["created"], False
 
     def _whole(self, filters: Sequence[str], memory: Memory, *, after: int, retention: Retention) -> Json:
         config = self._tunables(filters, memory) | {
