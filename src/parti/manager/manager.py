@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, Self
 
+from parti.backoff import Backoff, retry
 from parti.clock import Clock, SystemClock
 from parti.config.control import ControlConfig
 from parti.control.assign import Strategy, strategy_named
@@ -267,7 +268,8 @@ class Manager:
             storage=config.bucket_storage,
             metrics=self._metrics,
         )
-        await self._settle_stream()
+        async with asyncio.timeout(timeout):
+            await retry(self._settle_stream, backoff=Backoff(base=0.1, cap=1.0, max_tries=None), clock=self._clock)
         self._observer.watch(self)
         self._unwatch = self._nc.add_listener(self._on_connection)
         self._main = asyncio.get_running_loop().create_task(self._run(), name="parti-manager")
