@@ -217,3 +217,21 @@ async def test_a_partition_takes_its_backlog_with_it_also_where_the_server_has_n
             return await guards() == []
 
         await eventually(none_left, 60, "what stood in is gone")
+
+
+async def test_what_is_done_leaves_a_work_queue_although_its_acks_got_lost(server: NatsServer, name: str) -> None:
+    async with fleet_on(server, name, count=2, retention="workqueue") as fleet:
+        one = await fleet.worker(layout="per-partition", worker={"ack_wait": 600.0})
+        await one.wait_for("converged", 60)
+        lossy = await LossyAcks.of(one)
+        await fleet.publish(12)
+        await fleet.handled(12)
+        lossy.losing = False
+
+        async def empty() -> bool:
+            return (await fleet.js.stream_info(name))["state"]["messages"] == 0
+
+        await eventually(empty, 60, "the queue is empty")
+        await fleet.publish(4)
+        await fleet.handled(16)
+        assert len(fleet.seen) == 16

@@ -7,6 +7,7 @@ one limit of messages in hand.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -55,6 +56,7 @@ from parti.worker.routing import consumer_name, consumer_stem
 from parti.worker.watch import Watch
 
 _AGAIN: Final = 0.1
+_CLEARED: Final = 256  # leftovers of a subject looked at in one go
 _LOOK_EVERY: Final = 2.0  # seconds between two looks at the durables, all at once
 _REMOVALS: Final = 2.0  # seconds for one: a release must not fail because of it
 _RESETS: Final = 64  # in flight at once: a worker that takes over many partitions must not flood the server
@@ -116,6 +118,8 @@ class PerPartitionPlane(SlotPlane):
         self._connecting = asyncio.Lock()
         self._resets = asyncio.Semaphore(_RESETS)
         self._filtered: set[str] = set()
+        self._left_over: dict[str, int] = {}
+        """Subject -> the highest sequence that was done and still in the queue when that was looked at last."""
         self._next_beat = 0.0
 
     # -- what the agent asks ------------------------------------------------------------------------------------------
@@ -153,6 +157,34 @@ class PerPartitionPlane(SlotPlane):
                     "worker.consumer_changed", op="verify", result="mended", partition=partition, warn=True
                 )
                 self._feed(partition, Gap())
+            if self._retention is Retention.WORKQUEUE:
+                with contextlib.suppress(PartiError):
+                    await self._clear_leftovers()
+
+    async def _clear_leftovers(self) -> None:
+        """What is done and stays in the queue, because its ack got lost, goes: the durable begins above it.
+
+        Looked at when nothing is in hand, and only what was there at the last look already: an ack may be on its way.
+        """
+        js, stream, before = self._parts.js, self._parts.config.stream, self._left_over
+        self._left_over = {}
+        for partition in [p for p in self.owned() if p in self._flows and not self._flows[p].state.open]:
+            for subject in self._durables[partition].filters:
+                at = 1
+                for _ in range(_CLEARED):
+                    try:
+                        at = (await js.msg_get(stream, seq=at, next_by_subj=subject)).seq
+                    except MessageNotFound:
+                        break
+                    held = self._slots[partition]
+                    if held.lease is None or at > held.cursor or not self._host.may_act():
+                        break
+                    if at > before.get(subject, 0):
+                        self._left_over[subject] = max(at, self._left_over.get(subject, 0))
+                    else:
+                        self._parts.recorder.event("slot.leftover", op="ack", result="removed", sequence=at)
+                        await js.msg_delete(stream, at)
+                    at += 1
 
     def positions(self) -> dict[PartitionId, tuple[int, int]]:
         found = {p: (s.lease.epoch, s.cursor) if s.lease is not None else s.unreleased for p, s in self._slots.items()}
