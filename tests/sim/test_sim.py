@@ -20,7 +20,6 @@ from parti.control.leader import Leader
 from parti.control.lease import Fence, Hold, Sighting
 from parti.control.membership import Membership
 from parti.control.signals import FilterAdded, Verdict
-from parti.control.slot import Slot
 from parti.model import Layout, Retention
 from parti.prove.sim import PROOF
 from parti.testing.sim import Outcome, Plan, Shape, simulate
@@ -192,10 +191,6 @@ BROKEN: dict[str, tuple[str, Break]] = {
         lambda m: m.setattr(Membership, "know", lambda *_: True),
     ),
     "a claim that a new leader does not find is a new partition": ("per-partition", forgets_what_was),
-    "who holds a lost partition does not say so": (
-        "per-partition",
-        lambda m: m.setattr(Slot, "unspoken", property(lambda _: None)),
-    ),
     "no fence": ("limits", lambda m: m.setattr(Identity, "may_act", lambda *_: True)),
     "lease counted from the answer": ("limits", counts_the_lease_from_later_than_it_was_sent),
     "takeover before the lease is out": ("limits", takes_over_before_the_lease_is_out),
