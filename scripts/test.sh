@@ -7,7 +7,7 @@
 # broke a promise gets no second chance.
 set -uo pipefail
 pytest=$1
-spark_half=(tests/spark tests/docs tests/sim)
+spark_half=(tests/spark tests/docs tests/sim tests/worker)
 
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

@@ -51,38 +51,3 @@ def test_a_member_whose_former_self_led_campaigns_at_once_and_any_other_waits_fo
     other, _ = election.step(election.candidate(ME, terms=TERMS), seen)
     assert campaigns(back, 100.05)
     assert not campaigns(other, 100.05)
-
-
-def test_a_leader_that_has_certainly_stopped_is_not_waited_for() -> None:
-    """A fleet that stops as a whole may leave the record of one that was elected while it stopped."""
-    state, _ = election.step(
-        election.candidate(ME, terms=TERMS), election.LeaderSeen(100.0, LeaderRecord(3, OTHER, 1), 5)
-    )
-    assert not campaigns(state, 100.1)
-    state = state.bereft(100.1)
-    assert campaigns(state, 100.1)
-    _, effects = election.step(state, election.Tick(100.1))
-    (write,) = [effect for effect in effects if isinstance(effect, election.WriteLeader)]
-    assert (write.record.term, write.expected) == (4, 5)
-
-
-def test_a_record_that_vanished_without_a_trace_is_written_anew_with_a_higher_term() -> None:
-    state, _ = election.step(
-        election.candidate(ME, terms=TERMS), election.LeaderSeen(100.0, LeaderRecord(3, OTHER, 1), 5)
-    )
-    state, _ = election.step(state, election.LeaderSeen(101.0, None, 0))
-    _, effects = election.step(state, election.Tick(101.1))
-    (write,) = [effect for effect in effects if isinstance(effect, election.WriteLeader)]
-    assert (write.record.term, write.expected) == (4, 0)
-
-
-def test_a_leader_that_hears_of_a_higher_term_begins_a_higher_one() -> None:
-    state, _ = election.step(election.candidate(ME, terms=TERMS), election.LeaderSeen(100.0, None, 0))
-    state, effects = election.step(state, election.Tick(100.1))
-    (write,) = [effect for effect in effects if isinstance(effect, election.WriteLeader)]
-    state, _ = election.step(state, election.Written(100.2, write.record, 7))
-    state, effects = election.step(state, election.LeaderSeen(100.3, write.record, 7, floor=9))
-    assert [type(effect) for effect in effects] == [election.Deposed]
-    _, effects = election.step(state, election.Tick(100.4))
-    (write,) = [effect for effect in effects if isinstance(effect, election.WriteLeader)]
-    assert write.record.term == 10

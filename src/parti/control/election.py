@@ -52,16 +52,6 @@ class Election:
         """Nobody leads for certain: there is no record, its leader resigned, or it was ourselves in an earlier life."""
         return self.leader is None or self.leader in self.former
 
-    def bereft(self, now: float) -> Election:
-        """Its leader has certainly stopped (`Membership.gone`): nobody leads, and one may campaign at once.
-
-        A fleet that stops as a whole may leave a leader's record behind, of one that was elected while it stopped.
-        """
-        if self.leader is None or self.leading or self.vacant:
-            return self
-        hold = self.hold if self.hold.waiting else self.hold.failed(now)
-        return replace(self, former=self.former | {self.leader}, hold=hold)
-
     @property
     def next_tick(self) -> float:
         """When `Tick` has something to do, at the latest."""

@@ -118,9 +118,6 @@ class Leadership:
 
     def tick(self, now: float, *, lead: bool) -> None:
         """`lead`: also let the leader look at everything, which costs more."""
-        leads = self.election.leader
-        if lead and leads is not None and self.members is not None and self.members.gone(leads, now):
-            self.election = self.election.bereft(now)
         self._elect(election.Tick(now))
         if lead:
             self._lead(reconcile.Tick(now))

@@ -81,9 +81,6 @@ class Process:
         if self.member is None or self.plane is None:
             return
         now = self.clock()
-        leads = self.election.leader if self.election is not None else None
-        if self.election and leads is not None and self.members is not None and self.members.gone(leads, now):
-            self.election = self.election.bereft(now)
         self._election(election.Tick(now))
         self._members(membership.Tick(now))
         self._lead(reconcile.Tick(now))
