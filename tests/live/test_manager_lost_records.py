@@ -12,6 +12,7 @@ from parti.manager.kv_store import Store, key_of
 from parti.model import ClaimState, PartitionId
 from parti.testing import NatsServer, eventually
 
+HASTY_TERMS = {"heartbeat_ttl": 2.0, "heartbeat_interval": 0.4, "lease_margin": 0.2}
 TERMS = {"heartbeat_ttl": 6.0, "heartbeat_interval": 0.5, "lease_margin": 0.3}
 
 
@@ -125,3 +126,29 @@ async def test_random_tampering_under_load_loses_and_repeats_nothing(
         for _, message in fleet.seen:
             assert message.lease.epoch >= by_partition.get(message.partition.id, 0), "epochs never go back"
             by_partition[message.partition.id] = message.lease.epoch
+
+
+@pytest.mark.parametrize("also", [(), ("live.assignment",)], ids=["claims", "claims-and-assignment"])
+async def test_a_durable_keeps_what_the_bucket_forgot_while_nobody_was_there(
+    server: NatsServer, name: str, also: tuple[str, ...]
+) -> None:
+    """Interest: a worker that came back dropped the filters of partitions without records, and with them messages."""
+    async with fleet_on(server, name, retention="interest") as fleet:
+        for n in range(2):
+            await fleet.worker(instance=f"w{n}", **HASTY_TERMS)
+        await fleet.spread()
+        await fleet.publish(20)
+        await fleet.handled(20)
+        for manager in list(fleet.managers):
+            await fleet.crash(manager)
+        store = await Store.open(fleet.js, name)
+        for key in [c.key for c in await store.kv.states("live.claim.>")] + list(also):
+            await tamper(store, key, "vanish")
+        assert not await store.claims()
+        published = len(await fleet.publish(60))
+        assert (await fleet.js.stream_info(name))["state"]["messages"] >= published, "the durables keep them alive"
+        for n in range(2):
+            await fleet.worker(instance=f"w{n}", **HASTY_TERMS)
+        await fleet.spread()
+        await fleet.handled(80)
+        assert set(fleet.sequences()) == set(range(1, 81))

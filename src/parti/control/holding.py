@@ -378,12 +378,10 @@ def _keeps_filter(state: Holding, claim: Claim) -> bool:
         return True
     if claim.lost and state.filtered and state.retention is Retention.INTEREST:
         return True
-    return (
-        state.retention is Retention.INTEREST
-        and claim.state in (ClaimState.COMMIT, ClaimState.UNASSIGNED)
-        and claim.previous is not None
-        and claim.previous.worker == state.me.worker
-    )
+    if state.retention is not Retention.INTEREST or claim.state not in (ClaimState.COMMIT, ClaimState.UNASSIGNED):
+        return False
+    # Nobody knows whose it was before: then a filter that is on is the last one.
+    return state.filtered if claim.previous is None else claim.previous.worker == state.me.worker
 
 
 def _let_go(state: Holding) -> Step:

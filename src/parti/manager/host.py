@@ -10,7 +10,7 @@ from parti.config.control import ControlConfig
 from parti.control.election import LeaderRecord
 from parti.control.membership import Membership
 from parti.manager.kv_store import Store
-from parti.model import Claim, Lease, Member, PartitionId
+from parti.model import Assignment, Claim, Lease, Member, PartitionId
 from parti.observe.metrics import Metrics
 from parti.worker.ledger import PartitionState
 
@@ -24,6 +24,8 @@ class Host(Protocol):
     metrics: Metrics
     members: Membership | None
     """Who is here; None before everything that there is has been seen."""
+    assignment: Assignment
+    """Which partitions there are, and whose they should be; of version 0 where nobody knows."""
 
     @property
     def stream_created(self) -> str:

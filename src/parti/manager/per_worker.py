@@ -42,7 +42,9 @@ from parti.manager.host import Host
 from parti.manager.old_names import OldNames
 from parti.manager.sweep import held_ids
 from parti.model import Claim, Lease, Member, Partition, PartitionId, Retention
-from parti.wire.errors import WorkQueueFilterNotUnique
+from parti.observe.logs import get_logger
+from parti.wire.api_consumers import filters_of
+from parti.wire.errors import ConsumerDoesNotExist, ConsumerNotFound, WorkQueueFilterNotUnique
 from parti.worker import MaxSubjectsExceeded, WorkerClosed, WorkerConsumer
 from parti.worker.errors import ForeignDurable
 from parti.worker.routing import SubjectTemplate, consumer_name
@@ -64,6 +66,10 @@ class PerWorkerPlane:
         self._catching: dict[PartitionId, tuple[int, int]] = {}
         """Partition -> (up to, ticket) of a take-over that the consumer is working on."""
         self._applied: frozenset[PartitionId] = frozenset()
+        self._claimed: set[PartitionId] = set()
+        """Partitions with a claim, up to when we begin."""
+        self._inherited: set[PartitionId] = set()
+        """Filtered by the process before us, and nobody knows whose: see `_inherit`."""
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
         self._changed = asyncio.Event()
@@ -78,6 +84,9 @@ class PerWorkerPlane:
     # -- what the agent asks ------------------------------------------------------------------------------------------
 
     def claim_seen(self, claim: Claim, revision: int) -> None:
+        self._inherited.discard(claim.partition)
+        if not self._consumer.worker_id:
+            self._claimed.add(claim.partition)
         if not self._closed and (claim.partition in self._holdings or self._concerns_us(claim)):
             self._feed(claim.partition, ClaimSeen(claim, revision))
 
@@ -120,6 +129,7 @@ class PerWorkerPlane:
 
     def tick(self, now: float) -> None:  # noqa: ARG002 - the protocol's signature
         """A take-over that is through is told: everything up to T is processed, not only read."""
+        self._let_retired_go()
         for partition, (upto, ticket) in list(self._catching.items()):
             held = self._holdings[partition]
             if held.ticket != ticket or held.phase is not Phase.CATCHING_UP or partition not in self._applied:
@@ -260,6 +270,9 @@ class PerWorkerPlane:
             if (wanted == self._applied and not adding and self._consumer.worker_id) or not self._host.may_act():
                 continue
             try:
+                if not self._consumer.worker_id and self._retention is Retention.INTEREST:
+                    await self._inherit()
+                    wanted = self._wanted()
                 await self._apply(wanted, adding)
                 updated = self._host.clock.now()
                 waits = Backoff(base=_AGAIN, cap=1.0, max_tries=None).delays()
@@ -291,6 +304,36 @@ class PerWorkerPlane:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._changed.wait()
+
+    async def _inherit(self) -> None:
+        """Keep the filters of partitions whose records are gone: on an interest stream our durable is what keeps their
+        messages alive until somebody finds them, and the process before us had them."""
+        consumer = self._consumer
+        name = consumer_name(consumer.config.consumer_prefix, self._member.worker, self._host.config.namespace)
+        try:
+            info = await consumer.js.consumer_info(consumer.config.stream, name)
+        except (ConsumerNotFound, ConsumerDoesNotExist):
+            return
+        template = SubjectTemplate(consumer.config.subject_template)
+        nothing = template.nothing(self._member.worker)
+        found = {template.partition_of(subject) for subject in filters_of(info["config"]) if subject != nothing}
+        for partition in sorted(p for p in found if p is not None and p not in self._claimed):
+            self._inherited.add(partition)
+            unknown = Holding(partition, self._member, self._retention, phase=Phase.RELEASED, filtered=True)
+            self._holdings[partition] = unknown
+        if self._inherited:
+            get_logger("control", worker=self._member.worker).warning(
+                "filters.inherited", op="begin", result="kept", count=len(self._inherited), first=min(self._inherited)
+            )
+
+    def _let_retired_go(self) -> None:
+        """A partition that the assignment does not speak of needs nobody's filter."""
+        assignment = self._host.assignment
+        retired = [p for p in self._inherited if p not in assignment.owners] if assignment.version else []
+        for partition in retired:
+            self._inherited.discard(partition)
+            del self._holdings[partition]
+            self._want_update(urgent=False)
 
     def _wanted(self) -> frozenset[PartitionId]:
         wanted = frozenset(p for p, h in self._holdings.items() if h.filtered)

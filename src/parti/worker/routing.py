@@ -51,6 +51,15 @@ class SubjectTemplate:
             self.text.replace("{partition}", partition.id), wildcards=True, what=f"subject of partition {partition.id}"
         )
 
+    def partition_of(self, subject: str) -> PartitionId | None:
+        """The partition whose filter this is; None when it is no filter of this template."""
+        before, _, after = self.text.partition("{partition}")
+        try:
+            found = Partition(tuple(subject.removeprefix(before).removesuffix(after).split(".")))
+            return found.id if self.subject(found) == subject else None
+        except ConfigError:
+            return None
+
     def nothing(self, worker_id: str) -> str:
         """A filter that nobody publishes to: an empty filter list would match the whole stream (W2).
 
