@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 import pytest
 from worker_bench import Bench, Effects, parts
 
 from parti.backoff import Backoff
 from parti.errors import PartiError
+from parti.model import Lease
 from parti.testing import NatsCluster, eventually, insist
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
@@ -79,3 +81,49 @@ async def test_on_a_cluster_nothing_is_lost_repeated_or_reordered(cluster: NatsC
                 assert effects.of(each) == sorted(effects.of(each))
         finally:
             await worker.close()
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+async def test_what_waits_for_its_owner_on_a_replicated_work_queue_is_not_taken_for_acknowledged(
+    cluster: NatsCluster, name: str
+) -> None:
+    """The server deletes what lies below a consumer's ack floor and matches its filters, some seconds after an update.
+
+    A second consumer of the stream, which gets a filter without any care, tells when that has happened.
+    """
+    options = ConnectOptions(servers=tuple(cluster.urls), connect_timeout=1.0, request_timeout=2.0, reconnect_wait=0.1)
+    async with await connect(options) as connection:
+        js = JetStreamApi(connection)
+        bench = Bench(cluster.servers[0], js, name)
+        await insist(lambda: bench.create(storage="file", num_replicas=3, retention="workqueue"))
+        effects = Effects()
+        patient = Backoff(base=0.05, cap=1.0, max_tries=60)
+        worker, careless = bench.worker(effects, backoff=patient), bench.worker(Effects(), backoff=patient)
+
+        async def left(*partitions: str) -> list[str]:
+            filters = [f"{name}.{each}" for each in partitions]
+            found = await js.stream_info(name, subjects_filter=f"{name}.>")
+            return sorted(s for s in found["state"].get("subjects") or {} if s in filters)
+
+        try:
+            await worker.update_worker_consumer("w1", parts("a"))
+            await careless.update_worker_consumer("w2", parts("c"))
+            await bench.publish_many("bd", 5)
+            await bench.publish_many("ac", 10)
+            await eventually(lambda: _none(left("a", "c")), 60, "everything of a and c is acknowledged")
+            await worker.update_worker_consumer("w1", parts("a", "b"), hold={"b"}, claimed=True)
+            await careless.close()
+            config = (await js.consumer_info(name, "parti-w2"))["config"]
+            await js.consumer_update(name, config | {"filter_subjects": [f"{name}.c", f"{name}.d"]})
+            await eventually(lambda: _none(left("d")), 60, "the server took what lies below the floor for acknowledged")
+            worker.take_over(parts("b")[0].id, after=0, lease=Lease(parts("b")[0].id, 1))
+            await effects.count(15, 20)
+            assert len(effects.of("b")) == 5
+        finally:
+            await worker.close()
+            await careless.close()
+
+
+async def _none(found: Awaitable[list[str]]) -> bool:
+    return not await found

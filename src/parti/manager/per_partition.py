@@ -304,10 +304,10 @@ class PerPartitionPlane(SlotPlane):
             self._durables[partition] = SlotDurable(self._parts, partition, self._retention, subjects, self._identity)
         return flow
 
-    def _room(self) -> int:
+    def _room(self, own: int) -> int:
         if not self._host.may_act() or self._closed:
             return 0
-        return self._desk.room()
+        return self._desk.room(own)
 
     def _deliver(self, partition: PartitionId, sequence: int, consumer_sequence: int, inbox: int) -> Verdict:
         if self._closed:

@@ -34,12 +34,18 @@ class SlotDesk:
     def __repr__(self) -> str:
         return f"<SlotDesk in_hand={self.in_hand} bytes={self.bytes} flows={self.flows}>"
 
-    def room(self) -> int:
-        """How many more messages one partition may ask for, those on their way to it included."""
-        config = self._config
-        if self.bytes * 2 >= config.max_bytes:
+    def room(self, own: int) -> int:
+        """How many more messages one partition with `own` in hand may ask for, those on their way to it included.
+
+        Half of the desk is for whoever comes first, the other half is shared out: a partition whose handler hangs, or
+        is slow, must not take the places of all others.
+        """
+        capacity, flows = self._config.capacity, self.flows
+        if self.bytes * 2 >= self._config.max_bytes:
             return 0
-        return min(config.capacity - self.in_hand, max(1, config.capacity // self.flows))
+        shared = capacity // 2 if flows > 1 else 0
+        first_come = min(capacity - shared - self.in_hand, max(1, capacity // flows))
+        return max(0, first_come, max(1, shared // flows) - own if shared else 0)
 
     def settings(self) -> PullSettings:
         """How one partition pulls. All of them together bring no more than the half that is not in hand."""

@@ -174,6 +174,9 @@ class SlotDurable:
             if filters_of(info["config"]) != tuple(sorted(self._subjects)) or seal != Seal.read(info["config"]):
                 metadata = (info["config"].get("metadata") or {}) | seal.metadata()
                 changes = {"filter_subjects": self._subjects, "metadata": metadata}
+                if js.can_reset:  # an ack floor that other filters moved would count for ours (decision 9)
+                    with contextlib.suppress(ConsumerInvalidReset):
+                        await js.consumer_reset(stream, self.name, max(1, sequence))
                 await js.consumer_update(stream, info["config"] | changes)
         self._known = True
         if old is not None:

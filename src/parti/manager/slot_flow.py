@@ -39,7 +39,7 @@ class SlotFlow:
         worker_id: str,
         judge: Judge,
         gap: Callable[[PartitionId], None],
-        room: Callable[[], int],
+        room: Callable[[int], int],
     ) -> None:
         self.partition = partition
         self.state = PartitionState(Partition(tuple(partition.split("."))), Lease(partition, 0))
@@ -95,7 +95,7 @@ class SlotFlow:
             durable,
             on_batch=lambda deliveries: self._on_batch(deliveries, ticket),
             on_trouble=self._on_trouble,
-            capacity=self._room,
+            capacity=lambda: self._room(len(self.state.open)),
             settings=self._desk.settings(),
             next_sequence=1,
         )

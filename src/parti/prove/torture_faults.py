@@ -371,20 +371,22 @@ class TortureFaults:
         partition = self.fleet.partitions[fault.target % len(self.fleet.partitions)]
         self.fleet.misbehaving.clear()
         self.traffic.plant(partition, "hang")
-        try:
-            await eventually(lambda: bool(self.fleet.misbehaving), 10.0, "a handler hangs")
-        except NeverHappened:
+        fleets = 1 if self.second is None else 2  # each of them gets the message
+        with contextlib.suppress(NeverHappened):
+            await eventually(lambda: len(self.fleet.misbehaving) >= fleets, 10.0, "a handler hangs")
+        if not self.fleet.misbehaving:
             return self._skip(fault)
-        place = self.fleet.misbehaving[0]
+        return max([await self._stop_hung(fault, place) for place in list(self.fleet.misbehaving)])
+
+    async def _stop_hung(self, fault: Fault, place: Place) -> float:
         # A partition has one position: other keys that went past the one that hangs are repeated by the next owner.
         by_key = self.fleet.scenario.lanes == "key"
         hangs = self._note(fault, place.owner, explains=by_key)
         await asyncio.sleep(0.5)
         if place.busy:
             return self._skip(fault)
-        over = await self._stopped(place, fault, returning=fault.target % 2 == 0)
-        hangs.end = over
-        return over
+        hangs.end = await self._stopped(place, fault, returning=fault.target % 2 == 0)
+        return hangs.end
 
     # -- notes --------------------------------------------------------------------------------------------------------
 

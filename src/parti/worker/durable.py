@@ -108,6 +108,9 @@ class Durable:
         self._recorder = recorder
         self.pending = 0
         """Messages that the consumer had still to deliver when the server last spoke of it."""
+        self.before_adding: Callable[[], Awaitable[None]] = _nothing
+        """Called before filters are added. On a work queue the ack floor has to be back at the start by then: what lies
+        below the floor and matches a filter counts as acknowledged, and a replicated server deletes it (decision 9)."""
         self._stored: Json = {}
         self._created = ""
         self._tampered = False
@@ -199,10 +202,12 @@ class Durable:
     async def update(self, filters: Sequence[str], memory: Memory) -> Json:
         """Replace filters and metadata; raises `ConsumerDoesNotExist` when the consumer is gone."""
         info = await self.info()  # since we last looked somebody may have changed it, or put another one in its place
-        if info is not None and filters_of(info["config"]) != tuple(
-            sorted(filters)
-        ):  # an earlier try may have got through
-            self._tampered |= not self._as_we_made_it(info)
+        if info is not None:
+            had, wanted = filters_of(info["config"]), tuple(sorted(filters))
+            if had != wanted:  # an earlier try may have got through
+                self._tampered |= not self._as_we_made_it(info)
+            if set(wanted) - set(had):
+                await self.before_adding()
         config = self._stored | self._tunables(filters, memory)
         config["max_waiting"] = self._stored.get("max_waiting", self._config.max_waiting)  # cannot be updated (10012)
         info = await self._call("update", lambda: self.js.consumer_update(self._config.stream, config))
@@ -316,6 +321,10 @@ class Durable:
             classify=_worth_another_try,
             on_retry=lambda tries, wait, error: self._recorder.retried(op, tries, wait, error),
         )
+
+
+async def _nothing() -> None:
+    """Nothing has to be done before filters are added."""
 
 
 def _worth_another_try(error: PartiError) -> bool:

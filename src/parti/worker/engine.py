@@ -90,6 +90,7 @@ class Engine:
             recreate=lambda reason: self.assigner.recreate(reason),
             begun=self._begun,
         )
+        self.durable.before_adding = self.session.rewind
         self.assigner = Assigner(
             config,
             self.durable,

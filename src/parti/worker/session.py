@@ -77,6 +77,8 @@ class Session:
         self._recreate = recreate
         self._begun = begun
         self._trouble: asyncio.Future[PartiError] | None = None
+        self._quiet = asyncio.Event()
+        self._quiet.set()
         self._running = asyncio.Event()
         self._back = asyncio.Event()
         self._refresh = False
@@ -113,6 +115,23 @@ class Session:
         self.stale = True
         if self._trouble is not None and not self._trouble.done():
             self._trouble.set_result(reason)
+
+    async def rewind(self) -> None:
+        """Set the consumer of a work queue back to the start; nothing is delivered before the lock is free again.
+
+        For filters that come: an ack floor above what is left of their partitions would be taken for its acks. Call it
+        with the lock held.
+        """
+        if self._desk.retention is not Retention.WORKQUEUE:
+            return
+        self.interrupt(Interrupted("filters come"))
+        await self._quiet.wait()
+        self.stale = False
+        try:
+            await self._resync()
+        except BaseException:
+            self.stale = True
+            raise
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -258,6 +277,7 @@ class Session:
         # Silent and without trouble for longer than the watchdog needs: it works, there is just nothing to do.
         stable = asyncio.get_running_loop().call_later(3 * config.idle_heartbeat, self._works)
         desk.pull.start()
+        self._quiet.clear()
         try:
             await asyncio.wait({trouble, connection.lost}, return_when=asyncio.FIRST_COMPLETED)
             return trouble.result() if trouble.done() else connection.lost.result()
@@ -266,6 +286,7 @@ class Session:
             self._stop_pull()
             self.stale = True
             self._trouble = None
+            self._quiet.set()
 
     def _stop_pull(self) -> None:
         if self._desk.pull is not None:

@@ -1,0 +1,46 @@
+"""Places in the per-partition layout: bounded in all, and no partition takes those of all others."""
+
+from __future__ import annotations
+
+import random
+from unittest.mock import Mock
+
+import pytest
+
+from parti.clock import SystemClock
+from parti.config.worker import WorkerConfig
+from parti.manager.slot_desk import SlotDesk
+from parti.worker.message import Message
+
+
+def message() -> Message:
+    made = Message()
+    made.data, made._head = b"x", b""
+    return made
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_partitions_that_hang_never_take_the_places_of_all_others(seed: int) -> None:
+    """Some partitions let nothing go: each of the others still gets a place, and the whole stays bounded."""
+    rng = random.Random(seed)
+    config = WorkerConfig(stream="S", max_ack_pending=rng.choice([20, 100, 1000]))
+    desk = SlotDesk(config, Mock(), SystemClock())
+    desk.flows = rng.randint(2, 10)
+    own = [0] * desk.flows
+    hung = set(rng.sample(range(desk.flows), rng.randint(1, desk.flows - 1)))
+    for _ in range(3_000):
+        flow = rng.randrange(desk.flows)
+        for _ in range(min(desk.room(own[flow]), rng.randint(1, 50))):
+            desk.took(message())
+            own[flow] += 1
+        assert desk.in_hand <= config.capacity + desk.flows
+        if flow not in hung:
+            for _ in range(rng.randint(0, own[flow])):
+                desk.let_go(message())
+                own[flow] -= 1
+    assert all(own[flow] or desk.room(own[flow]) for flow in range(desk.flows) if flow not in hung)
+
+
+async def test_a_partition_alone_may_have_every_place() -> None:
+    desk = SlotDesk(WorkerConfig(stream="S", max_ack_pending=100), Mock(), SystemClock())
+    assert desk.room(0) == desk._config.capacity
