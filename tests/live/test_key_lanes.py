@@ -26,7 +26,7 @@ class Keyed:
         self.retry_once = False
         self._retried: set[int] = set()
 
-    async def worker(self) -> Manager:
+    async def worker(self, **control: float) -> Manager:
         number = len(self.fleet.managers)
         connection = await self.fleet.connection()
         config = WorkerConfig(
@@ -41,6 +41,9 @@ class Keyed:
 
         async def handle(message: Message) -> Retry | None:
             key = message.subject.rpartition(".")[2]
+            if key == "later" and message.attempt == 1:
+                self.inside.append(message.sequence)
+                return Retry(after=1.0)
             if key == "slow":
                 self.inside.append(message.sequence)
                 await self.fleet.gate.wait()
@@ -51,7 +54,7 @@ class Keyed:
             return None
 
         consumer = WorkerConsumer(JetStreamApi(connection), config, handle)
-        return await self.fleet.worker(consumer=consumer, layout=self.layout, **LONG)
+        return await self.fleet.worker(consumer=consumer, layout=self.layout, **(LONG | control))
 
     async def publish(self, *keys: str) -> None:
         for key in keys:
@@ -113,3 +116,32 @@ async def test_keys_that_are_left_alone_are_not_finished_before_a_move(
         assert keyed.of("slow") == list(range(1, 21))
         assert [number for number, *_ in keyed.done] == [0, *[1] * 19]
         assert two.owned() == {"p0"}
+
+
+@pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+async def test_a_move_that_is_given_up_while_a_key_waits_for_its_retry_repeats_nothing(
+    server: NatsServer, name: str, retention: str, layout: str
+) -> None:
+    """Each time it was given up the partition began again at its cursor, and the retry with its first attempt."""
+    async with fleet_on(server, name, count=1, retention=retention) as fleet:
+        keyed = Keyed(fleet, layout)
+        one = await keyed.worker(prepare_timeout=0.1)
+        await one.wait_for("converged", 60)
+        await keyed.publish("later", "quick", "quick", "later", "quick")
+        await eventually(lambda: keyed.of("quick") == [2, 3, 5], 60, "the quick key is ahead")
+        two = await keyed.worker(prepare_timeout=0.1)
+        leaving = asyncio.create_task(one.stop())
+
+        async def given_up() -> bool:
+            gone = fleet.metrics.registry.get_sample_value("parti_handoff_total", {"result": "timeout"})
+            return bool(gone)
+
+        await eventually(given_up, 60, "the move took too long")
+        await leaving
+        await eventually(lambda: two.owned() == {"p0"}, 60, "it has arrived")
+        await keyed.publish("quick", "later")
+        await eventually(lambda: len(keyed.done) >= 7, 60, "all are handled")
+        assert sorted(sequence for *_, sequence in keyed.done) == [1, 2, 3, 4, 5, 6, 7], "nothing lost, none twice"
+        assert keyed.of("later") == [1, 4, 7]
+        assert keyed.of("quick") == [2, 3, 5, 6]
