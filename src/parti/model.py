@@ -114,6 +114,17 @@ class ClaimState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead:
+    """Of a partition's messages up to `upto` all are done but `left`. What is done stays done, whoever did it."""
+
+    upto: int
+    left: frozenset[int] = frozenset()
+
+    def covers(self, sequence: int) -> bool:
+        return sequence <= self.upto and sequence not in self.left
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """Who may act on a partition, in which epoch, and from which position. Changed only by CAS on its revision.
 
@@ -140,6 +151,8 @@ class Claim:
     """Term of the leader that decided this."""
     updated: float = 0.0
     """Unix seconds, for people; never used in a decision."""
+    ahead: Ahead | None = None
+    """What is done above the cursor, where one message waits (for a retry, say) while those of other keys went on."""
     lost: bool = False
     """The record was removed or damaged, and this UNASSIGNED one stands in its place: whoever holds the partition
     writes it anew, and nobody else gets it before all who might hold it have spoken."""
@@ -188,8 +201,14 @@ class Checkpoint:
     member: Member
     positions: Mapping[PartitionId, tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))
     """Partition -> (epoch, cursor). The epoch keeps a late write of an older ownership out of a takeover."""
+    ahead: Mapping[PartitionId, Ahead] = field(default_factory=lambda: MappingProxyType({}))
+    """What is done above those cursors; said by a member that stopped."""
 
     def position(self, partition: PartitionId, epoch: int) -> int:
         """The cursor of this epoch or an older one; what is done stays done, whoever did it."""
         written, cursor = self.positions.get(partition, (0, 0))
         return cursor if 0 < written <= epoch else 0
+
+    def ahead_of(self, partition: PartitionId, epoch: int) -> Ahead | None:
+        """What is done above that cursor."""
+        return self.ahead.get(partition) if 0 < self.positions.get(partition, (0, 0))[0] <= epoch else None

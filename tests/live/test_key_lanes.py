@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from manager_fleet import Fleet, fleet_on, stopping
@@ -26,7 +27,7 @@ class Keyed:
         self.retry_once = False
         self._retried: set[int] = set()
 
-    async def worker(self, **control: float) -> Manager:
+    async def worker(self, *, drain_timeout: float = 60.0, **control: Any) -> Manager:
         number = len(self.fleet.managers)
         connection = await self.fleet.connection()
         config = WorkerConfig(
@@ -35,7 +36,7 @@ class Keyed:
             lanes="key",
             pull_timeout=1.0,
             idle_heartbeat=0.25,
-            drain_timeout=60.0,
+            drain_timeout=drain_timeout,
             retry_delays=("100ms",),
         )
 
@@ -44,6 +45,9 @@ class Keyed:
             if key == "later" and message.attempt == 1:
                 self.inside.append(message.sequence)
                 return Retry(after=1.0)
+            if key == "much-later" and number == 0:
+                self.inside.append(message.sequence)
+                return Retry(after=600.0)
             if key == "slow":
                 self.inside.append(message.sequence)
                 await self.fleet.gate.wait()
@@ -145,3 +149,49 @@ async def test_a_move_that_is_given_up_while_a_key_waits_for_its_retry_repeats_n
         assert sorted(sequence for *_, sequence in keyed.done) == [1, 2, 3, 4, 5, 6, 7], "nothing lost, none twice"
         assert keyed.of("later") == [1, 4, 7]
         assert keyed.of("quick") == [2, 3, 5, 6]
+
+
+@pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+async def test_what_waits_for_longer_than_a_stop_may_take_is_named_to_the_next_owner(
+    server: NatsServer, name: str, retention: str, layout: str
+) -> None:
+    """One position cannot say that 1 and 4 are left of 1 to 5: the next owner repeated 2, 3 and 5."""
+    async with fleet_on(server, name, count=1, retention=retention) as fleet:
+        keyed = Keyed(fleet, layout)
+        one = await keyed.worker(drain_timeout=0.3)
+        await one.wait_for("converged", 60)
+        await keyed.publish("much-later", "quick", "quick", "much-later", "quick")
+        await eventually(lambda: keyed.of("quick") == [2, 3, 5], 60, "the quick key is ahead")
+        two = await keyed.worker(drain_timeout=0.3)
+        await one.stop()
+        await eventually(lambda: two.owned() == {"p0"}, 60, "it has arrived")
+        await keyed.publish("quick", "much-later")
+        await eventually(lambda: len(keyed.done) >= 7, 60, "all are handled")
+        three = await keyed.worker()
+        await two.stop()
+        await eventually(lambda: three.owned() == {"p0"}, 60, "it has moved on")
+        await keyed.publish("quick")
+        await eventually(lambda: len(keyed.done) >= 8, 60, "all are handled")
+        assert sorted(sequence for *_, sequence in keyed.done) == list(range(1, 9)), "nothing lost, none twice"
+        assert keyed.of("much-later") == [1, 4, 7]
+        assert keyed.of("quick") == [2, 3, 5, 6, 8]
+
+
+@pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+async def test_a_worker_that_comes_back_repeats_nothing_although_a_key_waits(
+    server: NatsServer, name: str, retention: str, layout: str
+) -> None:
+    async with fleet_on(server, name, count=1, retention=retention) as fleet:
+        keyed = Keyed(fleet, layout)
+        one = await keyed.worker(drain_timeout=0.3, instance="a")
+        await one.wait_for("converged", 60)
+        await keyed.publish("much-later", "quick", "quick", "much-later", "quick")
+        await eventually(lambda: keyed.of("quick") == [2, 3, 5], 60, "the quick key is ahead")
+        await one.stop(returning=True)
+        await keyed.publish("quick", "much-later")
+        await keyed.worker(drain_timeout=0.3, instance="a")
+        await eventually(lambda: len(keyed.done) >= 7, 60, "all are handled")
+        assert sorted(sequence for *_, sequence in keyed.done) == list(range(1, 8)), "nothing lost, none twice"
+        assert keyed.of("much-later") == [1, 4, 7]

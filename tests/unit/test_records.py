@@ -15,10 +15,11 @@ from parti.control.election import LeaderRecord
 from parti.control.identity import LeaseRecord, LeaseStatus
 from parti.control.records import Fault, Unreadable
 from parti.errors import UsageError
-from parti.model import Assignment, Checkpoint, Claim, ClaimState, Member, PartitionId, WorkerId
+from parti.model import Ahead, Assignment, Checkpoint, Claim, ClaimState, Member, PartitionId, WorkerId
 
 MEMBERS = st.builds(Member, st.sampled_from(["worker-0", "worker-17"]).map(WorkerId), st.text(max_size=8))
 COUNTS = st.integers(0, 2**53)
+AHEAD = st.builds(Ahead, COUNTS, st.frozensets(COUNTS, max_size=5))
 
 
 @st.composite
@@ -37,6 +38,7 @@ def claims(draw: st.DrawFn) -> Claim:
         draw(st.booleans()),
         draw(COUNTS),
         draw(st.floats(0, 2e9)),
+        draw(st.none() | AHEAD),
     )
 
 
@@ -59,9 +61,15 @@ def test_a_leader_record_survives_the_round_trip(term: int, leader: Member | Non
     assert records.decode_leader(records.encode_leader(record)) == record
 
 
-@given(MEMBERS, st.dictionaries(st.text(min_size=1).map(PartitionId), st.tuples(COUNTS, COUNTS), max_size=30))
-def test_a_checkpoint_survives_the_round_trip(member: Member, positions: dict[PartitionId, tuple[int, int]]) -> None:
-    checkpoint = Checkpoint(member, positions)
+@given(
+    MEMBERS,
+    st.dictionaries(st.text(min_size=1).map(PartitionId), st.tuples(COUNTS, COUNTS), max_size=30),
+    st.dictionaries(st.text(min_size=1).map(PartitionId), AHEAD, max_size=5),
+)
+def test_a_checkpoint_survives_the_round_trip(
+    member: Member, positions: dict[PartitionId, tuple[int, int]], ahead: dict[PartitionId, Ahead]
+) -> None:
+    checkpoint = Checkpoint(member, positions, ahead)
     assert records.decode_checkpoint(records.encode_checkpoint(checkpoint)) == checkpoint
 
 

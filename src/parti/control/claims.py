@@ -53,8 +53,12 @@ def ready(claim: Claim, by: Member, *, target: int) -> Claim:
 
 
 def release(claim: Claim, by: Member, *, cursor: int) -> Claim:
-    """The owner has stopped and finished what was in flight: everything up to `cursor` is done, nothing above it."""
+    """The owner has stopped and finished what was in flight: everything up to `cursor` is done.
+
+    Above it is done what the caller says in `ahead`; what an earlier move said goes.
+    """
     _require(claim.state is ClaimState.PREPARE and claim.owner == by, f"release as {by}", claim)
+    claim = replace(claim, ahead=None)
     cursor = max(claim.cursor, cursor)
     if claim.pending is None:
         return _unassigned(claim, by, cursor, claim.term)
@@ -73,7 +77,7 @@ def caught_up(claim: Claim, by: Member, *, cursor: int) -> Claim:
     """Everything up to the target is processed, not only read: the old owner may let go, the ack floor counts."""
     _require(claim.state is ClaimState.COMMIT and claim.owner == by and claim.accepted, f"be caught up as {by}", claim)
     _require(claim.target is not None and cursor >= claim.target, f"be caught up at {cursor}", claim)
-    return replace(claim, state=ClaimState.STABLE, cursor=cursor)
+    return replace(claim, state=ClaimState.STABLE, cursor=cursor, ahead=None)
 
 
 def reopen(claim: Claim, by: Member, *, cursor: int, target: int) -> Claim:
@@ -213,6 +217,7 @@ def _unassigned(claim: Claim, previous: Member | None, cursor: int, term: int) -
         cursor=cursor,
         term=term,
         updated=claim.updated,
+        ahead=claim.ahead,
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from parti.control.handoff import Finished, Nudge, StageDone
 from parti.control.membership import Change, Membership
-from parti.model import Assignment, Checkpoint, Claim, Member, Partition, PartitionId
+from parti.model import Ahead, Assignment, Checkpoint, Claim, Member, Partition, PartitionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class PositionsRead:
     member: Member
     checkpoint: Mapping[PartitionId, int]
     floor: Mapping[PartitionId, int]
+    ahead: Mapping[PartitionId, Ahead] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -379,6 +379,7 @@ def _take_over(state: Leader, event: PositionsRead) -> Step:
             layout=state.rules.layout,
         )
         taken = claims.take_over(claim, to, start=start, term=state.term)
+        taken = replace(taken, ahead=event.ahead.get(partition, claim.ahead))
         effects.append(WriteClaim(taken, revision, "taken over"))
         written.append(partition)
     return _busy(state, now, *written), tuple(effects)

@@ -22,7 +22,7 @@ from parti.control.election import LeaderRecord
 from parti.control.identity import LeaseRecord, LeaseStatus
 from parti.control.lives import Life
 from parti.errors import UsageError
-from parti.model import SCHEMA_VERSION, Assignment, Checkpoint, Claim, ClaimState, Member, PartitionId, WorkerId
+from parti.model import SCHEMA_VERSION, Ahead, Assignment, Checkpoint, Claim, ClaimState, Member, PartitionId, WorkerId
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 DEFAULT_LIMIT: Final = 900_000  # bytes a record may have; the server's default max_payload is 1 MiB, headers included
@@ -53,6 +53,10 @@ class _Header(msgspec.Struct):
     v: int
 
 
+_Ahead = tuple[Count, tuple[Count, ...]]
+"""(upto, left) of `model.Ahead`."""
+
+
 class _Claim(msgspec.Struct, omit_defaults=True):
     partition: str
     state: ClaimState
@@ -68,6 +72,7 @@ class _Claim(msgspec.Struct, omit_defaults=True):
     lost: bool = False
     stream: str = ""
     """Identity of the stream that the cursor speaks of; empty in records of parti 0.1, which counts as any."""
+    ahead: _Ahead | None = None
 
 
 class _Lease(msgspec.Struct, omit_defaults=True):
@@ -93,6 +98,7 @@ class _Checkpoint(msgspec.Struct, omit_defaults=True):
     nonce: str
     positions: dict[str, tuple[Count, Count]]
     stream: str = ""
+    ahead: dict[str, _Ahead] = {}
 
 
 class _Stream(msgspec.Struct, omit_defaults=True):
@@ -168,6 +174,7 @@ def encode_claim(claim: Claim, stream: str = "") -> bytes:
             claim.updated,
             claim.lost,
             stream,
+            _written(claim.ahead) if claim.ahead is not None else None,
         ),
     )
 
@@ -199,8 +206,17 @@ def decode_claim(data: bytes, stream: str = "") -> Claim | Unreadable:
         read.accepted,
         read.term,
         read.updated,
+        _read(read.ahead) if read.ahead is not None else None,
         read.lost and not owned,
     )
+
+
+def _written(ahead: Ahead) -> _Ahead:
+    return ahead.upto, tuple(sorted(ahead.left))
+
+
+def _read(written: _Ahead) -> Ahead:
+    return Ahead(written[0], frozenset(written[1]))
 
 
 def encode_lease(record: LeaseRecord) -> bytes:
@@ -246,7 +262,8 @@ def decode_leader(data: bytes) -> LeaderRecord | Unreadable:
 
 def encode_checkpoint(checkpoint: Checkpoint, stream: str = "") -> bytes:
     member = checkpoint.member
-    body = _Checkpoint(member.worker, member.nonce, dict(checkpoint.positions), stream)  # type: ignore[arg-type]
+    ahead = {str(p): _written(known) for p, known in checkpoint.ahead.items()}
+    body = _Checkpoint(member.worker, member.nonce, dict(checkpoint.positions), stream, ahead)  # type: ignore[arg-type]
     return _encode("checkpoint", body)
 
 
@@ -258,7 +275,8 @@ def decode_checkpoint(data: bytes, stream: str = "") -> Checkpoint | Unreadable:
     if stream and read.stream and read.stream != stream:
         return Checkpoint(Member(WorkerId(read.worker), read.nonce))
     positions = {PartitionId(p): position for p, position in read.positions.items()}
-    return Checkpoint(Member(WorkerId(read.worker), read.nonce), MappingProxyType(positions))
+    ahead = {PartitionId(p): _read(known) for p, known in read.ahead.items()}
+    return Checkpoint(Member(WorkerId(read.worker), read.nonce), MappingProxyType(positions), MappingProxyType(ahead))
 
 
 def encode_assignment(assignment: Assignment, limit: int = DEFAULT_LIMIT) -> tuple[bytes, tuple[bytes, ...]]:

@@ -480,7 +480,7 @@ class Agent:
             self._end(Ending.STOPPED)
             return
         final = await plane.stop()
-        if await checkpointer.finish(final):
+        if await checkpointer.finish(final, plane.ahead()):
             if self._lives is not None:
                 await self._lives.finish()
             if leadership is not None:

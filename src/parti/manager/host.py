@@ -10,7 +10,7 @@ from parti.config.control import ControlConfig
 from parti.control.election import LeaderRecord
 from parti.control.membership import Membership
 from parti.manager.kv_store import Store
-from parti.model import Assignment, Claim, Lease, Member, PartitionId
+from parti.model import Ahead, Assignment, Claim, Lease, Member, PartitionId
 from parti.observe.metrics import Metrics
 from parti.worker.ledger import PartitionState
 
@@ -108,6 +108,10 @@ class Plane(Protocol):
 
     def positions(self) -> dict[PartitionId, tuple[int, int]]:
         """Partition -> (epoch, cursor) of everything that is owned."""
+        ...
+
+    def ahead(self) -> dict[PartitionId, Ahead]:
+        """What is done above the cursors of partitions that were stopped."""
         ...
 
     async def stop(self) -> dict[PartitionId, tuple[int, int]]:

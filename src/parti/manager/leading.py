@@ -26,7 +26,7 @@ from parti.manager.host import Host
 from parti.manager.leader_writes import LeaderWrites, Tell
 from parti.manager.partition_feed import Check, PartitionFeed
 from parti.manager.sources import PartitionSource
-from parti.model import Assignment, Claim, Layout, Member, Partition, PartitionId, Retention
+from parti.model import Ahead, Assignment, Claim, Layout, Member, Partition, PartitionId, Retention
 from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
 
@@ -435,7 +435,10 @@ class Leadership:
         if self.leader is None:
             return None
         done: dict[PartitionId, int] = {}
+        ahead: dict[PartitionId, Ahead] = {}
         for partition in partitions:
             claim, _ = self.leader.claims.get(partition, (Claim(partition), 0))
             done[partition] = checkpoint.position(partition, claim.epoch) if checkpoint is not None else 0
-        return partial(self._lead, reconcile.PositionsRead(self._host.clock.now(), member, done, {}))
+            if checkpoint is not None and (known := checkpoint.ahead_of(partition, claim.epoch)) is not None:
+                ahead[partition] = known
+        return partial(self._lead, reconcile.PositionsRead(self._host.clock.now(), member, done, {}, ahead))

@@ -38,7 +38,7 @@ from parti.manager.slot_desk import SlotDesk
 from parti.manager.slot_durable import SlotDurable, SlotIdentity, subjects_of
 from parti.manager.slot_flow import SlotFlow
 from parti.manager.slot_plane import SlotPlane
-from parti.model import Claim, Member, PartitionId, Retention
+from parti.model import Ahead, Claim, Member, PartitionId, Retention
 from parti.observe import worker_metrics as m
 from parti.wire.api_consumers import filters_of
 from parti.wire.errors import MessageNotFound, SequenceNotFound
@@ -212,6 +212,9 @@ class PerPartitionPlane(SlotPlane):
             for flow in self._flows.values():
                 flow.heartbeat(third * 0.9)
 
+    def ahead(self) -> dict[PartitionId, Ahead]:
+        return {p: flow.state.ahead for p, flow in self._flows.items() if flow.state.ahead is not None}
+
     async def stop(self) -> dict[PartitionId, tuple[int, int]]:
         self._closed = True
         for partition, flow in self._flows.items():
@@ -273,7 +276,7 @@ class PerPartitionPlane(SlotPlane):
             case Granted(lease):
                 held = self._slots[partition].claim
                 self._host.begun(lease, self._flow(partition).state, held.previous if held is not None else None)
-                self._flow(partition).go(lease)
+                self._flow(partition).go(lease, held.ahead if held is not None else None)
                 self._host.granted(lease)
                 self._show_subjects()
             case Revoked(lease):
@@ -298,6 +301,7 @@ class PerPartitionPlane(SlotPlane):
                 worker_id=self._member.worker,
                 judge=self._deliver,
                 gap=lambda p: self._feed(p, Gap()),
+                skipped=self._done,
                 room=self._room,
             )
             subjects = self._subjects(partition)
@@ -319,17 +323,23 @@ class PerPartitionPlane(SlotPlane):
         return verdict
 
     def _let_go(self, message: Message) -> None:
-        partition = message.partition.id
-        flow = self._flows[partition]
-        if flow.done(message):
-            if not self._closed:
-                self._feed(partition, Done(flow.finished_up_to(self._slots[partition].queued)))
-            else:
-                held = self._slots[partition]
-                self._slots[partition], _ = slot.step(held, Done(flow.finished_up_to(held.queued)))
+        if self._flows[message.partition.id].done(message):
+            self._done(message.partition.id)
+
+    def _done(self, partition: PartitionId) -> None:
+        """Something is done, here or by an owner before us."""
+        held = self._slots[partition]
+        done = Done(self._flows[partition].finished_up_to(held.queued))
+        if not self._closed:
+            self._feed(partition, done)
+        else:
+            self._slots[partition], _ = slot.step(held, done)
 
     async def _write(self, claim: Claim, expected: int) -> None:
         """Before a partition is taken its durable exists, so that whoever sees it owned may publish."""
+        if claim.owner != self._member:
+            ahead = self._flows[claim.partition].state.ahead if claim.partition in self._flows else None
+            claim = replace(claim, ahead=ahead if ahead is not None and ahead.upto > claim.cursor else None)
         if claim.accepted:
             self._flow(claim.partition)
             await self._durables[claim.partition].ensure(claim.cursor + 1)

@@ -41,7 +41,7 @@ from parti.manager.conflicts import clear_conflicts
 from parti.manager.host import Host
 from parti.manager.old_names import OldNames
 from parti.manager.sweep import held_ids
-from parti.model import Claim, Lease, Member, Partition, PartitionId, Retention
+from parti.model import Ahead, Claim, ClaimState, Lease, Member, Partition, PartitionId, Retention
 from parti.observe.logs import get_logger
 from parti.wire.api_consumers import filters_of
 from parti.wire.errors import ConsumerDoesNotExist, ConsumerNotFound, WorkQueueFilterNotUnique
@@ -66,6 +66,8 @@ class PerWorkerPlane:
         self._catching: dict[PartitionId, tuple[int, int]] = {}
         """Partition -> (up to, ticket) of a take-over that the consumer is working on."""
         self._applied: frozenset[PartitionId] = frozenset()
+        self._ahead: dict[PartitionId, Ahead | None] = {}
+        """What was done above the cursor of a partition that was stopped."""
         self._claimed: set[PartitionId] = set()
         """Partitions with a claim, up to when we begin."""
         self._inherited: set[PartitionId] = set()
@@ -140,10 +142,14 @@ class PerWorkerPlane:
                 del self._catching[partition]
                 self._feed(partition, ReadUpTo(upto, ticket))
 
+    def ahead(self) -> dict[PartitionId, Ahead]:
+        return {p: known for p, known in self._ahead.items() if known is not None}
+
     async def stop(self) -> dict[PartitionId, tuple[int, int]]:
         self._closed = True
         leases = {p: h.lease for p, h in self._holdings.items() if h.lease is not None and p in self._applied}
         cursors = await asyncio.gather(*(self._consumer.stop_partition(p) for p in leases))
+        self._ahead = {p: self._consumer.state_of(p).ahead for p in leases}
         final = {p: (lease.epoch, cursor) for (p, lease), cursor in zip(leases.items(), cursors, strict=True)}
         final |= {p: h.unreleased for p, h in self._holdings.items() if h.unreleased is not None}
         try:
@@ -193,7 +199,9 @@ class PerWorkerPlane:
             case StopLane():
                 self._host.spawn(self._stop_lane(partition), "parti-stop-lane")
             case WriteClaim(claim, expected, exact):
-                if exact and partition in self._applied:
+                if claim.owner != self._member and claim.state is not ClaimState.PREPARE:
+                    claim = replace(claim, ahead=self._ahead.get(partition))
+                elif exact and partition in self._applied:
                     claim = replace(claim, cursor=max(claim.cursor, self._consumer.position(partition).cursor))
                 self._writer.write(claim, expected)
             case Granted(lease):
@@ -222,12 +230,14 @@ class PerWorkerPlane:
         if not where.stopped or held.phase is Phase.STOPPING:
             self._consumer.renew_lease(lease)
         elif where.held:
-            self._consumer.take_over(partition, after=max(held.queued, where.cursor), lease=lease)
+            ahead = held.claim.ahead if held.claim is not None else None
+            self._consumer.take_over(partition, after=max(held.queued, where.cursor), lease=lease, ahead=ahead)
         else:
             self._consumer.resume_partition(partition, lease)
 
     async def _stop_lane(self, partition: PartitionId) -> None:
         cursor = await self._consumer.stop_partition(partition)
+        self._ahead[partition] = self._consumer.state_of(partition).ahead
         # What had not started is dropped here as well: the next owner reads it behind the cursor.
         self._feed(partition, LaneStopped(cursor, cursor + 1))
         self._feed(partition, Done(cursor))

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from parti.backoff import Backoff
 from parti.errors import PartiError
 from parti.manager.host import Host
-from parti.model import Checkpoint, Member, PartitionId
+from parti.model import Ahead, Checkpoint, Member, PartitionId
 from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
 
@@ -42,6 +42,7 @@ class Checkpointer:
         self._owned_before = owned_before
         self._known = known or {}
         self._inherited: dict[PartitionId, tuple[int, int]] = {}
+        self._ahead: Mapping[PartitionId, Ahead] = {}
         self._revision = 0
         self._written: Positions | None = None
 
@@ -61,6 +62,7 @@ class Checkpointer:
             return False
         stored: Positions = found.positions if found is not None else {}
         self._inherited = later(stored, self._known)
+        self._ahead = found.ahead if found is not None else {}
         self._revision = revision
         return await self._write({})
 
@@ -87,8 +89,9 @@ class Checkpointer:
             log.warning("positions.lost", worker_id=self._member.worker, op="positions", result="rewritten")
             self._revision, self._written = revision, None
 
-    async def finish(self, positions: Positions) -> bool:
-        """Store the final positions; False when the lease ran out before it could be done."""
+    async def finish(self, positions: Positions, ahead: Mapping[PartitionId, Ahead]) -> bool:
+        """Store the final positions, and what is done above them; False when the lease ran out before that."""
+        self._ahead, self._written = {**self._ahead, **ahead}, None
         waits = Backoff(base=0.05, cap=0.5, max_tries=None).delays()
         while self._host.may_act():
             if await self._write(positions):
@@ -105,7 +108,8 @@ class Checkpointer:
         whole = {**self._inherited, **positions}
         if whole == self._written:
             return True
-        checkpoint = Checkpoint(self._member, MappingProxyType(whole))
+        ahead = {p: known for p, known in self._ahead.items() if p in whole and known.upto > whole[p][1]}
+        checkpoint = Checkpoint(self._member, MappingProxyType(whole), MappingProxyType(ahead))
         try:
             revision = await self._host.store.write_checkpoint(checkpoint, self._revision)
             if revision is None:

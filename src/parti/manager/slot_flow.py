@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from parti.errors import PartiError
 from parti.manager.slot_desk import SlotDesk
-from parti.model import Lease, Partition, PartitionId, Retention
+from parti.model import Ahead, Lease, Partition, PartitionId, Retention
 from parti.wire.columns import Deliveries
 from parti.wire.errors import MaxAckPendingReached, TooManyPulls
 from parti.wire.live import LiveConnection
@@ -39,6 +39,7 @@ class SlotFlow:
         worker_id: str,
         judge: Judge,
         gap: Callable[[PartitionId], None],
+        skipped: Callable[[PartitionId], None],
         room: Callable[[int], int],
     ) -> None:
         self.partition = partition
@@ -50,6 +51,7 @@ class SlotFlow:
         self._worker_id = worker_id
         self._judge = judge
         self._gap = gap
+        self._skipped = skipped
         self._room = room
         self._pull: LivePull | None = None
         self._connection: LiveConnection | None = None
@@ -159,7 +161,16 @@ class SlotFlow:
                 self._write(ACK % reply)
                 self._void.discard(sequence)
                 dropped += 1
+            elif verdict == "process" and (ahead := self.state.ahead) is not None and ahead.covers(sequence):
+                self.state.seen = sequence
+                self._acks.append((sequence, reply))
+                self._write(ACK % reply)
+                self._skipped(self.partition)
+                dropped += 1
             elif verdict == "process":
+                self.state.seen = sequence
+                if ahead is not None and sequence > ahead.upto:
+                    self.state.ahead = None
                 message = Message()
                 message.subject = raw[subject_at[i] : subject_end[i]].decode(errors="replace")
                 message.partition, message.lease = self.state.partition, self.state.lease
@@ -179,8 +190,11 @@ class SlotFlow:
 
     # -- lanes --------------------------------------------------------------------------------------------------------
 
-    def go(self, lease: Lease) -> None:
-        """Handlers may start under this lease."""
+    def go(self, lease: Lease, ahead: Ahead | None) -> None:
+        """Handlers may start under this lease. `ahead`: what the claim says is done above its cursor."""
+        known = self.state.ahead
+        if ahead is not None and (known is None or known.upto < ahead.upto):
+            self.state.ahead = ahead
         self.state.lease, self.state.stopped = lease, False
         self._pool.resume(self.state)
 
@@ -193,6 +207,8 @@ class SlotFlow:
     async def drained(self) -> tuple[int, int | None]:
         """Nothing of the stopped partition runs any more. What took longer than `drain_timeout` is dropped as well."""
         await self._pool.drained(self.state, self._parts.config.drain_timeout)
+        if self.state.stopped:
+            self.state.look_ahead()
         return self._dropped(self.state.open if self.state.stopped else ())
 
     def _dropped(self, sequences: Iterable[int]) -> tuple[int, int | None]:
@@ -211,6 +227,7 @@ class SlotFlow:
         self.end_pull()
         self._pool.fence(self.state)
         self.state.stopped, self.state.finish, self.state.furthest = True, 0, 0
+        self.state.ahead, self.state.seen = None, 0
         for message in self.state.open.values():
             self._desk.let_go(message)
         self.state.open.clear()

@@ -9,7 +9,7 @@ from parti.control.signals import ClaimLost, Fenced, Revoked
 from parti.control.slot import Phase, Slot
 from parti.manager.claim_writer import ClaimWriter
 from parti.manager.host import Host
-from parti.model import Lease, Member, PartitionId
+from parti.model import Ahead, Lease, Member, PartitionId
 
 
 class SlotPlane(ABC):
@@ -41,6 +41,9 @@ class SlotPlane(ABC):
 
     def owned(self) -> frozenset[PartitionId]:
         return frozenset(p for p, s in self._slots.items() if s.lease is not None)
+
+    def ahead(self) -> dict[PartitionId, Ahead]:
+        return {}
 
     def _feed(self, partition: PartitionId, event: slot.Event) -> None:
         if self._closed:

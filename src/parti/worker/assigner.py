@@ -310,8 +310,10 @@ class Assigner:
         state.stop(self._desk.pool.running_of(state))
         await self._desk.pool.drained(state, self._config.drain_timeout)
         state.finish = 0
-        if self._desk.by_reset and state.stopped:
-            self._desk.give_back(state)
+        if state.stopped:
+            state.look_ahead()
+            if self._desk.by_reset:
+                self._desk.give_back(state)
 
     def go_on(self, state: PartitionState) -> None:
         """Start again with a stopped partition, from its cursor."""

@@ -12,7 +12,7 @@ from parti.backoff import Backoff
 from parti.clock import Clock, SystemClock
 from parti.config.worker import WorkerConfig
 from parti.errors import ConfigError, PartiError, UsageError
-from parti.model import Lease, Partition, PartitionId
+from parti.model import Ahead, Lease, Partition, PartitionId
 from parti.observe import worker_metrics as m
 from parti.observe.health import HealthCheck
 from parti.observe.metrics import NO_METRICS, Metrics
@@ -200,16 +200,17 @@ class WorkerConsumer:
             state.lease = lease
         engine.assigner.go_on(state)
 
-    def take_over(self, partition: PartitionId, *, after: int, lease: Lease) -> int:
+    def take_over(self, partition: PartitionId, *, after: int, lease: Lease, ahead: Ahead | None = None) -> int:
         """Begin with a held partition whose position is now known; returns its target T.
 
-        `(after, T]` comes by a range read, what was held above T follows. `position()` tells when it is done.
+        `(after, T]` comes by a range read, what was held above T follows. `position()` tells when it is done. What is
+        done `ahead` is left out.
         """
         engine, state = self._state(partition)
         if not state.stopped or state.target is None:
             raise UsageError(f"partition {partition} is not held: name it in `hold` of the update that adds it")
         state.lease = lease
-        target = engine.desk.resume_at(state, after)
+        target = engine.desk.resume_at(state, after, ahead)
         engine.begin_catch_up([state])
         return target
 

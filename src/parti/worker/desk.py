@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from parti.config.worker import WorkerConfig
-from parti.model import Retention
+from parti.model import Ahead, Retention
 from parti.observe import worker_metrics as m
 from parti.wire.columns import Deliveries
 from parti.wire.live import LiveConnection
@@ -123,6 +123,10 @@ class Desk:
                     dropped += 1
                     answers.append(answer)
                     continue
+            if state.ahead is not None and self._was_done(state, sequence):
+                dropped += 1
+                answers.append(ACK % reply)
+                continue
             message = Message()
             message.subject, message.key = place.subject, place.key
             message.sequence, message.delivered = sequence, count
@@ -164,7 +168,7 @@ class Desk:
         if state.target is not None and sequence > state.target:
             return False  # it comes live
         self.ledger.owed.discard(sequence)
-        if sequence in state.open:
+        if sequence in state.open or (state.ahead is not None and self._was_done(state, sequence)):
             return False
         message = Message()
         message.subject, message.key = place.subject, place.key
@@ -189,6 +193,17 @@ class Desk:
         message.attempt = 0
         message.last_error = ""
         message._lane = place.lane or state.lane(place.key)
+
+    def _was_done(self, state: PartitionState, sequence: int) -> bool:
+        """Whether the message was done ahead of others before the partition began here."""
+        assert state.ahead is not None
+        if sequence > state.ahead.upto:
+            if state.target is None:  # else the part below is still to be read
+                state.ahead = None
+        elif state.ahead.covers(sequence):
+            state.seen = max(state.seen, sequence)
+            return True
+        return False
 
     def _not_new(self, state: PartitionState, sequence: int, reply: bytes) -> bytes | None:
         """What to answer to a delivery that may be a repeat; None when it is to be taken."""
@@ -267,7 +282,10 @@ class Desk:
             state.target = state.seen
 
     def give_back(self, state: PartitionState) -> None:
-        """Let go of what did not start of a partition that is aside: the server has it, and delivers it again."""
+        """Let go of what did not start of a partition that is aside: the server has it, and delivers it again.
+
+        Call `look_ahead` before: the cursor alone does not say what is done above it.
+        """
         state.seen = self.ledger.cursor(state.id)
         self.drop(state)
 
@@ -277,8 +295,9 @@ class Desk:
         state.seen, state.target = 0, max(state.seen, self.ledger.high)
         state.range_end = None
 
-    def resume_at(self, state: PartitionState, after: int) -> int:
+    def resume_at(self, state: PartitionState, after: int, ahead: Ahead | None = None) -> int:
         """The partition is ours from behind `after` on; returns its target, from which on it comes live."""
+        state.ahead, state.furthest = ahead, 0
         # The owner before us may have come further than T before it stopped: what is held up to there is done.
         target = max(state.target or 0, after)
         self.extend(state, target)

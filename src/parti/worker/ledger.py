@@ -23,17 +23,20 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from parti.model import Lease, Partition, PartitionId
+from parti.model import Ahead, Lease, Partition, PartitionId
 from parti.worker.lanes import Lane
 from parti.worker.message import Message
 from parti.worker.routing import Routes
 from parti.worker.wary import Wary
+
+_LEFT = 500  # messages that a claim names one by one; with more of them, those of other keys are repeated
 
 
 class PartitionState:
     """One partition as this worker has it."""
 
     __slots__ = (
+        "ahead",
         "dead_letters",
         "done",
         "draining",
@@ -74,6 +77,7 @@ class PartitionState:
         self.wary: Wary | None = None  # asked before each start, where the process before us was ended by a message
         self.stopped = False
         self.finish = 0
+        self.ahead: Ahead | None = None  # above the cursor, done before it came to us, or before it was stopped here
         self.furthest = 0  # the highest sequence that is done: with a lane per key, earlier ones may not be
         self.running = 0
         self.draining: float | None = None  # since when something is waited for that has to end before it can go
@@ -110,6 +114,14 @@ class PartitionState:
         """
         if not self.stopped:
             self.stopped, self.finish = True, max(self.furthest, *running, 0)
+
+    def look_ahead(self) -> None:
+        """Note what is done above the cursor, before what is in hand is let go of: the next owner leaves that out."""
+        before = self.ahead or Ahead(0)
+        upto = max(self.furthest, before.upto)
+        left = {s for s in self.open if s <= upto} | {s for s in before.left if s > self.seen}
+        cursor = min(self.seen, min(self.open, default=self.seen + 1) - 1)
+        self.ahead = Ahead(upto, frozenset(left)) if upto > cursor and len(left) <= _LEFT else None
 
     def may_start(self, message: Message) -> bool:
         return not self.stopped or message.sequence <= self.finish
