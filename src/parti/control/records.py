@@ -68,6 +68,7 @@ class _Claim(msgspec.Struct, omit_defaults=True):
     lost: bool = False
     stream: str = ""
     """Identity of the stream that the cursor speaks of; empty in records of parti 0.1, which counts as any."""
+    taken_from: tuple[str, str] | None = None
 
 
 class _Lease(msgspec.Struct, omit_defaults=True):
@@ -168,6 +169,7 @@ def encode_claim(claim: Claim, stream: str = "") -> bytes:
             claim.updated,
             claim.lost,
             stream,
+            _pair(claim.taken_from),
         ),
     )
 
@@ -200,6 +202,7 @@ def decode_claim(data: bytes, stream: str = "") -> Claim | Unreadable:
         read.term,
         read.updated,
         read.lost and not owned,
+        _member(read.taken_from),
     )
 
 
