@@ -156,6 +156,8 @@ class Claim:
     lost: bool = False
     """The record was removed or damaged, and this UNASSIGNED one stands in its place: whoever holds the partition
     writes it anew, and nobody else gets it before all who might hold it have spoken."""
+    taken_from: Member | None = None
+    """The owner that was gone when the leader gave the partition on; None when it moved by its owner's own word."""
 
     @property
     def caught_up(self) -> bool:

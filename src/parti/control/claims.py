@@ -42,7 +42,14 @@ def prepare(claim: Claim, to: Member | None, *, term: int) -> Claim:
     """A planned move begins: the owner goes on until the other is ready. To None: the partition is being retired."""
     _require(claim.state is ClaimState.STABLE and claim.owner != to, f"prepare for {to}", claim)
     return replace(
-        claim, state=ClaimState.PREPARE, pending=to, previous=None, target=None, epoch=claim.epoch + 1, term=term
+        claim,
+        state=ClaimState.PREPARE,
+        pending=to,
+        previous=None,
+        taken_from=None,
+        target=None,
+        epoch=claim.epoch + 1,
+        term=term,
     )
 
 
@@ -117,6 +124,7 @@ def take_over(claim: Claim, to: Member | None, *, start: int, term: int) -> Clai
     # On an interest stream the one before the last may hold the only interest in what was never caught up with.
     unfinished = claim.state is ClaimState.COMMIT and claim.previous is not None
     previous = claim.previous if unfinished else claim.owner
+    claim = replace(claim, taken_from=claim.owner)
     if to is None:
         return _unassigned(claim, previous, start, term)
     taken = _commit(claim, to, previous=previous, cursor=start, term=term)
@@ -218,6 +226,7 @@ def _unassigned(claim: Claim, previous: Member | None, cursor: int, term: int) -
         term=term,
         updated=claim.updated,
         ahead=claim.ahead,
+        taken_from=claim.taken_from,
     )
 
 

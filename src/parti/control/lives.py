@@ -5,7 +5,8 @@ is one small record per worker id: written when a process begins and when it end
 partition is under suspicion, because the process that had it before ended without a word.
 
 - after one such end the next owner notes for a while which messages of the partition it starts, before it starts
-  them. If it ends too, those that were in their handlers are *suspects*: the one that did it, and its neighbours;
+  them. If it ends too, those that were in their handlers are *suspects*: the one that did it, and its neighbours.
+  That somebody had it and is gone the claim says itself: a member that has just joined could not tell;
 - the owner after that starts suspects one at a time. Whoever is alone in its handler at the next end was there twice;
 - after `max_deliver` ends in a row that message rests in the dead-letter stream, with the reason `crash`.
 
@@ -63,21 +64,27 @@ class Suspicion:
 
 
 def suspicion(
-    partition: PartitionId, lives: Iterable[Life], *, previous: Collection[Member], dead: Collection[Member]
+    partition: PartitionId,
+    lives: Iterable[Life],
+    *,
+    previous: Collection[Member],
+    dead: Collection[Member],
+    taken_from: Member | None = None,
 ) -> Suspicion:
     """What the next owner of a partition has to reckon with.
 
-    `previous`: who may have had it last, as the claims tell; `dead`: members that act no more, as far as is known.
+    `previous`: who may have had it last, as the claims tell; `dead`: members that act no more, as far as is known;
+    `taken_from`: who had it last and was gone for certain (`Claim.taken_from`).
     """
 
     def ended_badly(life: Life) -> bool:
         named = any(each == partition for each, _ in life.trials)
-        return life.member in dead and (named or not life.ended)
+        return (life.member in dead or life.member == taken_from) and (named or not life.ended)
 
     last: Life | None = None
     before: Life | None = None
     for life in lives:
-        if life.member in previous and ended_badly(life):
+        if (life.member in previous or life.member == taken_from) and ended_badly(life):
             before = life
         held = life.counts.get(partition)
         if held is not None and (last is None or held[0] > last.counts[partition][0]):
@@ -90,7 +97,9 @@ def suspicion(
         return Suspicion(count + 1, suspects, alone if alone in last.suspects.get(partition, ()) else None, buried)
     if count:
         assert last is not None
-        return Suspicion(count, last.suspects.get(partition, ()), None, buried)
+        # Who had it after that one may have ended before it could say so.
+        ends = count + (before is not None and before is not last and before.member == taken_from)
+        return Suspicion(ends, last.suspects.get(partition, ()), None, buried)
     suspects = tuple(sequence for each, sequence in before.trials if each == partition) if before is not None else ()
     return Suspicion(1 if before is not None else 0, suspects, None, buried)
 

@@ -73,6 +73,7 @@ class _Claim(msgspec.Struct, omit_defaults=True):
     stream: str = ""
     """Identity of the stream that the cursor speaks of; empty in records of parti 0.1, which counts as any."""
     ahead: _Ahead | None = None
+    taken_from: tuple[str, str] | None = None
 
 
 class _Lease(msgspec.Struct, omit_defaults=True):
@@ -175,6 +176,7 @@ def encode_claim(claim: Claim, stream: str = "") -> bytes:
             claim.lost,
             stream,
             _written(claim.ahead) if claim.ahead is not None else None,
+            _pair(claim.taken_from),
         ),
     )
 
@@ -208,6 +210,7 @@ def decode_claim(data: bytes, stream: str = "") -> Claim | Unreadable:
         read.updated,
         _read(read.ahead) if read.ahead is not None else None,
         read.lost and not owned,
+        _member(read.taken_from),
     )
 
 

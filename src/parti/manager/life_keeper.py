@@ -22,8 +22,8 @@ from parti.worker.outcomes import DONE, Bury, DeadLetterReason, Done
 
 _KEYS = "lives."
 _AGAIN = 0.1  # seconds after a write that failed
-_TRIES = 2  # of a note before a start; then the message starts without one: better handled than never
 _TURN = 0.02  # seconds until another lane asks again whether it is its turn
+_ASKED = 1.0  # seconds after which a message that has not asked again is not waited for
 _QUIET = 0.8  # of a TTL without a renewal: whoever took a partition over has waited for longer
 
 log = get_logger("control")
@@ -50,6 +50,7 @@ class LifeKeeper:
         self.max_deliver = max_deliver
         self._blocked = blocked
         self._owners: dict[PartitionId, Member] = {}
+        self._taken_from: dict[PartitionId, Member | None] = {}
         self._life = Life(member)
         self._before: tuple[Life, ...] = ()
         self._known: dict[WorkerId, tuple[Life, ...]] = {}
@@ -61,6 +62,8 @@ class LifeKeeper:
         self._watched: dict[PartitionId, _Watched] = {}
         self._trials: dict[tuple[PartitionId, int], bool] = {}
         """Messages in their handlers; True for one that has to be alone."""
+        self._queue: dict[tuple[PartitionId, int], float] = {}
+        """Those that wait to be alone, in turn, and when they last asked: until then nobody else starts."""
 
     def __repr__(self) -> str:
         return f"<LifeKeeper {self._member} suspects={len(self._watched)} trials={len(self._trials)}>"
@@ -158,6 +161,7 @@ class LifeKeeper:
 
     def heard(self, claim: Claim) -> None:
         """Somebody has the partition: a claim that was taken over in the middle of a catch-up does not name him."""
+        self._taken_from[claim.partition] = claim.taken_from
         acting = claim.accepted or claim.state in (ClaimState.STABLE, ClaimState.PREPARE)
         if acting and claim.owner is not None and claim.owner != self._member:
             self._owners[claim.partition] = claim.owner
@@ -168,17 +172,19 @@ class LifeKeeper:
         """A partition is ours: whoever had it before may have been ended by one of its messages."""
         partition = lease.partition
         watched = self._watched.get(partition)
-        if watched is not None and watched.state is state and self._life.counts.get(partition, (0, 0))[1]:
+        other, taken_from = self._owners.pop(partition, None), self._taken_from.get(partition)
+        came = (previous, taken_from)
+        if watched is not None and watched.state is state and other is None and came in (watched.came, (None, None)):
             return  # ours all the time, under another epoch
-        candidates = {m for m in (previous, self._owners.pop(partition, None)) if m is not None}
-        found = self._suspicion(partition, candidates, members)
+        candidates = {m for m in (previous, other) if m is not None}
+        found = self._suspicion(partition, candidates, members, taken_from)
         if not found.ends:
             self._watched.pop(partition, None)
             state.wary = None
             return
         self._life = lives.holding(self._life, partition, lease.epoch, found)
         self._changed.set()
-        state.wary = self._watched[partition] = _Watched(self, partition, state, found, self._host.clock.now())
+        state.wary = self._watched[partition] = _Watched(self, partition, state, found, came)
         log.warning(
             "partition.suspected",
             worker_id=self._member.worker,
@@ -190,11 +196,14 @@ class LifeKeeper:
             guilty=found.guilty(self.max_deliver),
         )
 
-    def _suspicion(self, partition: PartitionId, previous: set[Member], members: Membership | None) -> Suspicion:
+    def _suspicion(
+        self, partition: PartitionId, previous: set[Member], members: Membership | None, taken_from: Member | None
+    ) -> Suspicion:
         told = {life.member: life for known in self._known.values() for life in known}
         told |= {life.member: life for life in (*self._before, self._life)}
         dead = {member for member in told if self._is_dead(member, members)}
-        return lives.suspicion(partition, told.values(), previous=previous, dead=dead)
+        taken_from = taken_from if taken_from != self._member else None
+        return lives.suspicion(partition, told.values(), previous=previous, dead=dead, taken_from=taken_from)
 
     def _is_dead(self, member: Member, members: Membership | None) -> bool:
         if member == self._member:
@@ -208,9 +217,10 @@ class LifeKeeper:
     def tick(self, now: float) -> None:
         """A partition that is at work for long enough has survived."""
         for partition, watched in list(self._watched.items()):
-            if now - watched.since > lives.NOTED and watched.got_on() and watched.state.wary is watched:
+            worked = watched.worked(now)
+            if worked > lives.NOTED and not watched.suspects and watched.state.wary is watched:
                 watched.state.wary = None
-            if now - watched.since > lives.SURVIVED and watched.got_on():
+            if worked > lives.SURVIVED:
                 del self._watched[partition]
                 if watched.state.wary is watched:
                     watched.state.wary = None
@@ -222,9 +232,16 @@ class LifeKeeper:
 
     async def begin_trial(self, partition: PartitionId, sequence: int, *, alone: bool) -> float | None:
         """None when the message may start and everybody after us will know; else how long to wait."""
-        if self._trials and (alone or any(self._trials.values())):
+        now, trial = self._host.clock.now(), (partition, sequence)
+        if alone:
+            self._queue[trial] = now
+        for gone in [each for each, asked in self._queue.items() if now - asked > _ASKED]:
+            del self._queue[gone]  # its partition went
+        first = next(iter(self._queue), trial)
+        if first != trial or (self._trials and (alone or any(self._trials.values()))):
             return _TURN
-        self._trials[partition, sequence] = alone
+        self._queue.pop(trial, None)
+        self._trials[trial] = alone
         self._note_trials()
         try:
             await self.noted()
@@ -232,6 +249,9 @@ class LifeKeeper:
             self.end_trial(partition, sequence)
             raise
         return None
+
+    def now(self) -> float:
+        return self._host.clock.now()
 
     def end_trial(self, partition: PartitionId, sequence: int) -> None:
         if self._trials.pop((partition, sequence), None) is not None:
@@ -243,12 +263,17 @@ class LifeKeeper:
         await self.noted()
 
     async def noted(self) -> None:
-        """Return when those after us will know what we know, or when that cannot be had."""
-        for _ in range(_TRIES):
-            if await self._write():
+        """Return when those after us will know what we know, or when that cannot be had.
+
+        For a TTL it is tried. A message that starts without a note costs a life that nobody counts; one that never
+        starts because a record cannot be written would be worse.
+        """
+        until = self._host.clock.now() + self._host.config.heartbeat_ttl
+        while not await self._write():
+            if self._host.clock.now() > until or not self._host.may_act():
+                log.warning("lives.not_noted", worker_id=self._member.worker)
                 return
             await self._host.clock.sleep(_AGAIN)
-        log.warning("lives.not_noted", worker_id=self._member.worker)
 
     def _note_trials(self) -> None:
         self._life = replace(self._life, trials=tuple(self._trials))
@@ -258,22 +283,37 @@ class _Watched:
     """One partition under suspicion; asked by its lanes before each start while we are wary."""
 
     def __init__(
-        self, keeper: LifeKeeper, partition: PartitionId, state: PartitionState, found: Suspicion, since: float
+        self,
+        keeper: LifeKeeper,
+        partition: PartitionId,
+        state: PartitionState,
+        found: Suspicion,
+        came: tuple[Member | None, Member | None],
     ) -> None:
+        """`came`: who had it before, and from whom it was taken, as the claim said."""
         self.state = state
-        self.since = since
+        self.came = came
+        self.suspects = set(found.suspects)
+        """Those that were not tried yet."""
         self._keeper = keeper
         self._partition = partition
         self._found = found
         self._done = state.done
+        # Counted from its first message: it may take a while to come. If none does there is none.
+        self._idle, self._since = True, keeper.now() + lives.SURVIVED
 
-    def got_on(self) -> bool:
-        return self.state.done > self._done or not self.state.open
+    def worked(self, now: float) -> float:
+        """For how many seconds the partition has been at work and got on; not above 0 before that."""
+        got_on = self.state.done > self._done or not self.state.open
+        return now - self._since if got_on else 0.0
 
     async def buried(self, message: Message) -> None:
+        self.suspects.discard(message.sequence)
         await self._keeper.note_buried(self._partition, message.sequence)
 
     async def enter(self, message: Message) -> Bury | Done | float | None:
+        if self._idle:
+            self._idle, self._since = False, self._keeper.now()
         if message.sequence in self._found.buried:
             return DONE  # its letter is stored; the position had not passed it when the next process ended
         if message.sequence == self._found.guilty(self._keeper.max_deliver):
@@ -285,4 +325,5 @@ class _Watched:
         return await self._keeper.begin_trial(self._partition, message.sequence, alone=alone)
 
     def leave(self, message: Message) -> None:
+        self.suspects.discard(message.sequence)
         self._keeper.end_trial(self._partition, message.sequence)

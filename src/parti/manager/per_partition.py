@@ -98,6 +98,7 @@ class PerPartitionPlane(SlotPlane):
         self._pool = LanePool(self._attempts.serve, concurrency=parts.config.concurrency, strict=strict)
         self._pool.on_left = self._attempts.left_behind
         self._pool.on_bug = self._bug
+        self._pool.may_act = parts.fence.may_pull
         self._attempts.on_fenced = lambda state: self._pool.fence(state if host.may_act() else None)
         self._desk = SlotDesk(parts.config, parts.recorder, parts.clock)
         self._watch = Watch(

@@ -16,7 +16,7 @@ from parti.errors import PartiError
 from parti.model import Lease
 from parti.observe import worker_metrics as m
 from parti.worker.dead_letters import DeadLetterOffice
-from parti.worker.errors import HandlerCancelled, HandlerTimeout
+from parti.worker.errors import HandlerCancelled, HandlerTimeout, LeaseOver
 from parti.worker.handler import AdaptedHandler
 from parti.worker.health import Part
 from parti.worker.lanes import Runner, Why
@@ -60,6 +60,7 @@ class Attempts:
         """Told when the lease of a partition is found to be over: whatever else runs under it must not go on."""
         self._loop = asyncio.get_running_loop()
         handler.on_left = self.left_behind
+        handler.use_fence(may_start)
 
     async def serve(self, message: Message, runner: Runner) -> float | None:
         """None when the message was let go, else the seconds after which it is to be tried again."""
@@ -79,6 +80,8 @@ class Attempts:
             outcome = await self.handler.call(message)
         except asyncio.CancelledError:
             outcome = self._cancelled(runner)
+        except LeaseOver:
+            return self._refuse(message)
         except BaseException as error:  # SystemExit from a library is a failed attempt, not the end of a lane
             outcome = Retry(error=describe(error))
         finally:
@@ -86,11 +89,15 @@ class Attempts:
                 wary.leave(message)
         took = clock() - started
         if took > _LONG or runner.why is not None:
-            if runner.why is not None:
+            why = runner.why
+            if why is not None:
                 self._forgive(runner)
             if runner.lost:
                 return None  # left behind: somebody else has the message by now
             if not self._may_start(state.lease):
+                if why is None and not self.handler.in_thread:
+                    # Nobody resumed it beyond the lease: its last step took until then, and kept the loop from running.
+                    self._recorder.blocked = (state.id, message.sequence)
                 return self._refuse(message)
         latencies = self._latencies
         if not latencies:

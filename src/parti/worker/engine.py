@@ -73,7 +73,7 @@ class Engine:
         self.desk.pool.on_left = self.attempts.left_behind
         self.attempts.on_fenced = lambda state: self.desk.pool.fence(state if fence.may_pull() else None)
         self.attempts.let_go = self.desk.let_go  # without the detour: it is called once a message
-        self.desk.may_pull = fence.may_pull
+        self.desk.may_pull = self.desk.pool.may_act = fence.may_pull
         self.durable = Durable(js, config, namespace, backoff=backoff, clock=clock, recorder=recorder)
         options = js.connection.connect_options
         self.catch_up = CatchUp(options, config.stream, self.desk, recorder, self.durable.last_sequence)

@@ -45,6 +45,10 @@ class HandlerCancelled(FatalError):
     """The handler ended with CancelledError although nobody cancelled it; its message is retried."""
 
 
+class LeaseOver(FatalError):
+    """The lease ended while the message waited for its handler: it is the next owner's, and nothing starts here."""
+
+
 class StreamReplacedUnderWorker(TransientError):
     """The stream was deleted and made anew: who keeps the positions has to begin anew, and then it goes on."""
 

@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from parti.errors import UsageError
+from parti.model import Lease
+from parti.worker.errors import LeaseOver
 from parti.worker.message import Message
 from parti.worker.outcomes import Outcome
 
@@ -34,6 +36,7 @@ class _Threads:
     """A few threads that never keep the process alive: a handler that hangs in one must not hang its exit too."""
 
     def __init__(self, most: int) -> None:
+        self.may_start: Callable[[Lease], bool] | None = None
         self._most = most
         self._jobs: queue.SimpleQueue[tuple[Future[Any], PlainHandler, Message] | None] = queue.SimpleQueue()
         self._started = 0
@@ -68,6 +71,8 @@ class _Threads:
             future, handler, message = job
             if future.set_running_or_notify_cancel():
                 try:
+                    if self.may_start is not None and not self.may_start(message.lease):
+                        raise LeaseOver("the lease ended while the call waited for a thread")
                     future.set_result(handler(message))
                 except BaseException as error:
                     future.set_exception(_Failed(error))
@@ -98,6 +103,11 @@ class AdaptedHandler:
 
     def __repr__(self) -> str:
         return f"<AdaptedHandler {'thread' if self.in_thread else 'async'}>"
+
+    def use_fence(self, may_start: Callable[[Lease], bool]) -> None:
+        """Ask this before a call begins in its thread: it may have waited for one beyond the lease."""
+        if self._threads is not None:
+            self._threads.may_start = may_start
 
     def close(self) -> None:
         """Start no further call in a thread; one that is running cannot be stopped and ends by itself."""

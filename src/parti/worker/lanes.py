@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from parti.worker.resumed import Resumed
+
 if TYPE_CHECKING:
     from parti.worker.ledger import PartitionState
     from parti.worker.message import Message
@@ -98,6 +100,8 @@ class LanePool:
         """Told of a message whose handler did not end when it was cancelled."""
         self.on_bug: Callable[[BaseException], None] | None = None
         """Told of what nobody expected in a runner: a lane would stand still without a word."""
+        self.may_act: Callable[[], bool] | None = None
+        """Whether the lease is still ours: asked whenever something that waited in the middle of a message goes on."""
         self._pausing = 0
         self._check_due = False
         self._halted = False
@@ -264,7 +268,19 @@ class LanePool:
         if len(self._runners) < self._concurrency:
             runner = Runner()
             self._runners.add(runner)
-            runner.task = self._loop.create_task(self._run(runner), name="parti-lane")
+            work: Coroutine[Any, Any, None] = self._run(runner)
+            if self.may_act is not None:
+                work = Resumed(work, lambda: self._stale(runner))
+            runner.task = self._loop.create_task(work, name="parti-lane")
+
+    def _stale(self, runner: Runner) -> BaseException | None:
+        """The runner is about to go on: what to raise there instead, when the lease ended while it waited."""
+        if runner.lane is None or runner.why is not None or self.may_act is None or self.may_act():
+            return None
+        runner.why = Why.FENCED
+        runner.lane.state.stopped, runner.lane.state.finish = True, 0
+        self.fence()
+        return asyncio.CancelledError()
 
     def _check_later(self) -> None:
         if not self._check_due:

@@ -100,18 +100,18 @@ class Watch:
             self._each_second(now)
 
     def _stood_still(self, seconds: float) -> None:
-        """Timers run before the tasks they wake: a handler that waited meanwhile has not gone on yet."""
-        cancelled = 0
-        if not self._fence.may_pull():
+        """What waits in a handler is ended here, and what was about to go on by the pool itself (worker.resumed)."""
+        cancelled, fenced = 0, not self._fence.may_pull()
+        if fenced:
             cancelled = self._pool.fence()
         else:
             self._recorder.blocked = None  # nothing came of it
-        if cancelled or seconds > _TELL:
+        if fenced or seconds > _TELL:
             cause, self._blocked_by = self._blocked_by, ""
             self._recorder.event(
                 "worker.stood_still",
                 op="handle",
-                result="fenced" if cancelled else "went_on",
+                result="fenced" if fenced else "went_on",
                 seconds=round(seconds, 2),
                 cancelled=cancelled,
                 error=cause or "the process was stopped, or something kept the event loop from running",
