@@ -493,3 +493,16 @@ def test_parti_server_that_is_sigkilled_takes_its_server_along() -> None:
         pid = json.loads(first_line(process))["pid"]
         process.kill()
     eventually_blocking(lambda: not alive(pid), what="the orphaned server died")
+
+
+async def test_a_server_that_is_frozen_twice_stands_still_until_both_are_over(own_server: NatsServer) -> None:
+    """A second freeze waited for a stop that had been told already, for ever, and the first one never ended."""
+    nc = await nats.connect(own_server.url)
+    with own_server.frozen():
+        with own_server.frozen():
+            pass
+        with pytest.raises(nats.errors.TimeoutError):
+            await nc.request("nobody", timeout=0.3)
+    with pytest.raises(nats.errors.NoRespondersError):
+        await nc.request("nobody", timeout=60)
+    await nc.close()

@@ -23,6 +23,7 @@ class ServerProcess:
         self.process = process
         self.tail = tail
         self.monitor_port = 0
+        self._freezes = 0
         self._ready = False
         self._fatal = ""
         self._settled = threading.Event()
@@ -41,12 +42,16 @@ class ServerProcess:
         raise ServerStartFailed(f"nats-server {what}; its log ends:\n" + "\n".join(list(self.tail)[-20:]))
 
     def freeze(self) -> None:
-        """After this returns, every thread of the process stands still (SIGSTOP) until `thaw`."""
+        """After this returns, every thread of the process stands still (SIGSTOP) until as many calls of `thaw`."""
+        self._freezes += 1
         self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)  # the signal alone leaves a busy server time to answer
+        # The signal alone leaves a busy server time to answer. Whoever freezes it a second time hears of the same stop.
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def thaw(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        self._freezes -= 1
+        if not self._freezes:
+            self.process.send_signal(signal.SIGCONT)
 
     def end(self, how: signal.Signals) -> None:
         """After this returns, the process is dead and reaped; one that ignores the signal gets SIGKILL."""
