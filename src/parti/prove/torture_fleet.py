@@ -131,8 +131,12 @@ class TortureFleet:
     async def join_second(self, sink: TortureSink, count: int = 2) -> list[Place]:
         """A fleet of another namespace on the same stream."""
         second = [Place(100 + n, SECOND, f"second-{n}", sink) for n in range(count)]
+        for place in second:
+            place.busy = True  # ours to fill again, should its process end at its start
         self.places += second
         await asyncio.gather(*(self.fill(place) for place in second))
+        for place in second:
+            place.busy = False
         return second
 
     async def fill(self, place: Place, *, live: bool = True) -> None:

@@ -11,6 +11,7 @@ from parti.backoff import Backoff
 from parti.clock import Clock
 from parti.config.worker import WorkerConfig
 from parti.errors import PartiError
+from parti.model import Retention
 from parti.observe import worker_metrics as m
 from parti.wire.api import JetStreamApi
 from parti.wire.events import ConnectionEvent, EventKind
@@ -126,6 +127,8 @@ class Engine:
         """Partitions whose range read has not begun."""
         self._left_over: set[int] = set()
         """Messages that were found to be done and still in the stream when that was looked at last."""
+        self._not_ours: set[int] = set()
+        """Those of an interest stream that another consumer keeps there."""
         self._reading = False
 
     def partition_info(self, state: PartitionState) -> PartitionInfo:
@@ -349,7 +352,11 @@ class Engine:
         first = (await self.durable.facts()).first_seq
         states = [s for s in ledger.states.values() if s.target is None and ledger.cursor(s.id) >= first]
         left = [found for found in await asyncio.gather(*(self._leftover(s, calls) for s in states)) if found]
-        if set(left) & self._left_over:
+        again = (set(left) & self._left_over) - self._not_ours
+        self._not_ours &= set(left)
+        if again:
+            if self.desk.retention is Retention.INTEREST:
+                self._not_ours |= again  # delivered anew and still there: then another consumer has not handled it
             self.recorder.event("worker.leftovers", op="verify", result="delivered_anew", partitions=len(left))
             self.session.interrupt(Interrupted("handled messages are still in the stream"))
         self._left_over = set(left)
