@@ -1,44 +1,51 @@
 #!/usr/bin/env bash
-# Run the whole suite in two halves at once: one mostly waits for Spark, the other mostly for servers, so that both
-# together take two thirds of the time. Usage: scripts/test.sh PYTEST
+# Run the whole suite in two lanes at once: one mostly waits for Spark, the other mostly for servers, so that both
+# together take little more than the longer one. Usage: scripts/test.sh PYTEST
 #
-# A test that fails while both halves fight for the cores is run once more, alone, and named as FLAKY when it passes
+# A test that fails while both lanes fight for the cores is run once more, alone, and named as FLAKY when it passes
 # then: it is to be mended, but it says more about the machine than about the change (docs/decisions/0007). A proof that
 # broke a promise gets no second chance.
 set -uo pipefail
 pytest=$1
-spark_half=(tests/spark tests/docs tests/sim tests/worker)
-
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
-"$pytest" -q --durations=10 -o cache_dir="$dir/spark" "${spark_half[@]}" >"$dir/log" 2>&1 &
+
+# part NAME ARGUMENTS: one run of pytest with a memory of its own; its log goes to stdout, its status to a file
+part() {
+  local name=$1
+  shift
+  echo "== $name"
+  "$pytest" -q --durations=10 -o cache_dir="$dir/$name" "$@" tests
+  echo $? >"$dir/$name.status"
+}
+
+part spark -m spark >"$dir/spark.log" 2>&1 &
 spark_pid=$!
-echo "two halves run at once: ${spark_half[*]} in the background, everything else here"
-
-"$pytest" -q --durations=10 -o cache_dir="$dir/rest" "${spark_half[@]/#/--ignore=}" tests
-rest=$?
+echo "two lanes run at once: spark in the background, everything else here"
+part quick -m "not spark and not slow and not cluster" -n 2 --dist worksteal # they mostly wait
+part slow -m "not spark and (slow or cluster)"
 wait "$spark_pid"
-spark=$?
-echo
-echo "the other half: ${spark_half[*]}"
-cat "$dir/log"
+cat "$dir/spark.log"
 
-# again HALF STATUS: the half's status, after a second run of what failed in it
+# again NAME: the status of that part, after a second run of what failed in it
 again() {
-  local failed="$dir/$1/v/cache/lastfailed"
-  [ "$2" -eq 1 ] && [ -s "$failed" ] || return "$2"
+  local status failed="$dir/$1/v/cache/lastfailed"
+  status=$(cat "$dir/$1.status")
+  [ "$status" -eq 1 ] && [ -s "$failed" ] || return "$status"
   if grep -qE 'tests/(chaos|sim|model)/|prove|proof' "$failed"; then
     echo "a proof failed: no second run"
-    return "$2"
+    return "$status"
   fi
-  echo "failed beside the other half, run again alone:"
+  echo "failed beside the other lane, run again alone:"
   cp "$failed" "$dir/names"
   "$pytest" -q -o cache_dir="$dir/$1" --lf --lfnf=none tests || return 1
   echo "FLAKY, to be mended: $(tr -d '{}\n' <"$dir/names")"
 }
 
-again rest "$rest"
-rest=$?
-again spark "$spark"
-spark=$?
-exit $((rest > spark ? rest : spark))
+worst=0
+for name in quick slow spark; do
+  again "$name"
+  status=$?
+  ((status > worst)) && worst=$status
+done
+exit "$worst"
