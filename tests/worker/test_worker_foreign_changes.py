@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from worker_bench import Bench, Effects, parts
 
@@ -58,3 +60,36 @@ async def test_a_consumer_made_by_somebody_else_under_our_name_is_set_right(benc
     await effects.count(7)
     assert len(effects.of("b")) == 4
     assert len(effects.seen) == 7
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+@pytest.mark.parametrize("lanes", ["partition", "key"])
+async def test_an_update_of_ours_that_puts_filters_back_reads_what_was_missed(
+    bench: Bench, retention: str, lanes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random cuts and updates. What came behind our update moved the position over what nobody had received."""
+    monkeypatch.setattr("parti.worker.engine._VERIFY_EVERY", 3600.0)  # only our own updates notice
+    rng = random.Random(7)
+    await bench.js.stream_delete(bench.stream)
+    await bench.create(retention=retention)
+    effects = Effects()
+    worker = bench.worker(effects, lanes=lanes)
+    names = [f"p{n}" for n in range(8)]
+    published = 0
+    for count in range(3, 8):
+        await worker.update_worker_consumer("w1", parts(*names[:count]))
+        await bench.publish_many(names[:count], 2)
+        published += 2 * count
+        await effects.count(published)
+        config = (await bench.info())["config"]
+        kept = rng.sample(config["filter_subjects"], rng.randint(1, count - 1))
+        await bench.js.consumer_update(bench.stream, config | {"filter_subjects": kept})
+        await bench.publish_many(names[:count], 3)
+        published += 3 * count
+        await worker.update_worker_consumer("w1", parts(*names[: count + 1]))
+        await bench.publish_many(names[:count], 1)
+        published += count
+        await effects.count(published)
+    assert len(set(effects.sequences)) == len(effects.seen) == published, "each once"
+    for name in names:
+        assert effects.of(name) == sorted(effects.of(name))

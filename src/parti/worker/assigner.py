@@ -61,6 +61,7 @@ class Assigner:
         """When the stream was made that positions speak of; empty when they are our own."""
         self.on_stream_replaced: Callable[[str], None] = lambda reason: None  # noqa: ARG005
         self._template = SubjectTemplate(config.subject_template)
+        durable.on_tampered = self._tampered
 
     # -- applying -----------------------------------------------------------------------------------------------------
 
@@ -131,6 +132,8 @@ class Assigner:
     async def _update(self, filters: tuple[str, ...]) -> None:
         try:
             await self._durable.update(filters, self.memory())
+            if self._mending:
+                await self._read_missed()
         except ConsumerDoesNotExist:
             await self.recreate("not_found", filters)
             self._session().interrupt(Interrupted("the consumer was made anew by an update"))
@@ -354,16 +357,25 @@ class Assigner:
         if intact and not self._mending:
             ledger.verified = max(ledger.verified, high)
             return
+        self._tampered()
+        await durable.update(durable.filters, self.memory())
+        await self._read_missed()
+
+    def _tampered(self) -> None:
+        """Somebody changed the consumer: from now on only what is read or delivered anew counts as received."""
+        if not self._mending:
+            self._recorder.metrics.count(m.CONSUMER_REPAIRS)
+            self._recorder.event(
+                "worker.consumer_changed", op="verify", result="mended", filters=len(self._durable.filters), warn=True
+            )
         self._mending = True
-        self._recorder.metrics.count(m.CONSUMER_REPAIRS)
-        self._recorder.event(
-            "worker.consumer_changed", op="verify", result="mended", filters=len(durable.filters), warn=True
-        )
-        for state in ledger.states.values():
+        for state in self._desk.ledger.states.values():
             self._desk.put_aside(state)
-        await durable.mend(self.memory())
-        last = await durable.last_sequence()
-        missed = [state for state in ledger.states.values() if not state.stopped]
+
+    async def _read_missed(self) -> None:
+        """The consumer has our filters again: every partition goes on from its own last certain position."""
+        last = await self._durable.last_sequence()
+        missed = [state for state in self._desk.ledger.states.values() if not state.stopped]
         for state in missed:
             self._desk.extend(state, max(last, state.target or 0))
         self._mending = False

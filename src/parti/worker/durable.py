@@ -113,8 +113,9 @@ class Durable:
         below the floor and matches a filter counts as acknowledged, and a replicated server deletes it (decision 9)."""
         self._stored: Json = {}
         self._created = ""
-        self._tampered = False
-        """Somebody had changed the consumer before we changed it: what it left out meanwhile is not known."""
+        self.on_tampered: Callable[[], None] = lambda: None
+        """Called before we change a consumer that somebody else has changed: what it left out meanwhile is not known,
+        and once our filters are back, what comes does not tell."""
 
     def __repr__(self) -> str:
         return f"<Durable {self.name} filters={len(self.filters)}>"
@@ -173,14 +174,10 @@ class Durable:
         info = await self._look()
         if info is None:
             return None
-        return self._as_we_made_it(info) and not self._tampered
+        return self._as_we_made_it(info)
 
     def _as_we_made_it(self, info: Json) -> bool:
         return filters_of(info["config"]) == self.filters and info["created"] == self._created
-
-    async def mend(self, memory: Memory) -> None:
-        """Give the consumer that stands under our name our filters, whoever made it."""
-        self._applied(await self.update(self.filters, memory))
 
     async def create(self, filters: Sequence[str], memory: Memory, *, after: int, retention: Retention) -> Json:
         """Make the consumer; it delivers what lies behind `after`."""
@@ -204,15 +201,15 @@ class Durable:
         info = await self.info()  # since we last looked somebody may have changed it, or put another one in its place
         if info is not None:
             had, wanted = filters_of(info["config"]), tuple(sorted(filters))
-            if had != wanted:  # an earlier try may have got through
-                self._tampered |= not self._as_we_made_it(info)
+            if had != wanted and not self._as_we_made_it(info):  # equal: an earlier try of ours got through
+                self.on_tampered()
             if set(wanted) - set(had):
                 await self.before_adding()
         config = self._stored | self._tunables(filters, memory)
         config["max_waiting"] = self._stored.get("max_waiting", self._config.max_waiting)  # cannot be updated (10012)
         info = await self._call("update", lambda: self.js.consumer_update(self._config.stream, config))
         self._remember(info)
-        self.filters = filters_of(info["config"])
+        self._applied(info)
         return info
 
     async def reset(self, after: int, *, not_above_floor: bool = False) -> bool:
@@ -287,7 +284,7 @@ class Durable:
 
     def _applied(self, info: Json) -> None:
         """This is the consumer as we want it: whatever differs later was done by somebody else."""
-        self.filters, self._created, self._tampered = filters_of(info["config"]), info["created"], False
+        self.filters, self._created = filters_of(info["config"]), info["created"]
 
     def _whole(self, filters: Sequence[str], memory: Memory, *, after: int, retention: Retention) -> Json:
         config = self._tunables(filters, memory) | {
