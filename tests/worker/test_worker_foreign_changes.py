@@ -62,7 +62,6 @@ async def test_a_consumer_made_by_somebody_else_under_our_name_is_set_right(benc
     assert len(effects.seen) == 7
 
 
-@pytest.mark.parametrize("retention", ["limits", "workqueue"])
 @pytest.mark.parametrize("lanes", ["partition", "key"])
 async def test_an_update_of_ours_that_puts_filters_back_reads_what_was_missed(
     bench: Bench, retention: str, lanes: str, monkeypatch: pytest.MonkeyPatch
@@ -70,8 +69,7 @@ async def test_an_update_of_ours_that_puts_filters_back_reads_what_was_missed(
     """Random cuts and updates. What came behind our update moved the position over what nobody had received."""
     monkeypatch.setattr("parti.worker.engine._VERIFY_EVERY", 3600.0)  # only our own updates notice
     rng = random.Random(7)
-    await bench.js.stream_delete(bench.stream)
-    await bench.create(retention=retention)
+    await retained(bench, retention)
     effects = Effects()
     worker = bench.worker(effects, lanes=lanes)
     names = [f"p{n}" for n in range(8)]
