@@ -37,6 +37,7 @@ def claims(draw: st.DrawFn) -> Claim:
         draw(st.booleans()),
         draw(COUNTS),
         draw(st.floats(0, 2e9)),
+        taken_from=draw(st.none() | MEMBERS),
     )
 
 

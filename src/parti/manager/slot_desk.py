@@ -6,6 +6,7 @@ The same figures under the same names as in the per-worker layout, so that a das
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from parti.clock import Clock
 from parti.config.worker import WorkerConfig
@@ -23,8 +24,13 @@ class SlotDesk:
     def __init__(self, config: WorkerConfig, recorder: Recorder, clock: Clock) -> None:
         self.in_hand = 0
         self.bytes = 0
+        self.asked = 0
+        """Messages that all partitions together have asked for and not got yet."""
         self.flows = 1
         """Partitions that pull: each may ask for its share, since what is on its way counts too."""
+        self._starved: dict[str, Callable[[], None]] = {}
+        """Partitions that would ask for more, and how to tell them that they may."""
+        self._kick_due = False
         self._config = config
         self._recorder = recorder
         self._clock = clock
@@ -34,12 +40,23 @@ class SlotDesk:
     def __repr__(self) -> str:
         return f"<SlotDesk in_hand={self.in_hand} bytes={self.bytes} flows={self.flows}>"
 
-    def room(self) -> int:
-        """How many more messages one partition may ask for, those on their way to it included."""
+    def room(self, partition: str, asked: int, *, idle: bool, kick: Callable[[], None]) -> int:
+        """How many messages one partition may have asked for; `asked`: so many it has.
+
+        What all have asked for and what is in hand stay below the capacity, but one that has nothing at all (`idle`)
+        may always ask for one: with more partitions than capacity some would never get any. A quarter of the capacity
+        is nobody's share, so that the next can be asked for while these are handled.
+        """
         config = self._config
+        share = max(1, config.capacity * 3 // (4 * self.flows))
+        free = config.capacity - self.in_hand - (self.asked - asked)
         if self.bytes * 2 >= config.max_bytes:
-            return 0
-        return min(config.capacity - self.in_hand, max(1, config.capacity // self.flows))
+            free = 0
+        if free < share:
+            self._starved[partition] = kick
+        if idle and self.bytes * 2 < config.max_bytes:
+            free = max(free, 1)
+        return min(free, share)
 
     def settings(self) -> PullSettings:
         """How one partition pulls. All of them together bring no more than the half that is not in hand."""
@@ -61,6 +78,16 @@ class SlotDesk:
         self.bytes -= len(message.data) + len(message._head)
         if not self.in_hand:
             self._recorder.metrics.set(m.INFLIGHT, 0)
+        if self._starved and not self._kick_due:
+            self._kick_due = True
+            self._loop.call_soon(self._kick)
+
+    def _kick(self) -> None:
+        """Room was made while it was short: whoever wanted some may ask, once a turn of the loop."""
+        self._kick_due = False
+        starved, self._starved = self._starved, {}
+        for kick in starved.values():
+            kick()
 
     def read(self, messages: int, again: int, dropped: int) -> None:
         """One read of the socket brought so many."""

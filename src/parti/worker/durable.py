@@ -197,11 +197,13 @@ class Durable:
         return info
 
     async def update(self, filters: Sequence[str], memory: Memory) -> Json:
-        """Replace filters and metadata; raises `ConsumerDoesNotExist` when the consumer is gone."""
-        info = await self.info()  # since we last looked somebody may have changed it, or put another one in its place
-        if info is not None and filters_of(info["config"]) != tuple(
-            sorted(filters)
-        ):  # an earlier try may have got through
+        """Replace filters and metadata; raises `ConsumerDoesNotExist` when the consumer is gone.
+
+        It costs a call more than the update itself. The server has no update on condition, and its answer does not say
+        what was there before: only a look can tell that it is still ours, and that nobody had cut its filters.
+        """
+        info = await self.info()
+        if info is not None and filters_of(info["config"]) != tuple(sorted(filters)):  # or an earlier try got through
             self._tampered |= not self._as_we_made_it(info)
         config = self._stored | self._tunables(filters, memory)
         config["max_waiting"] = self._stored.get("max_waiting", self._config.max_waiting)  # cannot be updated (10012)
