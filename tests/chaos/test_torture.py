@@ -27,7 +27,7 @@ def test_scenarios_of_random_faults_break_no_promise() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_messages_that_harm_whoever_handles_them_are_quarantined_and_the_fleet_goes_on() -> None:
-    prove(POISON, seed=7, kinds="exit,hang,base")
+    prove(POISON, seed=7, kinds="exit,kill,hang,base,block,memory")
 
 
 @pytest.mark.slow

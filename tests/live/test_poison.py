@@ -135,5 +135,5 @@ async def test_a_message_that_ends_or_blocks_its_process_is_buried_after_max_del
         poison = acks[100].seq
         await buried(fleet, running, [poison], [ack.seq for ack in acks if ack.seq != poison])
         lives = [sequence for sequence, _ in running.lines("lives")]
-        # max_deliver on a quiet machine; starved processes are fenced for other reasons besides (measured: up to 6).
-        assert 2 <= len(lives) <= 8, "a few lives, not one after the other for ever"
+        # Two when a starved process was fenced besides, and counted: what had ended it nobody can tell.
+        assert 2 <= len(lives) <= 3, "max_deliver lives"

@@ -135,6 +135,18 @@ def test_a_takeover_before_the_catch_up_was_done_remembers_whose_filter_keeps_th
     assert claims.take_over(STABLE, C, start=0, term=1).previous == A
 
 
+def test_a_claim_says_from_whom_it_was_taken_until_it_moves_by_its_owners_word() -> None:
+    taken = claims.take_over(BEHIND, B, start=20, term=2)
+    nobodys = claims.take_over(BEHIND, None, start=20, term=2)
+    for claim in (taken, claims.redirect(taken, C, term=2), claims.redirect(taken, None, term=2), nobodys):
+        assert claim.taken_from == A
+    stable = claims.caught_up(claims.accept(claims.assign(nobodys, B, term=2), B, target=90), B, cursor=90)
+    assert stable.taken_from == A
+    assert claims.prepare(stable, C, term=2).taken_from is None
+    assert claims.take_over(stable, C, start=90, term=2).taken_from == B
+    assert COMMIT.taken_from is None
+
+
 def test_the_member_that_had_prepared_keeps_its_t_when_the_owner_dies() -> None:
     taken = claims.take_over(READY, B, start=75, term=1)
     assert (taken.owner, taken.cursor, taken.target) == (B, 75, 80)

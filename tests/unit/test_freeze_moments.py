@@ -113,6 +113,7 @@ async def run(frozen: Frozen, rng: random.Random, *, waits: bool) -> None:
         let_go=lambda message: worker.let_go(message),
         may_start=frozen.may_start,
     )
+    tried.now = loop.time
     worker = desk.Desk(config, recorder, tried.serve)
     worker.pool.may_act = frozen.may_pull
     tried.on_fenced = lambda _: worker.pool.fence()

@@ -35,6 +35,16 @@ def test_ends_in_a_row_add_up_also_over_an_orderly_move_in_between() -> None:
     assert suspicion(P, [first], previous={member(1)}, dead=set()) == Suspicion(1), "it moved, nobody ended"
 
 
+def test_the_claim_says_from_whom_it_was_taken_also_to_a_member_that_has_just_joined() -> None:
+    first, other = Life(member(0)), lives.holding(Life(member(1)), P, epoch=5, found=Suspicion(1))
+    assert suspicion(P, [first], previous={member(0)}, dead=set()) == Suspicion()
+    assert suspicion(P, [first], previous={member(0)}, dead=set(), taken_from=member(0)) == Suspicion(1)
+    assert suspicion(P, [first, other], previous={member(0)}, dead=set(), taken_from=member(1)) == Suspicion(2)
+    silent = Life(member(2))
+    found = suspicion(P, [other, silent], previous={member(2)}, dead=set(), taken_from=member(2))
+    assert found == Suspicion(2), "it had the partition after the other one, and ended before it could say so"
+
+
 def test_who_survived_begins_anew() -> None:
     well = lives.survived(lives.holding(Life(member(1)), P, epoch=5, found=Suspicion(2)), P)
     older = lives.holding(Life(member(0)), P, epoch=3, found=Suspicion(1))
@@ -98,12 +108,17 @@ class Fleet:
     deaths: int = 0
     buried: int | None = None
 
-    def live(self, number: int, killed: int | None, moves: bool) -> None:
-        """One process: it works until it meets the poison, is killed from outside at a message, or moves away."""
+    def live(self, number: int, killed: int | None, moves: bool, knows: bool = True) -> None:
+        """One process: it works until it meets the poison, is killed from outside at a message, or moves away.
+
+        `knows`: who is dead; one that has just joined knows only what the claim says.
+        """
         me = member(number)
         self.epoch += 1
         previous = {self.told[-1].member} if self.told else set()
-        found = suspicion(P, self.told, previous=previous, dead=self.dead)
+        taken_from = self.told[-1].member if self.told and self.told[-1].member in self.dead else None
+        dead = self.dead if knows else set()
+        found = suspicion(P, self.told, previous=previous, dead=dead, taken_from=taken_from)
         life = lives.holding(Life(me), P, self.epoch, found) if found.ends else Life(me)
         for first in range(1, 6, 2):  # two lanes: two messages at once, unless one of them is a suspect
             together = [n for n in (first, first + 1) if n <= 5]
@@ -126,13 +141,15 @@ class Fleet:
         self.told.append(life)
 
 
-@given(st.integers(1, 5), st.lists(st.booleans(), min_size=12, max_size=12))
-def test_the_poison_is_buried_after_max_deliver_lives_and_nothing_else_is(max_deliver: int, moves: list[bool]) -> None:
+@given(st.integers(1, 5), st.lists(st.tuples(st.booleans(), st.booleans()), min_size=12, max_size=12))
+def test_the_poison_is_buried_after_max_deliver_lives_and_nothing_else_is(
+    max_deliver: int, each: list[tuple[bool, bool]]
+) -> None:
     fleet = Fleet(max_deliver, poison=3)
-    for number, moved in enumerate(moves):
+    for number, (moved, knows) in enumerate(each):
         if fleet.buried is not None:
             break
-        fleet.live(number, None, moved)
+        fleet.live(number, None, moved, knows)
     assert fleet.buried == 3
     assert fleet.deaths == max(3, max_deliver), "at least three: the first end names nobody, the second a few"
 

@@ -39,6 +39,7 @@ def claims(draw: st.DrawFn) -> Claim:
         draw(COUNTS),
         draw(st.floats(0, 2e9)),
         draw(st.none() | AHEAD),
+        taken_from=draw(st.none() | MEMBERS),
     )
 
 

@@ -44,7 +44,6 @@ from parti.wire.api_consumers import filters_of
 from parti.wire.errors import MessageNotFound, SequenceNotFound
 from parti.wire.live import LiveConnection
 from parti.worker.attempts import Attempts
-from parti.worker.consumer import WorkerParts
 from parti.worker.dead_letters import DeadLetterOffice
 from parti.worker.handler import AdaptedHandler
 from parti.worker.health import Part
@@ -52,6 +51,7 @@ from parti.worker.info import Shown
 from parti.worker.lanes import LanePool
 from parti.worker.message import Message
 from parti.worker.outcomes import RetryPolicy
+from parti.worker.parts import WorkerParts
 from parti.worker.routing import consumer_name, consumer_stem
 from parti.worker.watch import Watch
 
@@ -204,7 +204,7 @@ class PerPartitionPlane(SlotPlane):
         )
 
     def tick(self, now: float) -> None:
-        self._desk.flows = max(1, len(self.owned()))
+        self._share()
         for flow in self._flows.values():
             flow.kick()
         third = self._parts.config.ack_wait / 3
@@ -303,16 +303,16 @@ class PerPartitionPlane(SlotPlane):
                 judge=self._deliver,
                 gap=lambda p: self._feed(p, Gap()),
                 skipped=self._done,
-                room=self._room,
+                may_pull=lambda: self._host.may_act() and not self._closed,
             )
             subjects = self._subjects(partition)
             self._durables[partition] = SlotDurable(self._parts, partition, self._retention, subjects, self._identity)
         return flow
 
-    def _room(self, own: int) -> int:
-        if not self._host.may_act() or self._closed:
-            return 0
-        return self._desk.room(own)
+    def _share(self) -> None:
+        """Those that are about to begin here count too: the first must not ask for the places of all others."""
+        claims = [held.claim for held in self._slots.values()]
+        self._desk.flows = max(1, sum(claim is not None and claim.owner == self._member for claim in claims))
 
     def _deliver(self, partition: PartitionId, sequence: int, consumer_sequence: int, inbox: int) -> Verdict:
         if self._closed:
@@ -372,7 +372,7 @@ class PerPartitionPlane(SlotPlane):
         if current():
             self._feed(partition, ResetDone(ticket))
             if current() and self._slots[partition].phase is Phase.LIVE:
-                self._desk.flows = max(1, len(self.owned()))
+                self._share()
                 self._flow(partition).begin(connection, self._durables[partition].name, ticket)
 
     async def _settle(self, partition: PartitionId, ticket: int) -> None:

@@ -6,6 +6,7 @@ The same figures under the same names as in the per-worker layout, so that a das
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from parti.clock import Clock
 from parti.config.worker import WorkerConfig
@@ -23,8 +24,13 @@ class SlotDesk:
     def __init__(self, config: WorkerConfig, recorder: Recorder, clock: Clock) -> None:
         self.in_hand = 0
         self.bytes = 0
+        self.asked = 0
+        """Messages that all partitions together have asked for and not got yet."""
         self.flows = 1
         """Partitions that pull: each may ask for its share, since what is on its way counts too."""
+        self._starved: dict[str, Callable[[], None]] = {}
+        """Partitions that would ask for more, and how to tell them that they may."""
+        self._kick_due = False
         self._config = config
         self._recorder = recorder
         self._clock = clock
@@ -34,18 +40,26 @@ class SlotDesk:
     def __repr__(self) -> str:
         return f"<SlotDesk in_hand={self.in_hand} bytes={self.bytes} flows={self.flows}>"
 
-    def room(self, own: int) -> int:
-        """How many more messages one partition with `own` in hand may ask for, those on their way to it included.
+    def room(self, partition: str, asked: int, *, own: int, kick: Callable[[], None]) -> int:
+        """How many messages one partition may have asked for; `asked`: so many it has, and `own` are in hand.
 
-        Half of the desk is for whoever comes first, the other half is shared out: a partition whose handler hangs, or
-        is slow, must not take the places of all others.
+        What all have asked for and what is in hand stay below the capacity, but one that has nothing at all may always
+        ask for one: with more partitions than capacity some would never get any. A quarter of the capacity is nobody's
+        share, so that the next can be asked for while these are handled; it is not for those that have theirs in hand,
+        or partitions whose handlers hang would have it for good.
         """
-        capacity, flows = self._config.capacity, self.flows
-        if self.bytes * 2 >= self._config.max_bytes:
-            return 0
-        shared = capacity // 2 if flows > 1 else 0
-        first_come = min(capacity - shared - self.in_hand, max(1, capacity // flows))
-        return max(0, first_come, max(1, shared // flows) - own if shared else 0)
+        config = self._config
+        share = max(1, config.capacity * 3 // (4 * self.flows))
+        free = config.capacity - self.in_hand - (self.asked - asked)
+        if self.flows > 1:
+            free = max(0, min(free, max(share - own, free - config.capacity // 4)))
+        if self.bytes * 2 >= config.max_bytes:
+            free = 0
+        if free < share:
+            self._starved[partition] = kick
+        if not own and self.bytes * 2 < config.max_bytes:
+            free = max(free, 1)
+        return min(free, share)
 
     def settings(self) -> PullSettings:
         """How one partition pulls. All of them together bring no more than the half that is not in hand."""
@@ -67,6 +81,16 @@ class SlotDesk:
         self.bytes -= len(message.data) + len(message._head)
         if not self.in_hand:
             self._recorder.metrics.set(m.INFLIGHT, 0)
+        if self._starved and not self._kick_due:
+            self._kick_due = True
+            self._loop.call_soon(self._kick)
+
+    def _kick(self) -> None:
+        """Room was made while it was short: whoever wanted some may ask, once a turn of the loop."""
+        self._kick_due = False
+        starved, self._starved = self._starved, {}
+        for kick in starved.values():
+            kick()
 
     def read(self, messages: int, again: int, dropped: int) -> None:
         """One read of the socket brought so many."""

@@ -16,9 +16,9 @@ from parti.observe import worker_metrics as m
 from parti.subjects import validate_subject
 from parti.wire.api_consumers import filters_of
 from parti.wire.errors import ConsumerDoesNotExist, ConsumerInvalidReset, ConsumerNotFound, WorkQueueFilterNotUnique
-from parti.worker.consumer import WorkerParts
 from parti.worker.errors import ForeignDurable, StreamReplacedUnderWorker
 from parti.worker.health import Part
+from parti.worker.parts import WorkerParts
 from parti.worker.recorder import Op
 from parti.worker.routing import consumer_stem
 from parti.worker.seal import Seal, foreign

@@ -14,12 +14,12 @@ from parti.wire.columns import Deliveries
 from parti.wire.errors import MaxAckPendingReached, TooManyPulls
 from parti.wire.live import LiveConnection
 from parti.wire.pull import LivePull
-from parti.worker.consumer import WorkerParts
 from parti.worker.desk import ACK, IN_PROGRESS
 from parti.worker.info import PartitionInfo
 from parti.worker.lanes import LanePool
 from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
+from parti.worker.parts import WorkerParts
 
 Judge = Callable[[PartitionId, int, int, int], str]
 """(partition, stream sequence, consumer sequence, inbox) -> verdict of `control.slot.deliver`."""
@@ -40,7 +40,7 @@ class SlotFlow:
         judge: Judge,
         gap: Callable[[PartitionId], None],
         skipped: Callable[[PartitionId], None],
-        room: Callable[[int], int],
+        may_pull: Callable[[], bool],
     ) -> None:
         self.partition = partition
         self.state = PartitionState(Partition(tuple(partition.split("."))), Lease(partition, 0))
@@ -52,7 +52,8 @@ class SlotFlow:
         self._judge = judge
         self._gap = gap
         self._skipped = skipped
-        self._room = room
+        self._may_pull = may_pull
+        self._asked = 0  # as the desk knows it
         self._pull: LivePull | None = None
         self._connection: LiveConnection | None = None
         self._stable: asyncio.TimerHandle | None = None
@@ -97,7 +98,7 @@ class SlotFlow:
             durable,
             on_batch=lambda deliveries: self._on_batch(deliveries, ticket),
             on_trouble=self._on_trouble,
-            capacity=lambda: self._room(len(self.state.open)),
+            capacity=self._room,
             settings=self._desk.settings(),
             next_sequence=1,
         )
@@ -108,6 +109,14 @@ class SlotFlow:
     @property
     def pulling(self) -> bool:
         return self._pull is not None
+
+    def _room(self) -> int:
+        asked = self._pull.outstanding if self._pull is not None else 0
+        self._desk.asked += asked - self._asked
+        self._asked = asked
+        if not self._may_pull():
+            return 0
+        return self._desk.room(self.partition, asked, own=len(self.state.open), kick=self.kick)
 
     def resetting(self) -> None:
         """The durable is about to be reset, which makes every delivery before void."""
@@ -129,6 +138,8 @@ class SlotFlow:
         if self._pull is not None:
             self._pull.stop()
             self._pull = None
+            self._desk.asked -= self._asked
+            self._asked = 0
 
     def kick(self) -> None:
         if self._pull is not None:

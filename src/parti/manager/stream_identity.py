@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from parti.backoff import Backoff
 from parti.clock import Clock
+from parti.control.lease import NEVER
 from parti.control.records import StreamRecord
 from parti.errors import FatalError
 from parti.manager.kv_store import Store
@@ -20,6 +21,7 @@ from parti.observe.logs import get_logger
 from parti.wire.api import JetStreamApi
 
 _LOOKS, _BETWEEN = 3, 1.0  # a stream went back only if it says so again and again
+_RECORD_EVERY = 15.0  # seconds; the watch tells of it, but can be blind for so long after a restart of the server
 
 
 class Replaced(StrEnum):
@@ -73,6 +75,7 @@ class StreamIdentity:
         self._in_force: StreamRecord | None = None
         self._highest = 0
         self._backwards = 0
+        self._read_again = NEVER
         self._log = get_logger("control", stream=stream)
 
     def __repr__(self) -> str:
@@ -111,11 +114,16 @@ class StreamIdentity:
         return Replacement(kind, stored, now, last_seq, done) if kind is not None and stored is not None else None
 
     async def gone(self) -> str:
-        """Why the identity in force is over; empty while it is not. Ask it every second or so."""
+        """Why the identity in force is over; empty while it is not. Ask it every second or so.
+
+        The stream itself is asked each time, our own record of it only now and then: the watch tells when it changes.
+        """
         assert self._in_force is not None
-        stored, _ = await self._store.stream_record()
-        if stored is not None and stored.identity != self._in_force.identity:
-            return f"another member found the stream replaced: it is {stored.identity} now"
+        if self._clock.now() >= self._read_again:
+            stored, _ = await self._store.stream_record()
+            self._read_again = self._clock.now() + _RECORD_EVERY
+            if stored is not None and stored.identity != self._in_force.identity:
+                return f"another member found the stream replaced: it is {stored.identity} now"
         created, last_seq = await self._look()
         if created != self._in_force.created:
             return f"the stream was made anew at {created}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from parti.backoff import Backoff
@@ -18,35 +18,21 @@ from parti.observe.health import HealthCheck
 from parti.observe.metrics import NO_METRICS, Metrics
 from parti.wire.api import JetStreamApi
 from parti.worker.engine import Engine
-from parti.worker.errors import MaxSubjectsExceeded, WorkerClosed, WorkerFailed, WorkerIdMutation
+from parti.worker.errors import WorkerClosed, WorkerFailed, WorkerIdMutation
+from parti.worker.guardrails import check_subjects
 from parti.worker.handler import AdaptedHandler, Handler
 from parti.worker.health import HealthTracker, Part, WorkerHealth
 from parti.worker.info import Fence, PartitionInfo, Shown, Unfenced, WorkerInfo
 from parti.worker.ledger import PartitionState
+from parti.worker.parts import WorkerParts
 from parti.worker.recorder import Recorder
 from parti.worker.routing import Routes, SubjectTemplate, consumer_name
 from parti.worker.stream import MessageStream
 from parti.worker.updates import Wanted
 
 _LOOK = 0.5  # seconds between two looks at the health
-_NEARLY_FULL = 0.9  # of max_subjects: a warning one step before the refusal (SC-P0-3)
 
 H = TypeVar("H", bound=Handler)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerParts:
-    """The pieces of a worker: everything but the durable per worker."""
-
-    js: JetStreamApi
-    config: WorkerConfig
-    handler: Handler
-    recorder: Recorder
-    fence: Fence
-    backoff: Backoff
-    clock: Clock
-    namespace: str = ""
-    on_blocked: Callable[[str], None] | None = None
 
 
 class WorkerConsumer:
@@ -166,20 +152,7 @@ class WorkerConsumer:
                 f"this worker is {self._worker_id!r} and cannot become {worker_id!r}: make a new WorkerConsumer, or "
                 "set worker.allow_worker_id_change"
             )
-        limit = self.config.max_subjects
-        subjects = {self._template.subject(partition) for partition in partitions}
-        if len(subjects) > limit:
-            self._metrics.count(m.GUARDRAIL_VIOLATIONS, type="max_subjects")
-            self._recorder.event("worker.update", op="update", result="refused", subjects=len(subjects), warn=True)
-            raise MaxSubjectsExceeded(
-                f"{len(subjects)} subjects are more than worker.max_subjects ({limit}): use more workers, or wider "
-                "partitions with a wildcard in the template"
-            )
-        if len(subjects) >= _NEARLY_FULL * limit:
-            self._metrics.count(m.THRESHOLD_WARNINGS)
-            self._recorder.event(
-                "worker.subjects_near_cap", op="update", result="warning", subjects=len(subjects), warn=True
-            )
+        check_subjects({self._template.subject(partition) for partition in partitions}, self.config, self._recorder)
         return Wanted(worker_id, Routes(self._template, partitions), dict(positions), dict(leases), frozenset(hold))
 
     # -- handoff ------------------------------------------------------------------------------------------------------

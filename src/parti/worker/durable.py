@@ -197,8 +197,12 @@ class Durable:
         return info
 
     async def update(self, filters: Sequence[str], memory: Memory) -> Json:
-        """Replace filters and metadata; raises `ConsumerDoesNotExist` when the consumer is gone."""
-        info = await self.info()  # since we last looked somebody may have changed it, or put another one in its place
+        """Replace filters and metadata; raises `ConsumerDoesNotExist` when the consumer is gone.
+
+        It costs a call more than the update itself. The server has no update on condition, and its answer does not say
+        what was there before: only a look can tell that it is still ours, and that nobody had cut its filters.
+        """
+        info = await self.info()
         if info is not None:
             had, wanted = filters_of(info["config"]), tuple(sorted(filters))
             if had != wanted and not self._as_we_made_it(info):  # equal: an earlier try of ours got through
