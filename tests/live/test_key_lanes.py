@@ -195,3 +195,40 @@ async def test_a_worker_that_comes_back_repeats_nothing_although_a_key_waits(
         await eventually(lambda: len(keyed.done) >= 7, 60, "all are handled")
         assert sorted(sequence for *_, sequence in keyed.done) == list(range(1, 8)), "nothing lost, none twice"
         assert keyed.of("much-later") == [1, 4, 7]
+
+
+@pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
+async def test_a_drain_that_takes_too_long_cuts_nobody_off_in_an_effect(
+    server: NatsServer, name: str, layout: str
+) -> None:
+    """Nothing more starts in the last quarter: a handler of 20 ms was cancelled because others had used the time."""
+    async with fleet_on(server, name, count=1) as fleet:
+        began: list[int] = []
+        ended: list[int] = []
+
+        async def handle(message: Message) -> None:
+            began.append(message.sequence)
+            await asyncio.sleep(0.02)
+            ended.append(message.sequence)
+
+        async def worker() -> Manager:
+            connection = await fleet.connection()
+            config = WorkerConfig(
+                stream=fleet.stream,
+                subject_template=f"{fleet.stream}.{{partition}}.*",
+                lanes="key",
+                drain_timeout=0.5,
+            )
+            consumer = WorkerConsumer(JetStreamApi(connection), config, handle)
+            return await fleet.worker(consumer=consumer, layout=layout, **LONG)
+
+        one = await worker()
+        await one.wait_for("converged", 60)
+        for n in range(80):  # 1 to 78 are one key's, and what lies behind them is done first: all have to be finished
+            await fleet.js.publish(f"{fleet.stream}.p0.{'slow' if n < 78 else f'k{n}'}", b"")
+        await eventually(lambda: {79, 80} <= set(ended), 60, "two keys are ahead of the third")
+        two = await worker()
+        await one.stop()
+        await eventually(lambda: len(set(ended)) == 80, 60, "all are handled")
+        assert two.owned() == {"p0"}
+        assert sorted(began) == sorted(ended) == list(range(1, 81)), "each once, and none was cut off"

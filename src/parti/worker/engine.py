@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -175,7 +176,14 @@ class Engine:
         except BaseExceptionGroup as bug:
             self.recorder.health.broke(self.clock.now(), repr(bug.exceptions[0]))
             self.recorder.show_health()
-            self.recorder.event("worker.broke", op="run", result="failure", error=repr(bug.exceptions[0]), warn=True)
+            self.recorder.event(
+                "worker.broke",
+                op="run",
+                result="failure",
+                error=repr(bug.exceptions[0]),
+                where=str(traceback.extract_tb(bug.exceptions[0].__traceback__)[-1:]),
+                warn=True,
+            )
             self.coalescer.fail(WorkerClosed(f"the worker ended: {bug.exceptions[0]!r}"))
             raise
         finally:
@@ -366,8 +374,9 @@ class Engine:
         subject = SubjectTemplate(self.config.subject_template).subject(state.partition)
         async with calls:
             first = await self.durable.next_sequence(subject, 1)
-        done = first is not None and first <= self.desk.ledger.cursor(state.id) and first not in state.open
-        return first if done else None
+        if first is None or self.desk.ledger.states.get(state.id) is not state:  # it went while we asked
+            return None
+        return first if first <= self.desk.ledger.cursor(state.id) and first not in state.open else None
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

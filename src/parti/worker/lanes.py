@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _PARKED = 32  # runners kept for the next messages: waking one costs half of what a new task costs
 QUANTUM = 16  # messages of one lane before the next ready lane has its turn
 _SLICE = 0.005  # seconds a runner works before it lets the loop do other things: acks, heartbeats, other workers
+_FINISHING = 0.75  # of the time to drain; then nothing more starts, so that what runs is not cut off in an effect
 CANCEL_GRACE = 1.0  # seconds that a cancelled handler has to end; one that has not by then is left behind
 
 
@@ -191,12 +192,16 @@ class LanePool:
         if state.draining is None or oldest > state.draining:
             state.draining = now
         try:
+            async with asyncio.timeout_at(state.draining + within * _FINISHING):
+                await state.finished()
+        except TimeoutError:
+            state.finish = 0
+        try:
             async with asyncio.timeout_at(state.draining + within):
                 await state.finished()
         except TimeoutError:
             if not state.stopped:
                 return  # it goes on: whoever asked for the stop has changed his mind
-            state.finish = 0
             await self.cancel(state)
         if not state.running:
             state.draining = None
