@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from parti.backoff import Backoff, retry
+from parti.clock import SystemClock
 from parti.config.sections import LogFormat, LogLevel, ObserveSection
 from parti.manager import CallableSource, ControlConfig, Hooks, Manager
 from parti.model import Lease
@@ -110,9 +112,10 @@ async def work(settings: dict[str, Any], handles: type[Handler] = Handler) -> No
 
 async def _live(settings: dict[str, Any], handles: type[Handler], life: int) -> bool:
     """One life of a worker; True when it is to be followed by another at once."""
-    connection = await connect(
-        ConnectOptions(servers=tuple(settings["urls"]), request_timeout=5.0, name="torture-worker")
-    )
+    options = ConnectOptions(servers=tuple(settings["urls"]), request_timeout=5.0, name="torture-worker")
+    # One that comes back in the same process may find that the server is away just now.
+    patience = Backoff(base=0.1, cap=0.5, max_tries=100 if life else 1)
+    connection = await retry(lambda: connect(options), backoff=patience, clock=SystemClock())
     sink = await SinkCaller.open(int(settings["sink"]))
     consumer = WorkerConsumer(JetStreamApi(connection), WorkerConfig(**settings["worker"]))
     handler = handles(sink, float(settings["takes"]), float(settings["blocks"]))
