@@ -44,19 +44,20 @@ class SlotDesk:
         """How many messages one partition may have asked for; `asked`: so many it has.
 
         What all have asked for and what is in hand stay below the capacity, but one that has nothing at all (`idle`)
-        may always ask for one: with more partitions than capacity some would never get any. A quarter of the capacity
-        is nobody's share, so that the next can be asked for while these are handled.
+        may always ask for one: with more partitions than capacity some would never get any. A whole share or nothing:
+        a pull for one message costs as much as one for many.
         """
         config = self._config
-        share = max(1, config.capacity * 3 // (4 * self.flows))
-        free = config.capacity - self.in_hand - (self.asked - asked)
-        if self.bytes * 2 >= config.max_bytes:
-            free = 0
-        if free < share:
+        share = max(1, config.capacity // self.flows)
+        if self.bytes * 2 < config.max_bytes:
+            free = config.capacity - self.in_hand - (self.asked - asked)
+            if free >= share:
+                return share
+            if idle:
+                return max(1, free)
+        if not asked:
             self._starved[partition] = kick
-        if idle and self.bytes * 2 < config.max_bytes:
-            free = max(free, 1)
-        return min(free, share)
+        return 0
 
     def settings(self) -> PullSettings:
         """How one partition pulls. All of them together bring no more than the half that is not in hand."""
@@ -78,9 +79,13 @@ class SlotDesk:
         self.bytes -= len(message.data) + len(message._head)
         if not self.in_hand:
             self._recorder.metrics.set(m.INFLIGHT, 0)
-        if self._starved and not self._kick_due:
+        if self._starved and not self._kick_due and self._has_share():
             self._kick_due = True
             self._loop.call_soon(self._kick)
+
+    def _has_share(self) -> bool:
+        capacity = self._config.capacity
+        return capacity - self.in_hand - self.asked >= capacity // self.flows
 
     def _kick(self) -> None:
         """Room was made while it was short: whoever wanted some may ask, once a turn of the loop."""
