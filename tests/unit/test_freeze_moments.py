@@ -24,7 +24,7 @@ from parti.config.worker import WorkerConfig
 from parti.model import Lease, Partition
 from parti.observe.metrics import NO_METRICS
 from parti.testing import eventually
-from parti.worker import Outcome, Retry, attempts, desk, handler, lanes
+from parti.worker import Outcome, Retry, attempts, desk, handler, lanes, stream
 from parti.worker.errors import LeaseOver
 from parti.worker.health import HealthTracker
 from parti.worker.ledger import PartitionState
@@ -181,3 +181,20 @@ async def test_a_call_that_waited_for_a_thread_beyond_the_lease_does_not_begin()
         await begun[1]
     assert not frozen.effects
     calls.close()
+
+
+async def test_what_waits_to_be_taken_beyond_the_lease_is_handed_to_nobody() -> None:
+    frozen, partition = Frozen(0), Partition(("a",))
+    messages = stream.MessageStream(frozen.may_start)
+    begun = [
+        asyncio.ensure_future(
+            messages.handle(make_message("s.a", partition, "a", n, b"", lease=Lease(partition.id, 1)))
+        )
+        for n in (1, 2)
+    ]
+    assert (await anext(messages)).message.sequence == 1
+    frozen.away = _AWAY
+    messages.end()
+    assert [received async for received in messages] == []
+    for each in begun:
+        each.cancel()

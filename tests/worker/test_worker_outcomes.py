@@ -232,7 +232,7 @@ async def test_backpressure_holds_at_most_80_percent_of_max_ack_pending(bench: B
         effects.seen.append(message)
 
     async def full(most: int) -> None:
-        await eventually(lambda: worker.info().in_hand >= 40, what="the desk is full")
+        await eventually(lambda: worker.info().in_hand >= 39, what="less than a share, which is two here, is left")
         info = await bench.info()
         assert info["num_ack_pending"] <= most
         assert worker.info().in_hand <= most

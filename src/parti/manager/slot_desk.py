@@ -44,22 +44,22 @@ class SlotDesk:
         """How many messages one partition may have asked for; `asked`: so many it has, and `own` are in hand.
 
         What all have asked for and what is in hand stay below the capacity, but one that has nothing at all may always
-        ask for one: with more partitions than capacity some would never get any. A quarter of the capacity is nobody's
-        share, so that the next can be asked for while these are handled; it is not for those that have theirs in hand,
-        or partitions whose handlers hang would have it for good.
+        ask for one: with more partitions than capacity some would never get any. One that has its share in hand leaves
+        a quarter to the others, or partitions whose handlers hang would have all places for good. A whole share or
+        nothing: a pull for one message costs as much as one for many.
         """
         config = self._config
-        share = max(1, config.capacity * 3 // (4 * self.flows))
-        free = config.capacity - self.in_hand - (self.asked - asked)
-        if self.flows > 1:
-            free = max(0, min(free, max(share - own, free - config.capacity // 4)))
-        if self.bytes * 2 >= config.max_bytes:
-            free = 0
-        if free < share:
+        share = max(1, config.capacity // self.flows)
+        left = config.capacity // 4 if own >= share and self.flows > 1 else 0
+        if self.bytes * 2 < config.max_bytes:
+            free = config.capacity - self.in_hand - (self.asked - asked)
+            if free - left >= share:
+                return share
+            if not own:
+                return max(1, free)
+        if not asked:
             self._starved[partition] = kick
-        if not own and self.bytes * 2 < config.max_bytes:
-            free = max(free, 1)
-        return min(free, share)
+        return 0
 
     def settings(self) -> PullSettings:
         """How one partition pulls. All of them together bring no more than the half that is not in hand."""
@@ -81,9 +81,13 @@ class SlotDesk:
         self.bytes -= len(message.data) + len(message._head)
         if not self.in_hand:
             self._recorder.metrics.set(m.INFLIGHT, 0)
-        if self._starved and not self._kick_due:
+        if self._starved and not self._kick_due and self._has_share():
             self._kick_due = True
             self._loop.call_soon(self._kick)
+
+    def _has_share(self) -> bool:
+        capacity = self._config.capacity
+        return capacity - self.in_hand - self.asked >= capacity // self.flows
 
     def _kick(self) -> None:
         """Room was made while it was short: whoever wanted some may ask, once a turn of the loop."""

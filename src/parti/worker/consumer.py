@@ -93,7 +93,7 @@ class WorkerConsumer:
     def messages(self) -> MessageStream:
         """`async for` form: call it before the first update, iterate, and settle each message that comes."""
         if self._stream is None:
-            self._stream = MessageStream()
+            self._stream = MessageStream(lambda lease: self._fence.may_start(lease))
             self.handler(self._stream.handle)
         return self._stream
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
 from parti.errors import UsageError
+from parti.model import Lease
 from parti.worker.message import Message
 from parti.worker.outcomes import Ack, Outcome, Reject, Retry, describe
 
@@ -70,7 +71,9 @@ class MessageStream:
     Several tasks may iterate over one stream. It never holds more than the worker has in hand.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, may_start: Callable[[Lease], bool]) -> None:
+        """`may_start`: the fence; what waited here beyond its lease is handed to nobody."""
+        self._may_start = may_start
         self._waiting: asyncio.Queue[Received | None] = asyncio.Queue()
         self._ended = False
 
@@ -97,5 +100,5 @@ class MessageStream:
             if received is None:
                 self._waiting.put_nowait(None)  # for the others that iterate
                 raise StopAsyncIteration
-            if not received.settled:  # one that the worker gave up is not worth doing
-                return received
+            if not received.settled and self._may_start(received.message.lease):
+                return received  # one that the worker gave up is not worth doing
