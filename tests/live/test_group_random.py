@@ -58,7 +58,7 @@ class World:
         order = Order.STRICT if self.in_flight == 1 else Order.KEY
         options = MemberOptions(
             # What an instance leaves behind lapses after this: no stall may be longer.
-            template=ConsumerTemplate(ack_wait=10, max_ack_pending=self.in_flight),
+            template=ConsumerTemplate(ack_wait=300, max_ack_pending=self.in_flight),
             handlers=HandlerOptions(order=order),
         )
         self.instances.append(await elastic_consume(self.connection, self.stream, "g", member, self.handle, options))
