@@ -145,9 +145,9 @@ def pinned_at(info: dict[str, Any]) -> int:
 def stray_pin(info: dict[str, Any]) -> str | None:
     """A pin that nobody has, though the server says so: it shuts everybody out until its time to live is over.
 
-    The server pins the first pull that waits, and looks afterwards whether anybody still listens there (2.15.1): an
-    instance that has just ended gets it. A pin travels only with messages, and one under which none was ever sent is
-    known to nobody. Where the server may pause between pinning and sending, nothing can be said.
+    The server pins a pull that waits, and looks afterwards whether anybody still listens there (2.15.1): where no other
+    waits, an instance that has just ended gets it. A pin travels only with messages, and one under which none was ever
+    sent is known to nobody. Where the server may pause between pinning and sending, nothing can be said.
     """
     pin = pinned_id(info)
     if pin is None or info["config"].get("rate_limit_bps"):

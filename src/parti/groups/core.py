@@ -113,6 +113,11 @@ class Core(Standing, Signals, ABC, Generic[R]):
         except ConsumerNotFound:
             return None
 
+    async def _info_of_ours(self) -> dict[str, Any] | None:
+        """The consumer's info, when it is the one that we pulled from."""
+        info = await self._found()
+        return info if info is not None and self._created and info["created"] == self._created else None
+
     async def _created_now(self) -> str:
         """When that one was made; empty when there is none."""
         found = await self._found()

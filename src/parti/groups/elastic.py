@@ -91,35 +91,22 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
 
     @contextlib.asynccontextmanager
     async def _advised(self) -> AsyncIterator[None]:
-        """Learn at once that a consumer of another member is gone, and that somebody was pinned to ours."""
+        """Learn at once that another member's consumer is gone, so that its partitions can be taken."""
 
-        async def gone(advisory: Any) -> None:
+        async def wake(advisory: Any) -> None:
             # Our own name: the pinned instance makes it anew, and a create at the same moment fails (500). Nor does
             # another member's end shorten what we leave to the pinned instance of our own.
             if self._blocked and advisory.subject.split(".")[-1] != self._consumer:
                 self._soon()
                 self._signal(look_again)
 
-        async def pinned(advisory: Any) -> None:  # noqa: ARG001 - the signature of nats-py
-            if self.state is MemberState.STANDBY:
-                self._signal(self._look_at_pin)
-
-        told = {f"DELETED.{self._queue_stream}.>": gone, f"PINNED.{self._queue_stream}.{self._consumer}": pinned}
-        subscriptions = [
-            await self._connection.subscribe(f"$JS.EVENT.ADVISORY.CONSUMER.{subject}", cb=act)
-            for subject, act in told.items()
-        ]
+        subject = f"$JS.EVENT.ADVISORY.CONSUMER.DELETED.{self._queue_stream}.>"
+        subscription = await self._connection.subscribe(subject, cb=wake)
         try:
             yield
         finally:
             if not self._connection.is_closed:
-                for subscription in subscriptions:
-                    await subscription.unsubscribe()
-
-    async def _look_at_pin(self) -> None:
-        """Somebody was pinned while we stand by: an instance that has just ended, and everybody would wait for it."""
-        if self._puller.pulling and self._puller.pin is None and (info := await self._info_of_ours()) is not None:
-            await self._clear_stray(info)
+                await subscription.unsubscribe()
 
     async def _join(self, filters: tuple[str, ...]) -> dict[str, Any] | None:
         config = self._template.config(GroupKind.ELASTIC, self._consumer, filters)
@@ -195,8 +182,8 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
         await self._drain(self._drain_within, unpin=False)
         self._be(MemberState.JOINING)
         self._lose(lost)
-        pin = self._drained_pin  # also one that was not settled yet: nobody else gives it back
-        if (pin is None or not await self._remove_ours(pin)) and wanted:
+        # With the pin that we had at the end, also one that was not settled yet: nobody else gives it back.
+        if not await self._remove_ours(self._drained_pin) and wanted:
             self._leave_to_others(self._random.uniform(*OTHERS_FIRST))
 
     async def _let_partitions_go(self) -> bool:

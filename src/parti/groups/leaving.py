@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from abc import abstractmethod
 from collections.abc import Awaitable, Sequence
-from typing import Any, Generic
+from typing import Generic
 
 from parti.errors import PartiError
 from parti.groups.common import holder, pinned_id
@@ -109,13 +109,24 @@ class Leaving(Pinned[R], Generic[R]):
         self._puller.stop()
         return self._puller.final_pin if pulled else None
 
-    async def _remove_ours(self, pin: str) -> bool:
-        """We were pinned and are done: delete the consumer, when it still is the one that we pulled from.
+    async def _remove_ours(self, pin: str | None) -> bool:
+        """We are done: delete the consumer if we were pinned and it still is the one that we pulled from.
 
-        Messages that another instance of the member still has in hand are waited for: with the consumer gone, the next
-        owner of their partitions would start them too. They end, or come to nobody for `ack_wait`. Whoever stops us
-        does not wait for that: then the consumer stays, without anything of ours. False when it is another instance's
-        turn, which has the pin by now.
+        False when it stays, because it is another instance's turn, or was all the time. Whoever that is gets at once
+        what we had and did not start; nobody else may give it back.
+        """
+        gone = False
+        try:
+            gone = pin is not None and await self._await_others_and_delete(pin)
+        finally:
+            if not gone:
+                await self._return_rest(pin)
+        return gone
+
+    async def _await_others_and_delete(self, pin: str) -> bool:
+        """Messages that another instance of the member still has in hand are waited for: with the consumer gone, the
+        next owner of their partitions would start them too. They end, or come to nobody for `ack_wait`. Whoever stops
+        us does not wait for that: then the consumer stays, without anything of ours.
         """
         deadline = self._clock.now() + self._drain_within + self._limits.ack_wait
         quiet_since, last, wait = self._clock.now(), -1, _OTHERS_POLL / 16
@@ -131,13 +142,18 @@ class Leaving(Pinned[R], Generic[R]):
                 await self._delete_consumer()
                 break
             if self._stopping.is_set():
-                self._hand_back(self._unreturned)
-                await self._shortly(self._puller.flush())
-                await self._shortly(self._look_back(pin, unpin=True))
-                break
+                return False
             await self._clock.sleep(wait)
             wait = min(2 * wait, _OTHERS_POLL)
         return True
+
+    async def _return_rest(self, pin: str | None) -> None:
+        if pin is None and not self._unreturned:
+            return
+        self._hand_back(self._unreturned)
+        self._unreturned = ()
+        await self._shortly(self._puller.flush())
+        await self._shortly(self._look_back(pin, unpin=True))
 
     async def _remove_unused(self) -> None:
         """Nobody else uses the consumer: it would only keep its partitions from others until it lapses."""
@@ -155,11 +171,6 @@ class Leaving(Pinned[R], Generic[R]):
             if int(info["num_ack_pending"]) > freed:
                 return False
         return True
-
-    async def _info_of_ours(self) -> dict[str, Any] | None:
-        """The consumer's info, when it is the one that we pulled from."""
-        info = await self._found()
-        return info if info is not None and self._created and info["created"] == self._created else None
 
     async def _remove_outdated(self) -> int | None:
         """The group is gone or another one: its consumer goes with it, when it is the one that we pulled from.
