@@ -209,10 +209,11 @@ async def test_a_handler_longer_than_ack_wait_keeps_its_pin_and_its_message(benc
 async def test_leaving_finishes_the_message_in_hand_and_the_successor_starts_at_once(bench: Bench) -> None:
     await bench.create(members=["m1"])
     one, two = Log(), Log()
-    started = asyncio.Event()
+    started, leaving = asyncio.Event(), asyncio.Event()
 
     async def working(message: GroupMessage) -> None:
         started.set()
+        await leaving.wait()
         await asyncio.sleep(0.2)
 
     one.act = working
@@ -221,7 +222,9 @@ async def test_leaving_finishes_the_message_in_hand_and_the_successor_starts_at_
     await bench.publish(6)
     await started.wait()
     second = await bench.join("m1", two, template)
-    await first.stop()
+    stopping = asyncio.create_task(first.stop())
+    asyncio.get_running_loop().call_later(0.05, leaving.set)
+    await stopping
     assert first.state is MemberState.STOPPED
     assert one.sequences == [1]
     await got(6, one, two)

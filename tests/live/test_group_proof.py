@@ -42,7 +42,9 @@ def test_many_in_hand_long_handlers_and_the_reference_in_the_other_seat(case: st
     options = {"case": case, "kind": kind, "in_flight": 1, "events": 0, "handler": 0.0}
     result = execute(PROOF, RunContext(quick=True, seed=5, options=options))
     assert "error" not in result.figures, result.figures
-    promised = [name for name in PROOF.goals if name.startswith(case) and not name.endswith("_s")]
+    assert result.goals
+    assert all(name.startswith(case) for name in result.goals)
+    promised = [name for name in result.goals if not name.endswith("_s")]
     broken = {
         name: result.figures[name] for name in promised if float(result.figures[name]) > 0 and "repeats" not in name
     }

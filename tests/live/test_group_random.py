@@ -1,10 +1,15 @@
-"""Random lives of a group's instances in one process: planned changes only, so that nothing may begin twice."""
+"""Random lives of a group's instances in one process: planned changes only, so that nothing may begin twice.
+
+Messages come at all times, also while an instance withdraws its pulls or drains: with `ack_wait` at five minutes, each
+one that is left behind, and each pin that nobody has, is a standstill.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import random
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,14 +17,16 @@ import pytest
 from parti.groups import (
     ConsumerTemplate,
     ElasticGroups,
-    ElasticMember,
+    GroupConsumer,
     GroupMessage,
     HandlerOptions,
     MemberOptions,
     Order,
     PartitioningFilter,
+    StaticGroups,
     elastic_consume,
     errors,
+    static_consume,
 )
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
@@ -35,9 +42,11 @@ class World:
 
     def __init__(self, connection: Connection, stream: str, rng: random.Random) -> None:
         self.connection, self.stream, self.rng = connection, stream, rng
-        self.api, self.groups = JetStreamApi(connection), ElasticGroups(connection)
+        self.api = JetStreamApi(connection)
+        self.groups: Any = ElasticGroups(connection)
+        self.consume: Any = elastic_consume
         self.in_flight = rng.choice([1, 1, 20, 200])
-        self.instances: list[ElasticMember] = []
+        self.instances: list[GroupConsumer[Any]] = []
         self.begun: list[int] = []
         self.listed = {"a", "b"}
         self.published = 0
@@ -47,8 +56,20 @@ class World:
         filters = [PartitioningFilter(f"{self.stream}.*", (1,))]
         await self.groups.create(self.stream, "g", max_members=4, filters=filters)
         await self.groups.add_members(self.stream, "g", sorted(self.listed))
-        for member in MEMBERS:
-            await self.start(member)
+
+    def steps(self) -> list[Callable[[], Awaitable[None]]]:
+        return [self.stop, self.stop, self.another, self.leave, self.step_down, self.change, self.change]
+
+    def subject(self) -> str:
+        return f"{self.stream}.{self.published % KEYS}"
+
+    async def left(self) -> int:
+        """How many messages are not done."""
+        state = (await self.api.stream_info(f"{self.stream}-g"))["state"]
+        return int(state["messages"]) + max(0, self.published - int(state["last_seq"]))
+
+    async def consumers(self) -> list[Any]:
+        return await self.api.consumer_list(f"{self.stream}-g")
 
     async def handle(self, message: GroupMessage) -> None:
         self.begun.append(message.sequence)
@@ -57,16 +78,29 @@ class World:
     async def start(self, member: str) -> None:
         order = Order.STRICT if self.in_flight == 1 else Order.KEY
         options = MemberOptions(
-            # What an instance leaves behind lapses after this: no stall may be longer.
-            template=ConsumerTemplate(ack_wait=10, max_ack_pending=self.in_flight),
+            # What an instance leaves behind lapses after this; nothing may be left behind.
+            template=ConsumerTemplate(ack_wait=300, max_ack_pending=self.in_flight),
             handlers=HandlerOptions(order=order),
         )
-        self.instances.append(await elastic_consume(self.connection, self.stream, "g", member, self.handle, options))
+        self.instances.append(await self.consume(self.connection, self.stream, "g", member, self.handle, options))
 
-    async def publish(self) -> None:
-        for _ in range(self.rng.randrange(1, 30)):
-            await self.api.publish(f"{self.stream}.{self.published % KEYS}", b"")
-            self.published += 1
+    @contextlib.asynccontextmanager
+    async def load(self) -> AsyncIterator[None]:
+        """Messages come while this is entered."""
+        ending = asyncio.Event()
+
+        async def publish() -> None:
+            while not ending.is_set():
+                await self.api.publish(self.subject(), b"")
+                self.published += 1
+                await asyncio.sleep(0.002)
+
+        publishing = asyncio.create_task(publish())
+        try:
+            yield
+        finally:
+            ending.set()
+            await publishing
 
     async def stop(self) -> None:
         stopping = self.rng.choice(self.instances)
@@ -103,33 +137,58 @@ class World:
 
     async def finished(self) -> None:
         async def done() -> bool:
-            state = (await self.api.stream_info(f"{self.stream}-g"))["state"]
-            return bool(state["messages"] == 0 and state["last_seq"] >= self.published)
+            return await self.left() == 0
 
         try:
-            await eventually(done, timeout=90, what="an empty work queue")
+            await eventually(done, timeout=60, what="the end of all work")
         except Exception as error:
-            infos: list[Any] = await self.api.consumer_list(f"{self.stream}-g")
-            error.add_note(f"{self.instances} {[(i['name'], i['num_pending'], i['num_ack_pending']) for i in infos]}")
+            infos = [(i["name"], i["num_pending"], i["num_ack_pending"]) for i in await self.consumers()]
+            error.add_note(f"{self.instances} {infos}")
             raise
 
 
+class StaticWorld(World):
+    """The same for a static group, whose members never change: instances come, go and step down."""
+
+    def __init__(self, connection: Connection, stream: str, rng: random.Random) -> None:
+        super().__init__(connection, stream, rng)
+        self.groups, self.consume = StaticGroups(connection), static_consume
+
+    async def create(self) -> None:
+        subjects = [f"{number}.{self.stream}.*" for number in range(4)]
+        await self.api.stream_create({"name": self.stream, "subjects": subjects, "storage": "memory"})
+        await self.groups.create(self.stream, "g", max_members=4, members=MEMBERS)
+
+    def steps(self) -> list[Callable[[], Awaitable[None]]]:
+        return [self.stop, self.stop, self.another, self.leave, self.step_down]
+
+    def subject(self) -> str:
+        return f"{self.published % KEYS % 4}.{super().subject()}"
+
+    async def left(self) -> int:
+        return sum(int(i["num_pending"]) + int(i["num_ack_pending"]) for i in await self.consumers())
+
+    async def consumers(self) -> list[Any]:
+        return await self.api.consumer_list(self.stream)
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("kind", "seed"), [*((World, seed) for seed in range(8)), (StaticWorld, 8), (StaticWorld, 9)])
 async def test_planned_changes_at_random_lose_nothing_begin_nothing_twice_and_never_stand_still(
-    server: NatsServer, name: str, seed: int
+    server: NatsServer, name: str, kind: type[World], seed: int
 ) -> None:
     rng = random.Random(seed)
     async with await connect(ConnectOptions(servers=(server.url,))) as connection:
-        world = World(connection, name, rng)
+        world = kind(connection, name, rng)
         await world.create()
-        steps = (world.stop, world.stop, world.another, world.leave, world.step_down, world.change, world.change)
+        for member in MEMBERS:
+            await world.start(member)
         try:
-            for _ in range(25):
-                await world.publish()
-                await rng.choice(steps)()
-                await asyncio.sleep(rng.choice([0, 0.005, 0.05]))
+            async with world.load():
+                for _ in range(25):
+                    await rng.choice(world.steps())()
+                    await asyncio.sleep(rng.choice([0, 0.005, 0.05]))
             await world.finished()
         finally:
             await asyncio.gather(*(instance.stop(timeout=2) for instance in world.instances))

@@ -85,6 +85,21 @@ def test_the_result_line_has_exactly_the_agreed_shape() -> None:
     assert Result.from_json(line) == result
 
 
+def test_goals_that_a_run_does_not_measure_are_not_named_and_those_that_it_should_are_missed() -> None:
+    proof = Proof(
+        name="two",
+        help="",
+        run=lambda ctx: {"first": 0} if ctx.options["case"] == "first" else {},
+        goals={"first": "<= 0", "second": "<= 0"},
+        options=(Option("case", "first", ""),),
+        goals_of=lambda options: {str(options["case"]): "<= 0"},
+    )
+    one = execute(proof, RunContext())
+    assert (one.ok, one.goals) == (True, {"first": "<= 0"})
+    other = execute(proof, RunContext(options={"case": "second"}))
+    assert (other.ok, other.missed) == (False, {"second": "second was not measured"})
+
+
 def test_a_figure_that_is_not_finite_is_null_in_json_and_misses_its_goal() -> None:
     result = execute(bench(lambda ctx: {"ratio": math.nan}, {"ratio": ">= 0"}), RunContext())
     assert result.ok is False

@@ -108,7 +108,7 @@ class Acks:
         self._in_loop(self._working, message)
 
     def _working(self, message: GroupMessage) -> None:
-        self._puller.send(message._reply, b"+WPI")
+        self._puller.send(message._reply, b"+WPI", late=False)
 
     def _in_loop(self, act: Callable[[GroupMessage], None], message: GroupMessage) -> None:
         """The connection belongs to one thread; a plain handler runs in another."""

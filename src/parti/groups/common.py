@@ -13,6 +13,7 @@ from parti.groups.store import R, RecordStore, Stored
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
 from parti.wire.errors import ConsumerNotFound, StreamNotFound
+from parti.wire.stored import parse_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,33 @@ def is_group_consumer(config: dict[str, Any]) -> bool:
 
 def pinned_id(info: dict[str, Any]) -> str | None:
     """Who is pinned, from a consumer's info."""
-    for group in info.get("priority_groups") or []:
-        if group.get("group") == PRIORITY_GROUP:
-            return group.get("pinned_client_id") or None
-    return None
+    return _pin(info).get("pinned_client_id") or None
+
+
+def pinned_at(info: dict[str, Any]) -> int:
+    """When that one was pinned, in nanoseconds; it grows with every change."""
+    return parse_time(_pin(info)["pinned_ts"])
+
+
+def stray_pin(info: dict[str, Any]) -> str | None:
+    """A pin that nobody has, though the server says so: it shuts everybody out until its time to live is over.
+
+    The server pins a pull that waits, and looks afterwards whether anybody still listens there (2.15.1): where no other
+    waits, an instance that has just ended gets it. A pin travels only with messages, and one under which none was ever
+    sent is known to nobody. Where the server may pause between pinning and sending, nothing can be said.
+    """
+    pin = pinned_id(info)
+    if pin is None or info["config"].get("rate_limit_bps"):
+        return None
+    sent = info["delivered"].get("last_active")
+    return pin if sent is None or parse_time(sent) < pinned_at(info) else None
+
+
+def holder(info: dict[str, Any]) -> str | None:
+    """Who is pinned, and can know it."""
+    return None if stray_pin(info) else pinned_id(info)
+
+
+def _pin(info: dict[str, Any]) -> dict[str, Any]:
+    groups: list[dict[str, Any]] = info.get("priority_groups") or []
+    return next((group for group in groups if group.get("group") == PRIORITY_GROUP), {})

@@ -24,6 +24,8 @@ from parti.wire.columns import Deliveries
 from parti.wire.connect import Connection
 from parti.wire.errors import ConsumerNotFound
 
+STOP_WITHIN = 10.0  # a supervisor gives a process about that long between SIGTERM and SIGKILL
+
 
 class Core(Standing, Signals, ABC, Generic[R]):
     """The parts of an instance; what it does with them is in `Pinned`, `Leaving` and `GroupConsumer`."""
@@ -87,7 +89,11 @@ class Core(Standing, Signals, ABC, Generic[R]):
         self._ending = False
         self._stopping = asyncio.Event()
         """Somebody asked the instance to stop: whatever it waits for must not take longer than `_stop_within`."""
-        self._stop_within = 0.0
+        self._stop_within = STOP_WITHIN
+        self._tried = asyncio.Event()
+        """The first attempt to join is over, whatever came of it."""
+        self._ended = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
         self._failure: PartiError | None = None
 
     def _backoff(self) -> Any:
@@ -100,13 +106,22 @@ class Core(Standing, Signals, ABC, Generic[R]):
         """Under which consumer and pin messages come now."""
         return (self._created, self._puller.pin)
 
-    async def _created_now(self) -> str:
-        """When the consumer that the server has under our name was made; empty when there is none."""
+    async def _found(self) -> dict[str, Any] | None:
+        """The consumer that the server has under our name, whoever made it."""
         try:
-            info = await self._api.consumer_info(self._queue_stream, self._consumer)
+            return await self._api.consumer_info(self._queue_stream, self._consumer)
         except ConsumerNotFound:
-            return ""
-        return str(info["created"])
+            return None
+
+    async def _info_of_ours(self) -> dict[str, Any] | None:
+        """The consumer's info, when it is the one that we pulled from."""
+        info = await self._found()
+        return info if info is not None and self._created and info["created"] == self._created else None
+
+    async def _created_now(self) -> str:
+        """When that one was made; empty when there is none."""
+        found = await self._found()
+        return str(found["created"]) if found is not None else ""
 
     def _fail(self, error: PartiError) -> None:
         self._failure = self._failure or error

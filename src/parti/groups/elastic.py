@@ -9,24 +9,23 @@ from typing import Any
 from parti.clock import SystemClock
 from parti.errors import PartiError
 from parti.groups.automatic import AutomaticMembership, Registrar
-from parti.groups.common import is_group_consumer, pinned_id
+from parti.groups.common import holder, is_group_consumer
 from parti.groups.distribution import partition_filters, partitions_of
-from parti.groups.errors import ForeignConsumer, WorkQueueMissing
+from parti.groups.errors import ForeignConsumer, GroupNotFound, WorkQueueMissing
 from parti.groups.events import EventKind, MemberState
-from parti.groups.leaving import SECOND_LOOK
 from parti.groups.member import SERVER_FAILED, GroupConsumer
 from parti.groups.message import GroupHandler
 from parti.groups.names import GroupKind, check_group, check_member, check_stream, work_queue
 from parti.groups.options import MemberOptions
 from parti.groups.pinned import OTHERS_FIRST
 from parti.groups.records import ElasticRecord
+from parti.groups.signals import look_again
 from parti.groups.store import elastic_store
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
 from parti.wire.errors import (
     ApiError,
     ConsumerAlreadyExists,
-    ConsumerNotFound,
     StreamNotFound,
     WorkQueueFilterNotUnique,
 )
@@ -98,8 +97,8 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
             # Our own name: the pinned instance makes it anew, and a create at the same moment fails (500). Nor does
             # another member's end shorten what we leave to the pinned instance of our own.
             if self._blocked and advisory.subject.split(".")[-1] != self._consumer:
-                self._wake_at = None
-                self._signal(lambda: None)
+                self._soon()
+                self._signal(look_again)
 
         subject = f"$JS.EVENT.ADVISORY.CONSUMER.DELETED.{self._queue_stream}.>"
         subscription = await self._connection.subscribe(subject, cb=wake)
@@ -136,12 +135,6 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
                 raise
             return await self._existing(found, filters)
 
-    async def _found(self) -> dict[str, Any] | None:
-        try:
-            return await self._api.consumer_info(self._queue_stream, self._consumer)
-        except ConsumerNotFound:
-            return None
-
     def _wait_for(self, what: str) -> None:
         self._be(MemberState.JOINING)
         self._later(min(next(self._waits), _BLOCKED_POLL))
@@ -163,24 +156,13 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
             return info
         # Made from an older record. Its pinned instance finishes and replaces it; without one it goes `ack_wait` after
         # its last message could have been in hand (the server knows who asks for more time, and we do not).
-        unused = pinned_id(info) is None and not info["num_ack_pending"]
-        if unused and (info["created"] == self._created or await self._is_idle(info["created"])):
+        unused = holder(info) is None and not info["num_ack_pending"]
+        if unused and (info["created"] == self._created or await self._is_unused(info["created"])):
             await self._delete_consumer()
             self._later(0)
         else:
             self._wait_for("an older consumer of this member is still in use, or has not lapsed yet")
         return None
-
-    async def _is_idle(self, created: str) -> bool:
-        """Nobody pulls from this consumer, is pinned to it or has a message of it: its last user has ended."""
-        for _ in range(2):  # the reference has no pull open for a moment after each
-            found = await self._found()
-            if found is None or found["created"] != created or pinned_id(found):
-                return False
-            if found.get("num_waiting") or found["num_ack_pending"]:
-                return False
-            await self._clock.sleep(SECOND_LOOK)
-        return True
 
     async def _changed(self, before: ElasticRecord) -> None:
         if not before.same_stream(self.record):
@@ -191,7 +173,7 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
             return  # others come and go; this member's partitions stay, and so does its consumer
         owned = partitions_of(self.record, self.member)
         lost = tuple(partition for partition in self._owned if partition not in owned)
-        self._wake_at = None
+        self._soon()
         if not self._puller.pulling and not self._work.running:
             self._lose(lost)
             return
@@ -200,12 +182,21 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
         await self._drain(self._drain_within, unpin=False)
         self._be(MemberState.JOINING)
         self._lose(lost)
-        pin = self._drained_pin  # also one that was not settled yet: nobody else gives it back
-        if (pin is None or not await self._remove_ours(pin)) and wanted:
-            self._later(self._random.uniform(*OTHERS_FIRST))
+        # With the pin that we had at the end, also one that was not settled yet: nobody else gives it back.
+        if not await self._remove_ours(self._drained_pin) and wanted:
+            self._leave_to_others(self._random.uniform(*OTHERS_FIRST))
 
-    async def _let_partitions_go(self) -> None:
-        await self._remove_unused()  # of an instance that was not pinned, or waited for one that was
+    async def _let_partitions_go(self) -> bool:
+        """A consumer under our name is left from before, by whomever: nobody else looks after it."""
+        found = await self._found()
+        if found is None or not is_group_consumer(found["config"]):
+            return True
+        if await self._is_unused(found["created"]):
+            with contextlib.suppress(GroupNotFound):
+                stored = await self._store.get(self.stream, self.group)
+                if not partition_filters(stored.record, self.member):  # or another instance knows that we are back
+                    await self._delete_consumer()
+        return False
 
     async def _leave(self) -> None:
         with contextlib.suppress(PartiError):

@@ -11,10 +11,10 @@ import asyncio
 import contextlib
 from abc import abstractmethod
 from collections.abc import Awaitable, Sequence
-from typing import Any, Generic
+from typing import Generic
 
 from parti.errors import PartiError
-from parti.groups.common import pinned_id
+from parti.groups.common import holder, pinned_id
 from parti.groups.events import EventKind, MemberState
 from parti.groups.message import GroupMessage
 from parti.groups.names import PRIORITY_GROUP
@@ -22,7 +22,6 @@ from parti.groups.pinned import Pinned
 from parti.groups.store import R
 from parti.observe import group_metrics as m
 from parti.observe.logs import get_logger
-from parti.wire.errors import ConsumerNotFound
 
 log = get_logger("groups")
 _PATIENCE = 2.0  # for each call to the server while leaving
@@ -36,6 +35,8 @@ class Leaving(Pinned[R], Generic[R]):
 
     _given_back = 0
     """Messages that the server still counts as pending, and that were ours since we joined."""
+    _unread = 0
+    """Messages that the server sent to a pull that we had withdrawn: it has them, and counts them as pending too."""
     _drained_pin: str | None = None
     """The pin that we had when the last drain ended."""
     _unreturned: Sequence[GroupMessage] = ()
@@ -67,16 +68,23 @@ class Leaving(Pinned[R], Generic[R]):
             self._hand_back(self._unreturned)
         await self._shortly(self._puller.flush())
         self._pin = None
-        if unpin:
-            await self._shortly(self._unpin(pin))
+        await self._shortly(self._look_back(pin, unpin=unpin))
         return finished
 
-    async def _unpin(self, pin: str | None) -> None:
-        """Give the pin back, when it is still ours: whoever has it by now must not lose it."""
-        if pin is None:
-            return
+    async def _look_back(self, pin: str | None, *, unpin: bool) -> None:
+        """After this no pull of ours waits at the server, and it counts nobody as pinned because of one.
+
+        It forgets withdrawn pulls when it is asked for the consumer's info, and not before. The pin is given back when
+        it is still ours: whoever has it by now must not lose it.
+        """
         info = await self._info_of_ours()
-        if info is not None and pinned_id(info) == pin:
+        if info is None:
+            return
+        ours = pin is not None and pinned_id(info) == pin
+        if pin is not None and ours:
+            self._unread = self._puller.undelivered(pin, int(info["delivered"]["consumer_seq"]))
+        await self._clear_stray(info)
+        if ours and unpin:
             await self._api.consumer_unpin(self._queue_stream, self._consumer, PRIORITY_GROUP)
 
     async def _idle(self, timeout: float) -> bool:
@@ -101,20 +109,31 @@ class Leaving(Pinned[R], Generic[R]):
         self._puller.stop()
         return self._puller.final_pin if pulled else None
 
-    async def _remove_ours(self, pin: str) -> bool:
-        """We were pinned and are done: delete the consumer, when it still is the one that we pulled from.
+    async def _remove_ours(self, pin: str | None) -> bool:
+        """We are done: delete the consumer if we were pinned and it still is the one that we pulled from.
 
-        Messages that another instance of the member still has in hand are waited for: with the consumer gone, the next
-        owner of their partitions would start them too. They end, or come to nobody for `ack_wait`. Whoever stops us
-        does not wait for that: then the consumer stays, without anything of ours. False when it is another instance's
-        turn, which has the pin by now.
+        False when it stays, because it is another instance's turn, or was all the time. Whoever that is gets at once
+        what we had and did not start; nobody else may give it back.
+        """
+        gone = False
+        try:
+            gone = pin is not None and await self._await_others_and_delete(pin)
+        finally:
+            if not gone:
+                await self._return_rest(pin)
+        return gone
+
+    async def _await_others_and_delete(self, pin: str) -> bool:
+        """Messages that another instance of the member still has in hand are waited for: with the consumer gone, the
+        next owner of their partitions would start them too. They end, or come to nobody for `ack_wait`. Whoever stops
+        us does not wait for that: then the consumer stays, without anything of ours.
         """
         deadline = self._clock.now() + self._drain_within + self._limits.ack_wait
         quiet_since, last, wait = self._clock.now(), -1, _OTHERS_POLL / 16
         while (info := await self._info_of_ours()) is not None:
-            if pinned_id(info) not in (None, pin):
+            if holder(info) not in (None, pin):
                 return False
-            now, others = self._clock.now(), int(info["num_ack_pending"]) - self._given_back
+            now, others = self._clock.now(), int(info["num_ack_pending"]) - self._given_back - self._unread
             if others != last:
                 quiet_since, last = now, others
             # In hand of an instance that died, or of the reference, which asks for no more time.
@@ -123,34 +142,35 @@ class Leaving(Pinned[R], Generic[R]):
                 await self._delete_consumer()
                 break
             if self._stopping.is_set():
-                self._hand_back(self._unreturned)
-                await self._shortly(self._puller.flush())
-                await self._shortly(self._unpin(pin))
-                break
+                return False
             await self._clock.sleep(wait)
             wait = min(2 * wait, _OTHERS_POLL)
         return True
 
+    async def _return_rest(self, pin: str | None) -> None:
+        if pin is None and not self._unreturned:
+            return
+        self._hand_back(self._unreturned)
+        self._unreturned = ()
+        await self._shortly(self._puller.flush())
+        await self._shortly(self._look_back(pin, unpin=True))
+
     async def _remove_unused(self) -> None:
         """Nobody else uses the consumer: it would only keep its partitions from others until it lapses."""
-        if not self._created:
-            return
-        for wait in (0.0, SECOND_LOOK):
-            await self._clock.sleep(wait)
-            info = await self._info_of_ours()
-            if info is None or pinned_id(info) or info.get("num_waiting"):
-                return
-            if int(info["num_ack_pending"]) > self._given_back:
-                return
-        await self._delete_consumer()
+        if self._created and await self._is_unused(self._created):
+            await self._delete_consumer()
 
-    async def _info_of_ours(self) -> dict[str, Any] | None:
-        """The consumer's info, when it is the one that we pulled from."""
-        try:
-            info = await self._api.consumer_info(self._queue_stream, self._consumer)
-        except ConsumerNotFound:
-            return None
-        return info if self._created and info["created"] == self._created else None
+    async def _is_unused(self, created: str) -> bool:
+        """Nobody pulls from this consumer, is pinned to it or has a message of it: its last user has ended."""
+        freed = self._given_back + self._unread if created == self._created else 0
+        for wait in (0.0, SECOND_LOOK):  # the reference has no pull open for a moment after each
+            await self._clock.sleep(wait)
+            info = await self._found()
+            if info is None or info["created"] != created or holder(info) or info.get("num_waiting"):
+                return False
+            if int(info["num_ack_pending"]) > freed:
+                return False
+        return True
 
     async def _remove_outdated(self) -> int | None:
         """The group is gone or another one: its consumer goes with it, when it is the one that we pulled from.

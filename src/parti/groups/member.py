@@ -11,40 +11,21 @@ from abc import abstractmethod
 from typing import Any, Generic
 
 from parti.errors import Category, FatalError, PartiError
+from parti.groups.core import STOP_WITHIN
 from parti.groups.distribution import partition_filters, partitions_of
 from parti.groups.errors import GroupChanged, GroupError, InvalidGroup
 from parti.groups.events import EventKind, MemberState
 from parti.groups.leaving import Leaving
-from parti.groups.message import GroupHandler
-from parti.groups.options import MemberOptions
 from parti.groups.signals import look_again
-from parti.groups.store import R, RecordStore, Stored
-from parti.wire.connect import Connection
+from parti.groups.store import R
 from parti.wire.errors import ApiError, ConsumerNotFound
 from parti.wire.kv_model import Change, Operation
 
-_STOP_WITHIN = 10.0  # a supervisor gives a process about that long between SIGTERM and SIGKILL
 SERVER_FAILED = 500  # such as a consumer that is made while its predecessor's files are being removed
 
 
 class GroupConsumer(Leaving[R], Generic[R]):
     """A joined instance. `state` says where it stands, `events` what happened, `wait()` when and how it ended."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        store: RecordStore[R],
-        stored: Stored[R],
-        place: tuple[str, str, str],
-        handler: GroupHandler,
-        options: MemberOptions,
-    ) -> None:
-        super().__init__(connection, store, stored, place, handler, options)
-        self._stop_within = _STOP_WITHIN
-        self._tried = asyncio.Event()
-        """The first attempt to join is over, whatever came of it."""
-        self._ended = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return (
@@ -62,14 +43,12 @@ class GroupConsumer(Leaving[R], Generic[R]):
     async def _changed(self, before: R) -> None:
         """The record was replaced by another valid one."""
 
-    async def _let_partitions_go(self) -> None:
-        """The member owns nothing any more: nothing of it may keep its partitions from others."""
+    async def _let_partitions_go(self) -> bool:
+        """The member owns nothing: nothing of it may keep partitions from others. False: it must be looked at again."""
+        return True
 
     async def _group_deleted(self) -> None:
         """The record is gone; the member ends after this."""
-
-    async def _leave(self) -> None:
-        """Everything in hand is settled and the pin is given back: remove what nobody needs any more."""
 
     # -- the public side -------------------------------------------------------------------------------------------
 
@@ -77,7 +56,7 @@ class GroupConsumer(Leaving[R], Generic[R]):
     def in_flight(self) -> int:
         return len(self._work.in_hand)
 
-    async def drain(self, timeout: float = _STOP_WITHIN) -> bool:
+    async def drain(self, timeout: float = STOP_WITHIN) -> bool:
         """Take nothing more, finish what is in hand, give the pin back; the instance stays joined until `stop()`.
 
         False when a handler still ran after `timeout` seconds.
@@ -104,7 +83,7 @@ class GroupConsumer(Leaving[R], Generic[R]):
             for wait in waits:
                 wait.cancel()
 
-    async def stop(self, timeout: float = _STOP_WITHIN) -> None:
+    async def stop(self, timeout: float = STOP_WITHIN) -> None:
         """Leave: finish what is in hand (for at most `timeout` seconds), acknowledge it, give the pin back.
 
         After this returns nothing of this instance runs, and a successor starts at once. Calling it again is fine.
@@ -199,7 +178,9 @@ class GroupConsumer(Leaving[R], Generic[R]):
             if self.state is not MemberState.WAITING:
                 self._be(MemberState.WAITING)
                 self._tell(EventKind.WAITING, detail="the record gives this member no partition")
-                await self._let_partitions_go()
+                self._waits = self._backoff()
+            if self._wake_at is None and not await self._let_partitions_go():
+                self._later(next(self._waits))
             return
         if self._wake_at is not None:
             return
@@ -211,13 +192,14 @@ class GroupConsumer(Leaving[R], Generic[R]):
         self._limits.follow(info["config"])
         if info["created"] != self._created:
             self._work.drop()  # it comes again, to whoever has its partition now; what runs goes on
-        self._created, self._given_back = info["created"], 0
+        self._created, self._given_back, self._unread = info["created"], 0, 0
         await self._puller.start(self._queue_stream, self._consumer, self._limits)
         self._held, self._waits = wanted, self._backoff()
         self._gain(partitions_of(self.record, self.member))
         self._be(MemberState.STANDBY)
         self._tell(EventKind.JOINED, partitions=self._owned)
         self._signal(look_again)  # the pin may have outlived an outage, and with it what is in hand
+        await self._clear_stray(info)
 
     async def _make(self, config: dict[str, Any]) -> dict[str, Any] | None:
         """The consumer as this configuration asks for it, made if it is not there; None when it is gone already.

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Generic
+from typing import Any, Generic
 
 from parti.clock import Randomness
 from parti.errors import PartiError, TransientError
-from parti.groups.common import pinned_id
+from parti.groups.common import pinned_at, pinned_id, stray_pin
 from parti.groups.core import Core
 from parti.groups.distribution import partition_depth
 from parti.groups.errors import GroupError
@@ -24,17 +24,20 @@ from parti.groups.pulse import Frozen
 from parti.groups.signals import look_again
 from parti.groups.store import R
 from parti.observe import group_metrics as m
+from parti.observe.logs import get_logger
 from parti.wire.columns import Deliveries
-from parti.wire.errors import ConsumerDeleted, WrongPinId
-from parti.wire.stored import parse_time
+from parti.wire.errors import ConsumerDeleted, NoResponder, WrongPinId
+
+log = get_logger("groups")
 
 
 class ConsumerReplaced(TransientError):
     """The consumer under our name is not the one that we pulled from: join again."""
 
 
-OTHERS_FIRST = (0.5, 0.6)
-"""Seconds that an instance which is not pinned leaves to the pinned one; one of the reference takes 0.4 to 0.5."""
+OTHERS_FIRST = (0.6, 0.7)
+"""Seconds that an instance which is not pinned leaves to the pinned one; one of the reference takes 0.4 to 0.5, counted
+from when it learns of a change, which may be a little later than when we do."""
 _SETTLE_EVERY = 0.03
 
 
@@ -75,12 +78,17 @@ class Pinned(Core[R], Generic[R]):
         if several and int(info["num_ack_pending"]) > len(before):
             self._await_others(int(info["num_ack_pending"]) - len(before))
             return
-        epoch = next(parse_time(g["pinned_ts"]) for g in info["priority_groups"] if g["group"] == PRIORITY_GROUP)
         self._uncertain, self._unpinned_at = False, None
-        self._work.release(epoch, holding)
+        self._work.release(pinned_at(info), holding)
         if self.state is not MemberState.ACTIVE:
             self._be(MemberState.ACTIVE)
             self._tell(EventKind.PINNED, partitions=self._owned)
+
+    async def _clear_stray(self, info: dict[str, Any]) -> None:
+        """Take away a pin that nobody has; the next pull that waits gets it."""
+        if (pin := stray_pin(info)) is not None:
+            log.info("group.stray_pin", member=self.member, consumer=self._consumer, pin=pin)
+            await self._api.consumer_unpin(self._queue_stream, self._consumer, PRIORITY_GROUP)
 
     def _await_others(self, count: int) -> None:
         """Messages of whoever was pinned before us come again, below those that we hold: they must go first.
@@ -116,7 +124,7 @@ class Pinned(Core[R], Generic[R]):
             self._signal(lambda: self._fail(foreign))
             return
         if self._pin is not None and self._puller.pin != self._pin:
-            self._suspect()  # the pin went and came back: somebody else may have had what waits here
+            self._unpinned("the pin went, and came back at once")
         if self._work.holding or self._puller.pin != self._pin or (lost and self._limits.max_pending != 1):
             self._work.hold()
             self._signal(look_again)
@@ -143,9 +151,9 @@ class Pinned(Core[R], Generic[R]):
             return  # it was healed meanwhile
         self._suspect()
         self._metrics.set(m.PINNED, 0)
-        if self.state is MemberState.STANDBY and isinstance(error, ConsumerDeleted):
+        if self.state is MemberState.STANDBY and isinstance(error, ConsumerDeleted | NoResponder):
             # Whoever is pinned makes it anew; a create at the same moment fails for one of the two (500, 10012).
-            self._later(self._random.uniform(*OTHERS_FIRST))
+            self._leave_to_others(self._random.uniform(*OTHERS_FIRST))
         if self.state in (MemberState.ACTIVE, MemberState.STANDBY):
             self._be(MemberState.JOINING)
         kind = EventKind.FROZEN if isinstance(error, Frozen) else EventKind.CONSUMER_LOST
@@ -171,8 +179,12 @@ class Pinned(Core[R], Generic[R]):
             self._puller.send(message._reply, b"-NAK")
 
     def _beat(self) -> None:
-        """Keep the messages in hand ours for as long as their handlers take; without the pin that has a limit."""
-        for message in self._work.ours():
+        """Keep the messages in hand ours for as long as their handlers take; without the pin that has a limit.
+
+        While it is uncertain whose they are nothing is asked for: the instance that may be pinned by now waits for them
+        to come from the server, and each request would make it wait for another `ack_wait`.
+        """
+        for message in () if self._uncertain else self._work.ours():
             self._acks.working(message)
         if self._unpinned_at is None:
             return

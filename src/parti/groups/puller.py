@@ -103,6 +103,14 @@ class Puller:
         lost = last - first != len(deliveries) - 1 or (pin == self.pin and first != following)
         self._on_batch(deliveries, lost)
 
+    def undelivered(self, pin: str, last: int) -> int:
+        """How much was sent to us under this pin, up to the consumer's sequence `last`, and never came.
+
+        The server takes back what it sends to a pull that has just been withdrawn, and gives it to whoever is next.
+        """
+        known, following = self._expected
+        return max(0, last + 1 - following) if pin == known else 0
+
     async def _connected(self) -> LiveConnection:
         if self._live is None or self._live.lost.done():
             live = await LiveConnection.open(self._options)
@@ -136,10 +144,11 @@ class Puller:
                 self.final_pin = pull.pin
                 self._pull = self._last_pin = None
 
-    def send(self, reply: bytes, body: bytes) -> None:
-        """Answer a message; without a connection it is sent when there is one again."""
+    def send(self, reply: bytes, body: bytes, *, late: bool = True) -> None:
+        """Answer a message; without a connection it is sent when there is one again, unless it is of no use `late`."""
         if self._live is None or self._live.lost.done():
-            self._unsent.append((reply.decode(), body))
+            if late:
+                self._unsent.append((reply.decode(), body))
         else:
             self._live.publish(reply.decode(), body)
             if self._in_hand() <= 1:

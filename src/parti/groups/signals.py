@@ -20,12 +20,23 @@ class Signals:
         self._signals: asyncio.Queue[Signal] = asyncio.Queue()
         self._wake_at: float | None = None
         """When to look again without a signal; while it is set, joining waits."""
+        self._not_before = 0.0
+        """Whatever happens, nothing is tried before this."""
 
     def _signal(self, act: Signal) -> None:
         self._signals.put_nowait(act)
 
     def _later(self, seconds: float) -> None:
         self._wake_at = self._clock.now() + seconds
+
+    def _leave_to_others(self, seconds: float) -> None:
+        """Try nothing for so long, whatever happens meanwhile."""
+        self._later(seconds)
+        self._not_before = self._clock.now() + seconds
+
+    def _soon(self) -> None:
+        """What was waited for may be there: look now, or when others have had their time."""
+        self._wake_at = self._not_before if self._not_before > self._clock.now() else None
 
     async def _next_signal(self) -> Signal | None:
         """The next signal, or None when the time that `_later` set has come."""

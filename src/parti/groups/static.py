@@ -174,6 +174,7 @@ class StaticMember(GroupConsumer[StaticRecord]):
                 info = await self._api.consumer_info(self.stream, self._consumer)
                 if info["created"] == self._created:
                     self._note(info)
+                    await self._clear_stray(info)
 
     def _note(self, info: dict[str, Any]) -> None:
         self._floor = max(self._floor, int(info["ack_floor"]["stream_seq"]))
