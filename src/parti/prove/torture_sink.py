@@ -15,12 +15,13 @@ from parti.prove.torture_judge import Happened, Ledger
 class TortureSink:
     """Takes effects into a ledger, in the order in which they took effect."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, misbehaved: set[str] | None = None) -> None:
+        """`misbehaved`: messages that had their turn, also at another sink that shares this set."""
         self.ledger = ledger
         self.port = 0
         self.lives: dict[str, list[str]] = {}
         """Value of a poisonous message -> the owners that a handler of it was started in."""
-        self._misbehaved: set[str] = set()
+        self.misbehaved: set[str] = set() if misbehaved is None else misbehaved
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -40,8 +41,8 @@ class TortureSink:
 
     def _answer(self, said: list[Any]) -> bool:
         if said[0] == "misbehave":  # once a message: the next one who gets it must be able to go on
-            first = said[1] not in self._misbehaved
-            self._misbehaved.add(said[1])
+            first = said[1] not in self.misbehaved
+            self.misbehaved.add(said[1])
             return first
         if said[0] == "life":  # of a message that kills whoever handles it
             self.lives.setdefault(said[1], []).append(said[2])
