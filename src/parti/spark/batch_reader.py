@@ -23,6 +23,9 @@ log = get_logger("spark.source")
 class JetStreamReader(DataSourceReader):
     """Reads everything between two places of a stream, complete and each message once.
 
+    From `earliest` a task begins at the first message that is there when it begins: a stream at its limits goes on
+    removing messages while the query is planned, and nobody was promised those.
+
     It has no `pushFilters`: with it Spark refuses the reader unless a setting that is off by default is on
     (SPARK.md 1.1). The option `subjects` filters where it is cheap.
     """
@@ -39,7 +42,8 @@ class JetStreamReader(DataSourceReader):
             whole = link.ask(self._range)
         finally:
             link.close()
-        return list(split(whole.created, whole.after, whole.to, self._options)) or [whole]
+        parts = split(whole.created, whole.after, whole.to, self._options, open_start=whole.open_start)
+        return list(parts) or [whole]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs on an executor."""
@@ -56,7 +60,7 @@ class JetStreamReader(DataSourceReader):
                 f"the sequences {first} to {end - 1} reach beyond the last one of stream {state.name!r}, "
                 f"{state.last_seq}: a batch reads what is there"
             )
-        if first < state.first_seq and first < end and state.retention != "workqueue":
+        if first < state.first_seq and first < end and state.loses:
             last = min(state.first_seq, end) - 1
             if self._options.fail_on_data_loss:
                 raise DataLoss(
@@ -67,4 +71,5 @@ class JetStreamReader(DataSourceReader):
                     first_available=state.first_seq,
                 )
             log.warning("source.data_lost", stream=state.name, first=first, last=last)
-        return RangePartition(state.created, max(first, state.first_seq) - 1, end - 1)
+        open_start = self._options.starting.is_open(first, state)
+        return RangePartition(state.created, max(first, state.first_seq) - 1, end - 1, open_start=open_start)

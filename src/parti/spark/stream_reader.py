@@ -55,6 +55,8 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target: tuple[str, int] | None = None  # of AvailableNow: (created, last sequence)
         self._seen: StreamState | None = None
         self._last_batch: float | None = None
+        self._open = options.starting.at == "earliest"
+        """Whether the query's first batch begins wherever the stream does: nobody was promised what went before."""
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query starts; awaited through an outage, because a wrong start could never be put right."""
@@ -105,7 +107,10 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """The tasks of a batch; the same range for the same offsets, also in another run of the query."""
         if (group := self._membership()) is not None:
             found = group.ranges(start, end)
-            return [] if found is None else list(split(found.created, found.after, found.to, self._options, found))
+            if found is None:
+                return []
+            fresh = self._open and not start["lease"] and found.after == start["sequence"]
+            return list(split(found.created, found.after, found.to, self._options, found, open_start=fresh))
         begin, finish = self._offset(start), self._offset(end)
         after = begin.begin_of(finish)
         if finish.sequence <= after:
@@ -120,9 +125,10 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             )
             return []
         gone = min(state.first_seq - 1, finish.sequence)
-        if gone > after and state.retention != "workqueue":  # there it was somebody's work, and is done
+        fresh = self._open and after == finish.started
+        if gone > after and state.loses and not fresh:
             self._lost(after + 1, gone, f"stream {state.name!r} begins at sequence {state.first_seq} by now")
-        return list(split(finish.created, max(after, gone), finish.sequence, self._options))
+        return list(split(finish.created, max(after, gone), finish.sequence, self._options, open_start=fresh))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs on an executor."""
@@ -170,6 +176,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         first = self._options.starting.first_sequence(reader, state)
         if first > state.last_seq + 1:
             raise ConfigError(f"startingOffsets {first} lies beyond the last sequence {state.last_seq} of {state.name}")
+        self._open = self._options.starting.is_open(first, state)
         self._prepare(reader, state, first - 1)
         return Offset(state.name, state.created, first - 1, first - 1)
 
@@ -222,12 +229,15 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return begin
 
     def _lost(self, first: int, last: int | None, what: str) -> None:
+        if last is not None:
+            what += f": sequences {first} to {last} ({last - first + 1}) are gone unread"
         if self._options.fail_on_data_loss:
             raise DataLoss(
                 f"{what}; set failOnDataLoss to false to go on without what is gone, or start with a new checkpoint",
                 stream=self._options.stream,
                 first_missing=first,
                 first_available=(last or first) + 1,
+                count=None if last is None else last - first + 1,
             )
         log.warning("source.data_lost", stream=self._options.stream, first=first, last=last, what=what)
 

@@ -29,10 +29,16 @@ _MOST_IDLE = 4
 
 
 class RangePartition(InputPartition):
-    """The messages with `after` < sequence <= `to` of one incarnation of the stream."""
+    """The messages with `after` < sequence <= `to` of one incarnation of the stream.
 
-    def __init__(self, created: str, after: int, to: int, group: GroupRange | None = None) -> None:
+    With `open_start`, those that are there when the task begins: nobody was promised the ones before.
+    """
+
+    def __init__(
+        self, created: str, after: int, to: int, group: GroupRange | None = None, *, open_start: bool = False
+    ) -> None:
         super().__init__((after, to))
+        self.open_start = open_start
         self.created = created
         self.after = after
         self.to = to
@@ -43,7 +49,13 @@ class RangePartition(InputPartition):
 
 
 def split(
-    created: str, after: int, to: int, options: SourceOptions, group: GroupRange | None = None
+    created: str,
+    after: int,
+    to: int,
+    options: SourceOptions,
+    group: GroupRange | None = None,
+    *,
+    open_start: bool = False,
 ) -> list[RangePartition]:
     """The range as tasks of nearly the same size: none smaller than the minimum, unless the maximum asks for it.
 
@@ -56,7 +68,7 @@ def split(
     if options.max_records is not None:
         tasks = max(tasks, -(-count // options.max_records))
     cuts = [after + count * index // tasks for index in range(tasks + 1)]
-    return [RangePartition(created, low, high, group) for low, high in pairwise(cuts)]
+    return [RangePartition(created, low, high, group, open_start=open_start) for low, high in pairwise(cuts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +98,16 @@ class RangeTask:
         if partition.after >= partition.to:
             return
         with _borrowed(self.connect, self.patience) as reader:
-            if self.fail_on_data_loss:
-                yield from self._read_all(reader, partition)
-            else:
-                yield from self._read_what_is_left(reader, partition)
-
-    def _read_all(self, reader: RangeReader, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-        for batch in self._batches(reader, partition, partition.after, self._needed(partition)):
-            yield self._built(partition, batch)
-
-    def _read_what_is_left(self, reader: RangeReader, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-        """As `_read_all`, but what the stream lost meanwhile is logged and passed over."""
-        wanted = tuple({*self._needed(partition), "sequence"})
-        position = partition.after
-        while position < partition.to:
             try:
-                for batch in self._batches(reader, partition, position, wanted):
-                    position = batch.column("sequence")[-1].as_py()
+                for batch in self._batches(reader, partition):
                     yield self._built(partition, batch)
-                return
-            except DataLoss as loss:
-                last = min(loss.first_available - 1, partition.to)
-                log.warning("source.data_lost", stream=self.stream, first=loss.first_missing, last=last)
-                position = max(position, last)
+            except DataLoss as loss:  # only of the whole stream, when losses are allowed
+                if self.fail_on_data_loss:
+                    raise
+                self._log_lost(loss.first_missing, min(loss.first_available - 1, partition.to))
+
+    def _log_lost(self, first: int, last: int) -> None:
+        log.warning("source.data_lost", stream=self.stream, first=first, last=last)
 
     def _needed(self, partition: RangePartition) -> tuple[str, ...]:
         return self.columns.needed if partition.group is None else partition.group.needed(self.columns)
@@ -116,17 +115,17 @@ class RangeTask:
     def _built(self, partition: RangePartition, batch: pa.RecordBatch) -> pa.RecordBatch:
         return self.columns.build(batch) if partition.group is None else partition.group.build(self.columns, batch)
 
-    def _batches(
-        self, reader: RangeReader, partition: RangePartition, after: int, wanted: tuple[str, ...]
-    ) -> Iterator[pa.RecordBatch]:
+    def _batches(self, reader: RangeReader, partition: RangePartition) -> Iterator[pa.RecordBatch]:
         group = partition.group
         return reader.read(
             self.stream if group is None else group.stream,
-            after,
+            partition.after,
             partition.to,
             subjects=self.subjects if group is None else group.subjects,
-            columns=wanted,
+            columns=self._needed(partition),
             created=partition.created,
+            open_start=partition.open_start,
+            on_loss=None if self.fail_on_data_loss else self._log_lost,
         )
 
 
