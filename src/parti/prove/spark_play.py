@@ -59,8 +59,8 @@ class Task:
     to: int
     began: int
     """The world's step when its last try began."""
-    first: bool
-    """Whether it belongs to a batch query, or to a query's first batch."""
+    open_start: bool
+    """Whether it was to begin wherever the stream did when it began."""
 
 
 @dataclass(slots=True)
@@ -105,10 +105,6 @@ class Play:
                 return {"startingTimestamp": str(self.world.ledger[self.rng.choice(here)].microseconds // 1_000)}
         return {"startingOffsets": "earliest"}
 
-    @property
-    def open_start(self) -> bool:
-        return self.given.get("startingOffsets") == "earliest"
-
     def run(self) -> Outcome:
         with capture_logs() as logs:
             if self.case.reader.streaming:
@@ -133,7 +129,7 @@ class Play:
             parts = reader.partitions()
             self._range(parts)
             for part in parts:
-                self.outcome.rows += self._task(reader, part, first=True)
+                self.outcome.rows += self._task(reader, part)
         except DataLoss as loss:
             self.outcome.tasks_follow = False
             self._failed(loss)
@@ -161,11 +157,11 @@ class Play:
                         break
                     continue
                 changed = self.world.step
-                rows = self._rows(reader, start, end, first=fresh)
+                rows = self._rows(reader, start, end)
                 if number in self.case.reader.crashes:
                     reader = self._reader(tolerant=tolerant)
                     start = reader.initialOffset() if fresh else start
-                    again = self._rows(reader, start, end, first=fresh, again=True)
+                    again = self._rows(reader, start, end, again=True)
                     self.outcome.differing += again != rows and changed == self.world.step
                     rows = again
             except DataLoss as loss:
@@ -185,12 +181,12 @@ class Play:
         given = self.given | {"failOnDataLoss": str(not tolerant).lower()}
         return JetStreamStreamReader(SCHEMA, SourceOptions.parse(given, streaming=True))
 
-    def _rows(self, reader: Any, start: Any, end: Any, *, first: bool, again: bool = False) -> list[Plain]:
+    def _rows(self, reader: Any, start: Any, end: Any, *, again: bool = False) -> list[Plain]:
         parts = reader.partitions(start, end)
         remote = JetStreamStreamReader(SCHEMA, reader._options)
-        return [row for part in parts for row in self._task(remote, part, first=first, again=again)]
+        return [row for part in parts for row in self._task(remote, part, again=again)]
 
-    def _task(self, reader: Any, part: Any, *, first: bool, again: bool = False) -> list[Plain]:
+    def _task(self, reader: Any, part: Any, *, again: bool = False) -> list[Plain]:
         """One task, as an executor runs it: on copies, and again when it failed."""
         part = pickle.loads(pickle.dumps(part))  # noqa: S301 - our own, as Spark sends it
         for left in reversed(range(_TRIES)):
@@ -201,12 +197,12 @@ class Play:
             try:
                 rows = self._read(remote, part)
             except DataLoss:
-                if left == 0 or not first:
+                if left == 0:
                     raise
                 continue
             if left and self.rng.randrange(100) < self.case.reader.retries:
                 continue  # an executor that was lost after its work: nothing of it counts
-            self.outcome.tasks.append(Task(part.after, part.to, began, first))
+            self.outcome.tasks.append(Task(part.after, part.to, began, part.open_start))
             return rows
         raise AssertionError("a task has a last try")
 

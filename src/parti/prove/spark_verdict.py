@@ -24,7 +24,7 @@ class Verdict:
         self.examples.setdefault(kind, str(what)[:300])
 
 
-def judge(outcome: Outcome, world: World, filters: tuple[str, ...], *, open_start: bool) -> Verdict:
+def judge(outcome: Outcome, world: World, filters: tuple[str, ...]) -> Verdict:
     """Every message of the range that the leader has came out once and unchanged; what did not was said to be lost.
 
     No loss are messages that were deleted one by one, and those that an open start (`earliest`) found gone.
@@ -40,14 +40,14 @@ def judge(outcome: Outcome, world: World, filters: tuple[str, ...], *, open_star
     for sequence, count in counted.items():
         if count > 1:
             verdict.note("doubled", sequence)
-    said = {sequence for first, last in _said(outcome) for sequence in range(first, last + 1)}
+    said = {sequence for first, last in outcome.said for sequence in range(first, last + 1)}
     complete = not (outcome.failures and not outcome.tasks_follow)
     for sequence in world.ledger.keys() - counted.keys() if complete else ():
         if not outcome.begin < sequence <= outcome.end or not _chosen(world.ledger[sequence].subject, filters):
             continue
         if sequence in world.present and sequence not in world.mortal:
             verdict.note("missing", sequence)
-        elif sequence in world.front and sequence not in said and not _before(sequence, outcome, world, open_start):
+        elif sequence in world.front and sequence not in said and not _before(sequence, outcome, world):
             verdict.note("silent", sequence)
     for sequence in said:
         if sequence in counted:
@@ -61,17 +61,12 @@ def judge(outcome: Outcome, world: World, filters: tuple[str, ...], *, open_star
     return verdict
 
 
-def _said(outcome: Outcome) -> list[tuple[int, int]]:
-    return outcome.said
-
-
-def _before(sequence: int, outcome: Outcome, world: World, open_start: bool) -> bool:
+def _before(sequence: int, outcome: Outcome, world: World) -> bool:
     """Whether an open start found the sequence gone when its task began."""
-    gone = world.gone_at[sequence]
-    for task in outcome.tasks:
+    for task in reversed(outcome.tasks):
         if task.after < sequence <= task.to:
-            return open_start and task.first and gone <= task.began
-    return open_start and not outcome.tasks
+            return task.open_start and world.gone_at[sequence] <= task.began
+    return not outcome.tasks
 
 
 def _chosen(subject: str, filters: tuple[str, ...]) -> bool:

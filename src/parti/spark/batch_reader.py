@@ -14,8 +14,8 @@ from parti.spark.columns import ColumnBuilder
 from parti.spark.outage import DriverLink
 from parti.spark.preflight import check_subjects
 from parti.spark.source_options import SourceOptions
-from parti.spark.tasks import RangePartition, RangeTask, split
-from parti.wire.ranges import RangeReader
+from parti.spark.tasks import RangePartition, RangeTask, split, without_gaps
+from parti.wire.ranges import RangeReader, StreamState
 
 log = get_logger("spark.source")
 
@@ -39,18 +39,21 @@ class JetStreamReader(DataSourceReader):
         """The range as of now, split into tasks."""
         link = DriverLink(self._options.connect, self._options.retry_budget)
         try:
-            whole = link.ask(self._range)
+            return list(link.ask(self._parts))
         finally:
             link.close()
-        parts = split(whole.created, whole.after, whole.to, self._options, open_start=whole.open_start)
-        return list(parts) or [whole]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs on an executor."""
         assert isinstance(partition, RangePartition)
         return self._task.read(partition)
 
-    def _range(self, reader: RangeReader) -> RangePartition:
+    def _parts(self, reader: RangeReader) -> list[RangePartition]:
+        state, whole = self._range(reader)
+        parts = split(whole.created, whole.after, whole.to, self._options, open_start=whole.open_start)
+        return without_gaps(reader, state, parts) or [whole]
+
+    def _range(self, reader: RangeReader) -> tuple[StreamState, RangePartition]:
         check_subjects(reader, self._options.stream, self._options.subjects)
         state = reader.state(self._options.stream)
         first = self._options.starting.first_sequence(reader, state)
@@ -72,4 +75,4 @@ class JetStreamReader(DataSourceReader):
                 )
             log.warning("source.data_lost", stream=state.name, first=first, last=last)
         open_start = self._options.starting.is_open(first, state)
-        return RangePartition(state.created, max(first, state.first_seq) - 1, end - 1, open_start=open_start)
+        return state, RangePartition(state.created, max(first, state.first_seq) - 1, end - 1, open_start=open_start)

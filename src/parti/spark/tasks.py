@@ -18,7 +18,7 @@ from parti.spark.group_columns import GroupRange
 from parti.spark.source_options import SourceOptions
 from parti.spark.worker_process import settle
 from parti.wire.options import ConnectOptions
-from parti.wire.ranges import RangeReader
+from parti.wire.ranges import RangeReader, StreamState
 
 log = get_logger("spark.source")
 
@@ -69,6 +69,26 @@ def split(
         tasks = max(tasks, -(-count // options.max_records))
     cuts = [after + count * index // tasks for index in range(tasks + 1)]
     return [RangePartition(created, low, high, group, open_start=open_start) for low, high in pairwise(cuts)]
+
+
+def without_gaps(reader: RangeReader, state: StreamState, parts: list[RangePartition]) -> list[RangePartition]:
+    """The tasks in whose ranges the leader holds messages; a deleted stretch of a million is no thousand tasks.
+
+    All of them, when the stream lost messages from its front meanwhile: then the tasks find out what is gone.
+    """
+    if not state.num_deleted or len(parts) < 2:
+        return parts
+    held: list[RangePartition] = []
+    following: int | None = 0
+    for part in parts:
+        if following is not None and following <= part.after:
+            following = reader.next_sequence(state.name, part.after + 1)
+        if following is None:
+            break
+        if following <= part.to:
+            held.append(part)
+    moved = reader.state(state.name).first_seq - 1 > max(parts[0].after, state.first_seq - 1)
+    return parts if moved and state.loses else held
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,8 +274,8 @@ def _pending_messages(header: bytes) -> int:
 class DirectAttempt(Attempt):
     """Through batch Direct Get: for work queues, which allow no second consumer, and for small ranges.
 
-    Every replica answers it, and so does every mirror of the stream, in its name (`mirror_direct`, which the server sets
-    by itself). What a mirror sent is refused: it may be filtered, and deletions never reach it.
+    Every replica answers it, and so does every mirror of the stream, in its name (`mirror_direct`, which the server
+    sets by itself). What a mirror sent is refused: it may be filtered, and deletions never reach it.
     """
 
     def run(self) -> Iterator[Deliveries]:

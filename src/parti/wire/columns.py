@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from parti.errors import ProtocolError, TransientError
+from parti.errors import ProtocolError
 from parti.wire.frames import Bytes, Frames, Ints, binary_array, compact, uints
+from parti.wire.stored import AnsweredElsewhere
 
 _DOT, _COLON, _SPACE, _LF = 46, 58, 32, 10
 _ACK = b"$JS.ACK."
@@ -35,12 +36,6 @@ _DIRECT_LINES = (
     b"Nats-Last-Sequence: ",
 )
 _SUBJECT, _SEQUENCE, _TIME, _PENDING = 1, 2, 3, 4
-
-
-class AnsweredElsewhere(TransientError):
-    """A mirror answered, which may lack messages or have some that are deleted: ask again, or another way."""
-
-
 HEADER_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 SCHEMA = pa.schema(

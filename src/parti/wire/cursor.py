@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from parti.errors import DataLoss
 from parti.wire.columns import Deliveries
 from parti.wire.filters import SubjectFilter
 from parti.wire.witness import Witness, gaps
@@ -23,6 +24,8 @@ class Cursor:
         self.witness = witness
         self.withheld: int | None = None
         """A sequence that the leader holds and that did not come: nothing behind it may be handed on."""
+        self.loss: DataLoss | None = None
+        """What is gone behind the position; to be raised when all before it was handed on."""
 
     def __repr__(self) -> str:
         return f"<Cursor {self.position} of {self.to}, {self.chosen}>"
@@ -36,7 +39,7 @@ class Cursor:
 
         `filtered`: the server was asked for some subjects only.
         """
-        if not len(deliveries) or self.withheld is not None:
+        if not len(deliveries) or self.withheld is not None or self.loss is not None:
             return deliveries.select(np.zeros(len(deliveries), dtype=bool))
         if deliveries.stream_seq[0] <= self.position:
             deliveries = deliveries.select(deliveries.stream_seq > self.position)
@@ -48,9 +51,11 @@ class Cursor:
         end = min(int(sequence[-1]), self.to)
         missed = gaps(sequence, self.position, self.to)
         if missed.size:
-            self.withheld = self.witness.examine(missed, filtered=filtered)
-            if self.withheld is not None:
-                end = self.withheld - 1
+            try:
+                self.withheld = self.witness.examine(missed, filtered=filtered)
+                end = end if self.withheld is None else self.withheld - 1
+            except DataLoss as loss:
+                self.loss, end = loss, loss.first_missing - 1
         if end < sequence[-1] or (self.witness.open and self.witness.begins_behind >= sequence[0]):
             deliveries = deliveries.select((sequence <= end) & (sequence > self.witness.begins_behind))
         self.position = max(self.position, end)
@@ -75,5 +80,3 @@ class Cursor:
         if first - 1 > self.position:
             self.witness.gone_at_start(self.position, self.to)
             self.position = min(first - 1, self.to)
-
-

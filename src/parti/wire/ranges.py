@@ -26,12 +26,13 @@ from parti.errors import ConnectionFailed, DataLoss, FatalError, PartiError, Tra
 from parti.subjects import validate_token
 from parti.wire.attempt import Attempt, ConsumerAttempt, DirectAttempt, LeaderAttempt, ReadInterrupted
 from parti.wire.blocking import BlockingConnection
-from parti.wire.columns import SCHEMA, AnsweredElsewhere
+from parti.wire.columns import SCHEMA
 from parti.wire.cursor import Cursor
 from parti.wire.errors import MessageNotFound
 from parti.wire.filters import SubjectFilter
 from parti.wire.options import ConnectOptions
 from parti.wire.state import StreamState
+from parti.wire.stored import AnsweredElsewhere
 from parti.wire.witness import OnLoss, Witness
 
 Path = Literal["auto", "consumer", "direct"]
@@ -171,6 +172,8 @@ class RangeReader:
                         if len(deliveries):
                             yield deliveries.to_arrow(columns)
                             last_progress = time.monotonic()
+                        if cursor.loss is not None:
+                            raise cursor.loss
                         if cursor.withheld is not None:
                             raise ReadInterrupted(
                                 f"stream {stream!r} holds sequence {cursor.withheld}, but a replica left it out"
