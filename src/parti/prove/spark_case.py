@@ -14,6 +14,8 @@ Kind = Literal["plain", "mirror", "filtered", "sourced"]
 Sizes = Literal["tiny", "mixed", "large"]
 
 FEATURES = ("headers", "odd", "ttl", "counter", "schedule", "per_subject", "compressed", "sealed", "sequence")
+FAULTS = ("none", "workers", "driver", "server", "leader")
+"""Nothing; SIGKILL of task workers; of the driver and its JVM; of the server; a step-down of the stream's leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class ReaderPlan:
     """Batches after which the driver is gone before it could commit them."""
     retries: int
     """Of how many in a hundred tasks the first try is thrown away."""
+    fault: str
+    """What breaks meanwhile, on a real Spark: see `FAULTS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class Case:
         return (
             f"case {self.number}: {s.kind} {s.retention} {s.storage} R{s.replicas} {'direct ' if s.direct else ''}"
             f"{s.messages} of {s.sizes} [{' '.join(extra)}], {how}{' filtered' if r.filtered else ''} "
-            f"{r.options} [{' '.join(meanwhile)}]"
+            f"{r.options} [{' '.join(meanwhile)}] fault {r.fault}"
         )
 
 
@@ -153,6 +157,7 @@ def _reader(rng: random.Random, stream: StreamPlan) -> ReaderPlan:
         acts=_meanwhile(rng, names) if names else (),
         crashes=tuple(number for number in range(4) if streaming and rng.random() < 0.2),
         retries=rng.choice((0, 0, 30)),
+        fault=rng.choices(FAULTS, (6, 2, 1, 2, 2))[0],
     )
 
 

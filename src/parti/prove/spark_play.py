@@ -76,6 +76,10 @@ class Outcome:
     failures: list[DataLoss] = field(default_factory=list)
     tasks_follow: bool = True
     """Whether the query went on after a failure: a batch does not, and then has no result."""
+    open_start: bool = True
+    """Whether the query was to begin wherever the stream did; for a query without tasks."""
+    tolerant: bool = False
+    """Whether losses were allowed, and told where nobody looks: in the logs of Spark's workers."""
     differing: int = 0
     """Batches whose replay was another one although the stream had not changed."""
 
@@ -90,20 +94,7 @@ class Play:
         self.outcome = Outcome()
         self._steps = 0
         self._acts = list(case.reader.acts)
-        given = {"servers": url, "stream": world.name, **case.reader.options}
-        if case.reader.filtered:
-            given["subjects"] = ",".join(world.filters)
-        given |= self._start()
-        self.given = given
-
-    def _start(self) -> dict[str, str]:
-        here = sorted(self.world.ledger.keys() & self.world.present)
-        match self.case.reader.start:
-            case "sequence" if here:
-                return {"startingOffsets": str(self.rng.choice(here))}
-            case "timestamp" if here:
-                return {"startingTimestamp": str(self.world.ledger[self.rng.choice(here)].microseconds // 1_000)}
-        return {"startingOffsets": "earliest"}
+        self.given = starting(case, world, url, self.rng)
 
     def run(self) -> Outcome:
         with capture_logs() as logs:
@@ -132,7 +123,7 @@ class Play:
                 self.outcome.rows += self._task(reader, part)
         except DataLoss as loss:
             self.outcome.tasks_follow = False
-            self._failed(loss)
+            self.outcome.failures.append(loss)
 
     def _range(self, parts: list[InputPartition]) -> None:
         ranges = [part for part in parts if isinstance(part, RangePartition)]
@@ -148,14 +139,17 @@ class Play:
         if self.case.reader.trigger == "now":
             reader.prepareForTriggerAvailableNow()
         limit = ReadAllAvailable() if self.case.reader.trigger == "once" else reader.getDefaultReadLimit()
+        end: dict[str, Any] | None = None  # as in Spark's log of offsets: planned, and not done
         while number < _MOST_BATCHES:
             try:
-                self._step()
-                end = json.loads(json.dumps(reader.latestOffset(start, limit)))
-                if end == start:
-                    if not self._acts or self.case.reader.trigger != "processing":
-                        break
-                    continue
+                if end is None:
+                    self._step()
+                    found = json.loads(json.dumps(reader.latestOffset(start, limit)))
+                    if found == start:
+                        if not self._acts or self.case.reader.trigger != "processing":
+                            break
+                        continue
+                    end = found
                 changed = self.world.step
                 rows = self._rows(reader, start, end)
                 if number in self.case.reader.crashes:
@@ -167,14 +161,15 @@ class Play:
             except DataLoss as loss:
                 if tolerant:
                     raise
-                self._failed(loss)
+                self.outcome.failures.append(loss)
                 tolerant = True
                 reader = self._reader(tolerant=True)  # as a user would go on: the same checkpoint, losses allowed
+                start = reader.initialOffset() if fresh else start
                 continue
             self.outcome.rows += rows
             self.outcome.end = end["sequence"]
             reader.commit(end)
-            start, fresh, number = end, False, number + 1
+            start, end, fresh, number = end, None, False, number + 1
         self.outcome.end = max(self.outcome.end, start["sequence"])
 
     def _reader(self, *, tolerant: bool) -> JetStreamStreamReader:
@@ -213,8 +208,19 @@ class Play:
             self._step()
         return rows
 
-    def _failed(self, loss: DataLoss) -> None:
-        self.outcome.failures.append(loss)
+
+def starting(case: Case, world: World, url: str, rng: random.Random) -> dict[str, str]:
+    """The options of the case's reader, with a start among what is there."""
+    given = {"servers": url, "stream": world.name, **case.reader.options}
+    if case.reader.filtered:
+        given["subjects"] = ",".join(world.filters)
+    here = sorted(world.present)
+    match case.reader.start:
+        case "sequence" if here:
+            return given | {"startingOffsets": str(rng.choice(here))}
+        case "timestamp" if here:
+            return given | {"startingTimestamp": str(world.ledger[rng.choice(here)].microseconds // 1_000)}
+    return given | {"startingOffsets": "earliest"}
 
 
 def plain_rows(batch: pa.RecordBatch | pa.Table) -> list[Plain]:

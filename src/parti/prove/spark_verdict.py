@@ -9,7 +9,7 @@ from parti.prove.spark_play import Outcome
 from parti.prove.spark_world import World
 from parti.subjects import matches
 
-WRONG = ("missing", "silent", "doubled", "altered", "alien", "false_alarms", "inexact", "replays_that_differ")
+WRONG = ("missing", "silent", "doubled", "altered", "alien", "false_alarms", "inexact", "replays_that_differ", "raised")
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ def judge(outcome: Outcome, world: World, filters: tuple[str, ...]) -> Verdict:
             continue
         if sequence in world.present and sequence not in world.mortal:
             verdict.note("missing", sequence)
-        elif sequence in world.front and sequence not in said and not _before(sequence, outcome, world):
+        elif sequence in world.front and sequence not in said and not outcome.tolerant and not _before(sequence, outcome, world):
             verdict.note("silent", sequence)
     for sequence in said:
         if sequence in counted:
@@ -66,7 +66,9 @@ def _before(sequence: int, outcome: Outcome, world: World) -> bool:
     for task in reversed(outcome.tasks):
         if task.after < sequence <= task.to:
             return task.open_start and world.gone_at[sequence] <= task.began
-    return not outcome.tasks
+    if not outcome.tasks:  # a real Spark does not tell which task read what
+        return outcome.open_start
+    return outcome.tasks[0].open_start and sequence <= outcome.tasks[0].after
 
 
 def _chosen(subject: str, filters: tuple[str, ...]) -> bool:

@@ -225,6 +225,8 @@ class World:
         info = self.plain.call(f"STREAM.INFO.{self.name}", {"deleted_details": True})
         state = info["state"]
         now = set(range(state["first_seq"], state["last_seq"] + 1)) - set(state.get("deleted") or ())
+        if len(now) != state["messages"]:  # the server's list is wrong after some purges: ask for each
+            now = {found.sequence for found in self.plain.messages(self.name)}
         known = max(self.ledger, default=0)
         for found in self.plain.messages(self.name, known + 1):
             self.ledger[found.sequence] = found
