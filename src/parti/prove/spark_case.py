@@ -16,6 +16,19 @@ Sizes = Literal["tiny", "mixed", "large"]
 FEATURES = ("headers", "odd", "ttl", "counter", "schedule", "per_subject", "compressed", "sealed", "sequence")
 FAULTS = ("none", "workers", "driver", "server", "leader")
 """Nothing; SIGKILL of task workers; of the driver and its JVM; of the server; a step-down of the stream's leader."""
+WRONG = (
+    "missing",
+    "silent",
+    "doubled",
+    "altered",
+    "alien",
+    "false_alarms",
+    "inexact",
+    "replays_that_differ",
+    "raised",
+)
+"""What a verdict may find: a message that is there did not come; one went unread and nobody said so; it came twice, or
+changed, or was never there; a loss that was none; one told with wrong numbers; a replay that differs; an error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from pathlib import Path
 from parti.bench.report import RunContext
 from parti.errors import PartiError
 from parti.observe.logs import get_logger
-from parti.prove.spark_case import Case, draw
+from parti.prove.spark_case import WRONG, Case, draw
 from parti.prove.spark_play import Outcome, Play
 from parti.prove.spark_stage import CaseDriver, Servers, Stage
-from parti.prove.spark_verdict import WRONG, Verdict, judge
+from parti.prove.spark_verdict import Verdict, judge
 from parti.prove.spark_world import World
 from parti.testing import NatsCluster, NatsServer, insist_blocking
 from parti.wire.blocking import BlockingConnection

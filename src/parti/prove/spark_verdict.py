@@ -9,8 +9,6 @@ from parti.prove.spark_play import Outcome
 from parti.prove.spark_world import World
 from parti.subjects import matches
 
-WRONG = ("missing", "silent", "doubled", "altered", "alien", "false_alarms", "inexact", "replays_that_differ", "raised")
-
 
 @dataclass(slots=True)
 class Verdict:
@@ -47,7 +45,12 @@ def judge(outcome: Outcome, world: World, filters: tuple[str, ...]) -> Verdict:
             continue
         if sequence in world.present and sequence not in world.mortal:
             verdict.note("missing", sequence)
-        elif sequence in world.front and sequence not in said and not outcome.tolerant and not _before(sequence, outcome, world):
+        elif (
+            sequence in world.front
+            and sequence not in said
+            and not outcome.tolerant
+            and not _before(sequence, outcome, world)
+        ):
             verdict.note("silent", sequence)
     for sequence in said:
         if sequence in counted:
