@@ -142,6 +142,8 @@ def _act(rng: random.Random, names: tuple[str, ...]) -> Act:
             return Act("gap", count=rng.choice((600, 5_000, 100_000)))
         case "publish":
             return Act("publish", count=rng.choice((1, 30, 700)))
+        case "storm":
+            return Act("storm", count=rng.choice((2_000, 8_000)))
         case name:
             return Act(name, share=rng.choices((0.01, 0.1, 0.4, 0.9, 1.0), (3, 3, 3, 1, 1))[0])
 
@@ -158,7 +160,7 @@ def _reader(rng: random.Random, stream: StreamPlan) -> ReaderPlan:
     elif streaming and rng.random() < 0.4:
         options["maxBytesPerTrigger"] = rng.choice(("20KB", "200KB", "2MB"))
     options["failOnDataLoss"] = "true" if rng.random() < 0.6 else "false"
-    names = ("publish", "delete", "run", "purge_subject", "front", "limit", "tail")
+    names = ("publish", "delete", "run", "purge_subject", "front", "limit", "limit", "bytes", "tail", "storm")
     if "sealed" in stream.features or stream.kind != "plain":
         names = ()
     return ReaderPlan(

@@ -61,6 +61,8 @@ class Task:
     """The world's step when its last try began."""
     open_start: bool
     """Whether it was to begin wherever the stream did when it began."""
+    first: int
+    """The first sequence that came, or its end where none did."""
 
 
 @dataclass(slots=True)
@@ -102,6 +104,7 @@ class Play:
                 self._stream()
             else:
                 self._batch()
+        self.world.settle()
         self.outcome.said += [
             (each["first"], each["last"]) for each in logs if each["event"] == "source.data_lost" and each["last"]
         ]
@@ -197,7 +200,9 @@ class Play:
                 continue
             if left and self.rng.randrange(100) < self.case.reader.retries:
                 continue  # an executor that was lost after its work: nothing of it counts
-            self.outcome.tasks.append(Task(part.after, part.to, began, part.open_start))
+            self.outcome.tasks.append(
+                Task(part.after, part.to, began, part.open_start, rows[0].sequence if rows else part.to + 1)
+            )
             return rows
         raise AssertionError("a task has a last try")
 

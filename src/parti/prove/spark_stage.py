@@ -121,6 +121,7 @@ class Stage:
             self.given = self.given | {"failOnDataLoss": "false"}
         else:
             raise ProofBroken(f"{self.case} came to no end in {_TRIES} tries")
+        self.world.settle()
         for path in sorted(self._folder.glob("out/*/*.parquet")):
             outcome.rows += plain_rows(pq.ParquetFile(path).read())
         outcome.end = self._end(state.last_seq)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 from parti.prove.plain_reader import Plain, PlainReader
@@ -13,7 +14,7 @@ from parti.wire.options import ConnectOptions
 
 _ODD = ("käse", "🧀", "a-b_c/d", "x" * 300, "a*b", "b>", "MSG", "$JS", "'\"", "{}", "%s", "\\")
 _LARGEST = 1 << 20
-_FRONT = frozenset({"front", "limit", "publish"})
+_FRONT = frozenset({"front", "limit", "bytes", "publish"})
 
 
 class World:
@@ -35,6 +36,10 @@ class World:
         self.step = 0
         self.gone_at: dict[int, int] = {}
         """The step at which a sequence was gone."""
+        self.stormy: int | None = None
+        """The sequence behind which messages came and went while they were read; their times are not known."""
+        self._thread: threading.Thread | None = None
+        self._urls = urls
         self._number = 0
         odd = "odd" in case.stream.features
         names = [_ODD[i % len(_ODD)] if odd else f"k{i}" for i in range(case.stream.subjects)]
@@ -66,6 +71,8 @@ class World:
 
     def act(self, act: Act) -> None:
         """Do something to the stream, and note what that removed."""
+        if self._thread is not None:
+            return  # one thing at a time: during a storm nobody could say what an act removed
         self.step += 1
         here = sorted(self.present)
         some = int(len(here) * act.share)
@@ -87,12 +94,18 @@ class World:
             case "limit":
                 config = self.api(f"STREAM.INFO.{self.origin}")["config"]
                 self.api(f"STREAM.UPDATE.{self.origin}", config | {"max_msgs": max(len(here) - some, 1)})
+            case "bytes":
+                state = self.api(f"STREAM.INFO.{self.origin}")
+                limit = max(int(state["state"]["bytes"] * (1 - act.share)), 2 * _LARGEST)
+                self.api(f"STREAM.UPDATE.{self.origin}", state["config"] | {"max_bytes": limit})
+            case "storm":
+                self._storm(act.count)
             case "gap":
                 self._publish(act.count, f"{self.origin}.gap.9")
                 self.api(f"STREAM.PURGE.{self.origin}", {"filter": f"{self.origin}.gap.9"})
                 if self.rng.random() < 0.7:
                     self._publish(20)
-        if self.case.stream.kind == "plain":
+        if self.case.stream.kind == "plain" and act.name != "storm":
             self._note(act.name)
 
     def api(self, suffix: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -100,6 +113,8 @@ class World:
 
     def close(self) -> None:
         """Remove the streams again: later cases have the server to themselves."""
+        if self._thread is not None:
+            self._thread.join()
         names = self.api("STREAM.NAMES").get("streams") or []
         for name in sorted((each for each in names if each.startswith(self.origin)), reverse=True):
             self.api(f"STREAM.DELETE.{name}")
@@ -167,6 +182,43 @@ class World:
         self.connection.send(bytes(frames))
         due = before + count
         eventually_blocking(lambda: self._last() >= due, 60, "all stored")
+
+    def _storm(self, count: int) -> None:
+        """Begin to publish at once on a stream that discards the old, and go on while it is read; `settle` waits."""
+        here = len(self.present)
+        config = self.api(f"STREAM.INFO.{self.origin}")["config"]
+        if self._thread is not None or "counter" in self.case.stream.features or config["max_msgs_per_subject"] > 0:
+            return
+        self.api(f"STREAM.UPDATE.{self.origin}", config | {"max_msgs": max(here, 50)})
+        self._note("limit")
+        before = self._last()
+        self.stormy = before
+        expected = [(f"{self.origin}.storm.0", b"storm %d" % number) for number in range(count)]
+        for number, (subject, data) in enumerate(expected):
+            self.ledger[before + 1 + number] = Plain(before + 1 + number, subject, 0, (), data)
+        urls = self._urls
+
+        def blow() -> None:
+            with BlockingConnection.open(ConnectOptions(servers=urls)) as connection:
+                for start in range(0, count, 100):
+                    some = expected[start : start + 100]
+                    frames = [b"PUB %s %d\r\n%s\r\n" % (name.encode(), len(data), data) for name, data in some]
+                    connection.send(b"".join(frames))
+                    connection.ping()
+
+        self._thread = threading.Thread(target=blow)
+        self._thread.start()
+
+    def settle(self) -> None:
+        """After this nothing happens to the stream any more."""
+        if self._thread is None:
+            return
+        self._thread.join()
+        assert self.stormy is not None
+        due = max(self.ledger)
+        eventually_blocking(lambda: self._last() >= due, 60, "the storm is stored")
+        self.present |= {sequence for sequence in self.ledger if sequence > self.stormy}
+        self._note("limit")
 
     def _delete(self, sequences: list[int]) -> None:
         for sequence in sequences:
@@ -243,4 +295,6 @@ class World:
     def _loses(self, config: dict[str, Any]) -> bool:
         """Whether what went from the front is a loss: not where messages go one by one in the normal course."""
         one_by_one = {"ttl", "schedule", "per_subject"} & self.case.stream.features
-        return config["retention"] != "workqueue" and (config["max_msgs"] > 0 or not one_by_one)
+        return config["retention"] != "workqueue" and (
+            config["max_msgs"] > 0 or config["max_bytes"] > 0 or not one_by_one
+        )
