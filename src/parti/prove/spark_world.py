@@ -23,7 +23,7 @@ class World:
     def __init__(self, urls: tuple[str, ...], case: Case, seed: int) -> None:
         self.case = case
         self.rng = random.Random(f"{seed}:{case.number}:world")
-        self.connection = BlockingConnection.open(ConnectOptions(servers=urls))
+        self._connection: BlockingConnection | None = None
         self.plain = PlainReader(*urls)
         self.origin = f"G{case.number}"
         self.name = self.origin if case.stream.kind == "plain" else f"{self.origin}R"
@@ -45,6 +45,13 @@ class World:
         names = [_ODD[i % len(_ODD)] if odd else f"k{i}" for i in range(case.stream.subjects)]
         self.subjects = [f"{self.origin}.{name}.{i}" for i, name in enumerate(names)]
         self.filters = (f"{self.origin}.*.0", f"{self.origin}.*.1") if self.rng.random() < 0.5 else (self.subjects[0],)
+
+    @property
+    def connection(self) -> BlockingConnection:
+        """A live one: the faults of a case restart servers."""
+        if self._connection is None or self._connection.closed:
+            self._connection = BlockingConnection.open(ConnectOptions(servers=self._urls))
+        return self._connection
 
     def build(self) -> None:
         """After this the stream is as the case wants it, and the ledger knows it."""
