@@ -15,6 +15,8 @@ from parti.testing.ports import pick_port
 from parti.wire.api import JetStreamApi
 from parti.wire.blocking import BlockingConnection
 from parti.wire.connect import connect
+from parti.wire.kv import KeyValue
+from parti.wire.kv_model import KeyNotFound
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import Path, RangeReader
 from parti.wire.stored import AnsweredElsewhere
@@ -99,6 +101,23 @@ async def test_the_letters_of_a_mirrored_stream_are_all_listed(
         for _ in range(REPLAYS):
             found = [letter.sequence async for letter in letters.walk()]
             assert found == [*range(1, 5), *range(15, 41)]
+
+
+async def test_a_key_of_a_mirrored_bucket_is_what_was_written_last(
+    connection: BlockingConnection, server: NatsServer, name: str
+) -> None:
+    async with await connect(ConnectOptions(servers=(server.url,))) as opened:
+        bucket = await KeyValue.ensure(JetStreamApi(opened), name, storage="memory")
+        for round_ in range(5):
+            await bucket.put("b", b"%d" % round_)
+            await bucket.put("a", b"%d" % round_)
+        mirror(connection, f"{name}P", bucket.stream, 10, filter_subject=f"$KV.{name}.a")
+        connection.api(f"STREAM.PURGE.{bucket.stream}", {"filter": f"$KV.{name}.a"})  # the mirror has it still
+        for _ in range(REPLAYS):
+            assert (await bucket.get("b")).value == b"4"
+            with pytest.raises(KeyNotFound):
+                await bucket.get("a")
+        assert await bucket.keys() == ["b"]
 
 
 def test_a_mirror_in_another_domain_does_not_answer_for_its_origin(name: str, tmp_path: Folder) -> None:

@@ -1,4 +1,4 @@
-"""The generated cases of `parti prove spark`: they are drawn alike, they pass, and the verdict finds what is planted."""
+"""Generated cases of `parti prove spark`: a number is a case, they pass, and the verdict finds what is planted."""
 
 from __future__ import annotations
 
