@@ -111,9 +111,9 @@ class Stage:
             if answer is None:
                 continue  # killed: the same job once more, on the same checkpoint
             if not _LOST.search(answer["error"]):
-                if attempt and self.faults:
-                    continue
-                raise ProofBroken(f"{self.case} failed: {answer['error'][-1500:]}")
+                if self.faults:
+                    continue  # Spark plans in a Python worker too: without it a query fails, and is run again
+                raise ProofBroken(f"{self.case} failed: {answer['error'][:1500]}")
             outcome.failures.append(_loss(self.world.name, answer["error"]))
             if not self.case.reader.streaming:
                 outcome.tasks_follow = False

@@ -37,6 +37,7 @@ _STALL = 2.0  # seconds without a byte although an answer is due; then the serve
 _STALLS = 5  # ... and after so many of them in a row a new consumer is tried
 _AFTERMATH = 0.05  # seconds to wait for deliveries that a "nothing more" has overtaken on its way
 _PLACINGS = 8  # tries to get a consumer onto the stream leader's server; each hits one of three in a usual cluster
+_DEAR_PLACINGS = 2  # ... on an interest stream, where each consumer is replicated
 _LEADER_BATCH = 256  # messages that the leader is asked for one by one, before Direct Get is tried again
 _IDLE = 30.0  # seconds after which the server removes a consumer that a crashed reader left behind
 _LAST_SEQUENCE = re.compile(rb"\r\nNats-Last-Sequence: (\d+)\r\n")
@@ -122,6 +123,7 @@ class ConsumerAttempt(Attempt):
         self._selective = selective
         self._leader = state.leader if state.replicas > 1 else None
         self._unlisted = state.num_deleted > LISTED
+        self._placings = _PLACINGS if state.retention == "limits" else _DEAR_PLACINGS
         self._server: str | None = None
         self._consumer = ""
         self._next = 1  # the consumer sequence that must come next
@@ -179,7 +181,7 @@ class ConsumerAttempt(Attempt):
         The server puts it on any replica. One that lacks messages leaves gaps, and where the server filters, or there
         are too many deletions to list, nobody could tell them from what is rightly not there.
         """
-        for _ in range(_PLACINGS):
+        for _ in range(self._placings):
             if self._leader is None or self._server == self._leader:
                 return True
             self._delete()

@@ -18,6 +18,8 @@ from parti.wire.state import StreamState
 
 LISTED = 10_000  # deleted sequences that are asked for in one answer: 80 KB of JSON
 
+_NONE: Ints = np.empty(0, dtype=np.int64)
+
 OnLoss = Callable[[int, int], None]
 """Told which sequences are gone, both included."""
 
@@ -78,10 +80,13 @@ class Witness:
         self.begins_behind = 0
         """With an open start: the last sequence that was found gone. What came before it is gone by now as well."""
         self._state: StreamState | None = None
+        self._deleted = _NONE  # all that the leader ever listed: its list forgets what its front has passed
 
     def know(self, state: StreamState) -> None:
         """What the leader said before the next messages were asked for."""
         self._state = state
+        if state.deleted is not None:
+            self._deleted = np.union1d(self._deleted, state.deleted) if self._deleted.size else state.deleted
 
     def wants_deleted(self, state: StreamState) -> bool:
         """Whether the list of deleted sequences is worth asking for."""
@@ -90,10 +95,9 @@ class Witness:
 
     def stale(self, sequence: Ints) -> npt.NDArray[np.bool_] | None:
         """True for messages that the leader has deleted, but the replica that sent them has not; None for none."""
-        state = self._state
-        if state is None or state.replicas == 1 or state.deleted is None or not state.deleted.size:
+        if self._state is None or self._state.replicas == 1 or not self._deleted.size:
             return None
-        found = np.isin(sequence, state.deleted, assume_unique=True)
+        found = np.isin(sequence, self._deleted, assume_unique=True)
         return found if found.any() else None
 
     def gone_at_start(self, position: int, to: int) -> None:
@@ -114,18 +118,16 @@ class Witness:
         replicated = state.replicas > 1 and not filtered and (state.num_deleted <= LISTED)
         if not runs.size or not (loses or replicated):
             return None
-        if state.num_deleted == 0 or state.deleted is not None:
-            known = state.deleted if state.deleted is not None else np.empty(0, dtype=np.int64)
-            runs = without(runs, known)
-            if not runs.size:
-                return None
-        fresh = self._state = self._ask()
+        runs = without(runs, self._deleted)
+        if not runs.size:
+            return None
+        fresh = self._ask()
+        self.know(fresh)
         if loses:
             self._lost(below(runs, fresh.first_seq), fresh.first_seq)
         if not replicated or fresh.num_deleted > LISTED:
             return None
-        deleted = fresh.deleted if fresh.deleted is not None else np.empty(0, dtype=np.int64)
-        held = without(above(runs, fresh.first_seq), deleted)
+        held = without(above(runs, fresh.first_seq), self._deleted)
         held = held[:, held[0] <= fresh.last_seq]
         return int(held[0, 0]) if held.size else None
 
