@@ -20,16 +20,13 @@ COLUMNS = ("sequence", "subject", "timestamp", "value", "headers")
 def main(config: dict[str, Any]) -> None:
     from parti.spark.session import session  # Spark is an extra
 
-    spark = session(
-        "parti-prove-cases",
-        master="local[2]",
-        **{
-            "spark.ui.enabled": "false",
-            "spark.sql.shuffle.partitions": 2,
-            "spark.sql.session.timeZone": "UTC",
-            "spark.sql.warehouse.dir": f"{config['folder']}/warehouse",
-        },
-    )
+    conf: dict[str, Any] = {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": 2,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": f"{config['folder']}/warehouse",
+    }
+    spark = session("parti-prove-cases", master="local[2]", **conf)
     spark.sparkContext.setLogLevel("ERROR")
     _say({"ready": True})
     for line in sys.stdin:
@@ -55,7 +52,11 @@ def _stream(spark: Any, job: dict[str, Any]) -> None:
 
     writer = spark.readStream.format("jetstream").options(**job["given"]).load().writeStream.foreachBatch(store)
     writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
-    triggers = {"now": {"availableNow": True}, "once": {"once": True}, "processing": {"processingTime": "0 seconds"}}
+    triggers: dict[str, dict[str, Any]] = {
+        "now": {"availableNow": True},
+        "once": {"once": True},
+        "processing": {"processingTime": "0 seconds"},
+    }
     query = writer.trigger(**triggers[job["trigger"]]).start()
     _say({"started": job["id"]})
     try:

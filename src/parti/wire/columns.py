@@ -216,8 +216,8 @@ def direct_deliveries(frames: Frames, stream: bytes) -> tuple[Deliveries, list[i
     own = (ends[0] - starts[0] == len(stream)) & _starts_with(text, starts[0], stream)
     if not own.all():
         other = int(np.argmin(own))
-        name = text[starts[0, other] : ends[0, other]].tobytes().decode(errors="replace")
-        raise AnsweredElsewhere(f"Direct Get on {stream.decode()!r} was answered by its mirror {name!r}")
+        mirror = text[starts[0, other] : ends[0, other]].tobytes().decode(errors="replace")
+        raise AnsweredElsewhere(f"Direct Get on {stream.decode()!r} was answered by its mirror {mirror!r}")
     sequence, pending = uints(text, starts[_SEQUENCE], ends[_SEQUENCE]), uints(text, starts[_PENDING], ends[_PENDING])
     if sequence is None or pending is None:
         raise ProtocolError("a Direct Get answer carries a sequence that is no number")
