@@ -142,6 +142,8 @@ def _act(rng: random.Random, names: tuple[str, ...]) -> Act:
             return Act("gap", count=rng.choice((600, 5_000, 100_000)))
         case "publish":
             return Act("publish", count=rng.choice((1, 30, 700)))
+        case "flood":
+            return Act("flood", count=rng.choice((40, 700)))
         case "storm":
             return Act("storm", count=rng.choice((2_000, 8_000)))
         case name:

@@ -14,7 +14,7 @@ from parti.wire.options import ConnectOptions
 
 _ODD = ("käse", "🧀", "a-b_c/d", "x" * 300, "a*b", "b>", "MSG", "$JS", "'\"", "{}", "%s", "\\")
 _LARGEST = 1 << 20
-_FRONT = frozenset({"front", "limit", "bytes", "publish"})
+_FRONT = frozenset({"front", "limit", "bytes", "flood", "publish"})
 
 
 class World:
@@ -105,6 +105,11 @@ class World:
                 state = self.api(f"STREAM.INFO.{self.origin}")
                 limit = max(int(state["state"]["bytes"] * (1 - act.share)), 2 * _LARGEST)
                 self.api(f"STREAM.UPDATE.{self.origin}", state["config"] | {"max_bytes": limit})
+            case "flood":
+                self._publish(act.count)  # more than the stream keeps: half of it is gone before anybody reads it
+                self._note("publish")
+                config = self.api(f"STREAM.INFO.{self.origin}")["config"]
+                self.api(f"STREAM.UPDATE.{self.origin}", config | {"max_msgs": act.count // 2})
             case "storm":
                 self._storm(act.count)
             case "gap":
