@@ -74,7 +74,8 @@ def split(
 def without_gaps(reader: RangeReader, state: StreamState, parts: list[RangePartition]) -> list[RangePartition]:
     """The tasks in whose ranges the leader holds messages; a deleted stretch of a million is no thousand tasks.
 
-    All of them, when the stream lost messages from its front meanwhile: then the tasks find out what is gone.
+    All of them, when the stream lost messages from its front meanwhile: then the tasks find out what is gone. And when
+    it has another leader by now, which may not know all of the range yet.
     """
     if not state.num_deleted or len(parts) < 2:
         return parts
@@ -87,8 +88,9 @@ def without_gaps(reader: RangeReader, state: StreamState, parts: list[RangeParti
             break
         if following <= part.to:
             held.append(part)
-    moved = reader.state(state.name).first_seq - 1 > max(parts[0].after, state.first_seq - 1)
-    return parts if moved and state.loses else held
+    now = reader.state(state.name)
+    moved = state.loses and now.first_seq - 1 > max(parts[0].after, state.first_seq - 1)
+    return parts if moved or now.leader != state.leader else held
 
 
 @dataclass(frozen=True, slots=True)

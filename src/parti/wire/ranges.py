@@ -178,7 +178,7 @@ class RangeReader:
                             raise ReadInterrupted(
                                 f"stream {stream!r} holds sequence {cursor.withheld}, but a replica left it out"
                             )
-                if not cursor.done and self._nothing_left(stream, cursor, attempt.served):
+                if not cursor.done and self._nothing_left(state, cursor, attempt.served):
                     cursor.skip_to(cursor.to)
             except AnsweredElsewhere as error:
                 failure = error
@@ -205,10 +205,15 @@ class RangeReader:
         if self._cancelled.is_set():
             raise ReadEnded(f"the read of {stream!r} was ended at sequence {cursor.position} of {cursor.to}")
 
-    def _nothing_left(self, stream: str, cursor: Cursor, served: str) -> bool:
-        """Whether the leader holds nothing of what the server was asked for between position and end."""
-        following = self.next_sequence(stream, cursor.position + 1, served)
-        return following is None or following > cursor.to
+    def _nothing_left(self, state: StreamState, cursor: Cursor, served: str) -> bool:
+        """Whether the leader holds nothing of what the server was asked for between position and end.
+
+        Only the leader that knew the range's end when the attempt began: one that was elected since may not yet.
+        """
+        following = self.next_sequence(state.name, cursor.position + 1, served)
+        if following is not None and following <= cursor.to:
+            return False
+        return state.replicas == 1 or self.state(state.name).leader == state.leader
 
     def _begin(self, stream: str, cursor: Cursor, created: str | None) -> StreamState:
         """The stream's state before an attempt; what is gone from its front by now is passed over or reported."""
