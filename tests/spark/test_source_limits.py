@@ -24,14 +24,14 @@ SEQUENCE = StructType([StructField("sequence", LongType())])
 
 
 @contextmanager
-def load(stream) -> Iterator[None]:
-    """Messages come all the time, some hundred at once."""
+def load(stream, *, burst: int = 300, pause: float = 0.003) -> Iterator[None]:
+    """Messages come all the time, so many at once."""
     done = threading.Event()
 
     def publish() -> None:
-        block = b"".join(b"PUB %s.k%d 64\r\n%s\r\n" % (stream.name.encode(), i % 7, bytes(64)) for i in range(300))
+        block = b"".join(b"PUB %s.k%d 64\r\n%s\r\n" % (stream.name.encode(), i % 7, bytes(64)) for i in range(burst))
         with BlockingConnection.open(ConnectOptions(servers=(stream.url,))) as connection:
-            while not done.wait(0.003):
+            while not done.wait(pause):
                 connection.send(block)
                 connection.ping()
 
@@ -182,9 +182,9 @@ def test_deletions_and_purges_leave_every_other_message(stream):
 
 @pytest.mark.spark
 def test_spark_reads_a_stream_at_its_limits_with_defaults(spark, query, make_stream):
-    stream = make_stream(storage="memory", max_msgs=20_000)
-    stream.publish(20_000)
-    with load(stream):
+    stream = make_stream(storage="memory", max_msgs=60_000)
+    stream.publish(60_000)
+    with load(stream, burst=20, pause=0.01):  # each message stays for half a minute: longer than Spark takes to begin
         assert spark.read.format("jetstream").options(**stream.options()).load().count() > 0
         query.run(stream.options(startingOffsets="earliest"))
     rows = query.sequences()
