@@ -131,7 +131,8 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         # A batch that another process planned is in the checkpoint: it is replayed as it was, or its loss is told.
         fresh = self._open and after == finish.started and finish == self._planned
         if gone > after and state.loses and not fresh:
-            self._lost(after + 1, gone, f"stream {state.name!r} begins at sequence {state.first_seq} by now")
+            which = f"sequences {after + 1} to {gone} ({gone - after}) are gone unread"
+            self._lost(after + 1, gone, f"stream {state.name!r} begins at sequence {state.first_seq} by now: {which}")
         parts = split(finish.created, max(after, gone), finish.sequence, self._options, open_start=fresh)
         return list(self._ask(lambda reader: without_gaps(reader, state, parts)))
 
@@ -239,8 +240,6 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return begin
 
     def _lost(self, first: int, last: int | None, what: str) -> None:
-        if last is not None:
-            what += f": sequences {first} to {last} ({last - first + 1}) are gone unread"
         if self._options.fail_on_data_loss:
             raise DataLoss(
                 f"{what}; set failOnDataLoss to false to go on without what is gone, or start with a new checkpoint",
