@@ -40,6 +40,7 @@ class World:
         """The sequence behind which messages came and went while they were read; their times are not known."""
         self._thread: threading.Thread | None = None
         self._urls = urls
+        self._last_noted = 0
         self._number = 0
         odd = "odd" in case.stream.features
         names = [_ODD[i % len(_ODD)] if odd else f"k{i}" for i in range(case.stream.subjects)]
@@ -294,8 +295,10 @@ class World:
         known = max(self.ledger, default=0)
         for found in self.plain.messages(self.name, known + 1):
             self.ledger[found.sequence] = found
-            if ("Nats-TTL", b"1s") in found.headers:
+            # A server that was killed may bring back what was purged a moment before: it forgot the purge.
+            if ("Nats-TTL", b"1s") in found.headers or found.sequence <= self._last_noted:
                 self.mortal.add(found.sequence)
+        self._last_noted = max(self._last_noted, state["last_seq"])
         now &= self.ledger.keys()
         for sequence in self.present - now:
             self.gone_at[sequence] = self.step
