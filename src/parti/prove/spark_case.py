@@ -162,18 +162,8 @@ def _reader(rng: random.Random, stream: StreamPlan) -> ReaderPlan:
     elif streaming and rng.random() < 0.4:
         options["maxBytesPerTrigger"] = rng.choice(("20KB", "200KB", "2MB"))
     options["failOnDataLoss"] = "true" if rng.random() < 0.6 else "false"
-    names: tuple[str, ...] = (
-        "publish",
-        "delete",
-        "run",
-        "purge_subject",
-        "front",
-        "limit",
-        "limit",
-        "bytes",
-        "tail",
-        "storm",
-    )
+    names: tuple[str, ...] = ("publish", "delete", "run", "purge_subject", "front", "limit", "bytes", "tail", "storm")
+    names += ("flood", "flood")
     if "sealed" in stream.features or stream.kind != "plain":
         names = ()
     return ReaderPlan(
