@@ -101,13 +101,19 @@ class ServerTooOld(FatalError):
 
 
 class DataLoss(FatalError):
-    """Messages of the asked range are gone from the stream; `first_available` is the first sequence still there."""
+    """Messages of the asked range are gone from the stream; `first_available` is the first sequence still there.
 
-    def __init__(self, message: str, *, stream: str, first_missing: int, first_available: int) -> None:
+    `count` says how many sequences that are, where it is known: not all from `first_missing` on need to be gone.
+    """
+
+    def __init__(
+        self, message: str, *, stream: str, first_missing: int, first_available: int, count: int | None = None
+    ) -> None:
         super().__init__(message)
         self.stream = stream
         self.first_missing = first_missing
         self.first_available = first_available
+        self.count = count
 
 
 class ProtocolError(FatalError):

@@ -147,9 +147,9 @@ def test_an_aged_out_start_is_data_loss_unless_allowed(
 ) -> None:
     create(connection, name, max_msgs=60)
     sent = publish(connection, name, varied(name, 100))
-    with pytest.raises(DataLoss, match=r"no longer holds sequence 11: its first is 41, 30 are gone") as caught:
+    with pytest.raises(DataLoss, match=r"no longer holds sequences 11 to 40: its first is 41, 30 are gone") as caught:
         rows(reader.read(name, 10, 100, path=path))
-    assert (caught.value.first_missing, caught.value.first_available) == (11, 41)
+    assert (caught.value.first_missing, caught.value.first_available, caught.value.count) == (11, 41, 30)
     assert caught.value.stream == name
     assert rows(reader.read(name, 10, 100, path=path, allow_gone=True)) == numbered(sent[40:], 41)
     assert rows(reader.read(name, 40, 100, path=path)) == numbered(sent[40:], 41)

@@ -77,6 +77,32 @@ def test_no_read_right_after_a_publish_through_another_node_is_short(
         reader.close()
 
 
+@pytest.mark.parametrize("path", BOTH)
+@pytest.mark.parametrize("chosen", ["all", "some"])
+def test_what_the_leader_has_deleted_does_not_come_from_a_replica_that_has_it_still(
+    cluster: NatsCluster, connections: list[BlockingConnection], name: str, path: Path, chosen: str
+) -> None:
+    """Each read begins right after a deletion was acknowledged, on any node, beside a mirror and with load."""
+    replicated(connections[0], name)
+    for index in range(300):
+        publish_acked(connections[0], Message(f"{name}.k{index % 3}", b"%d" % index))
+    body = {"name": f"{name}M", "mirror": {"name": name, "filter_subject": f"{name}.k1"}}
+    insist_blocking(lambda: connections[1].api(f"STREAM.CREATE.{name}M", body))
+    readers = [RangeReader(ConnectOptions(servers=(url,)), patience=60) for url in cluster.urls]
+    chance, left = random.Random(11), set(range(1, 301))
+    subjects = (f"{name}.k2",) if chosen == "some" else ()
+    with busy(cluster.urls[cluster.wait_for_leader(name)], f"{name}load"):
+        for round_ in range(60):
+            gone = chance.choice(sorted(left))
+            connections[round_ % 3].api(f"STREAM.MSG.DELETE.{name}", {"seq": gone, "no_erase": True})
+            left.remove(gone)
+            batches = readers[chance.randrange(3)].read(name, 0, 300, path=path, subjects=subjects, allow_gone=True)
+            read = [sequence for batch in batches for sequence in batch.column("sequence").to_pylist()]
+            assert read == [sequence for sequence in sorted(left) if not subjects or sequence % 3 == 0]
+    for reader in readers:
+        reader.close()
+
+
 @contextlib.contextmanager
 def busy(url: str, stream: str) -> Iterator[None]:
     """Give the replicas other work to do: a thread publishes to another replicated stream for the time of the block."""

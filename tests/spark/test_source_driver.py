@@ -177,18 +177,19 @@ def test_a_missing_stream_ends_the_query_at_once(stream):
 
 def test_lost_messages_fail_the_batch(stream):
     stream.publish(10)
-    reader = reader_of(stream)
+    reader = reader_of(stream, startingOffsets=1)
     start = reader.initialOffset()
     end = latest(reader, start)
     stream.connection.api(f"STREAM.PURGE.{stream.name}", {"seq": 4})
-    with pytest.raises(DataLoss, match=r"begins at sequence 4 by now.*failOnDataLoss") as error:
+    gone = r"begins at sequence 4 by now: sequences 1 to 3 \(3\) are gone unread.*failOnDataLoss"
+    with pytest.raises(DataLoss, match=gone) as error:
         reader.partitions(start, end)
-    assert (error.value.first_missing, error.value.first_available) == (1, 4)
+    assert (error.value.first_missing, error.value.first_available, error.value.count) == (1, 4, 3)
 
 
 def test_lost_messages_are_logged_one_by_one_when_that_is_allowed(stream):
     stream.publish(10)
-    reader = reader_of(stream, failOnDataLoss="false")
+    reader = reader_of(stream, failOnDataLoss="false", startingOffsets=1)
     start = reader.initialOffset()
     end = latest(reader, start)
     stream.connection.api(f"STREAM.PURGE.{stream.name}", {"seq": 4})
@@ -199,7 +200,7 @@ def test_lost_messages_are_logged_one_by_one_when_that_is_allowed(stream):
 
 def test_what_is_lost_after_planning_is_logged_by_the_task(stream):
     stream.publish(10)
-    reader = reader_of(stream, failOnDataLoss="false")
+    reader = reader_of(stream, failOnDataLoss="false", startingOffsets=1)
     start = reader.initialOffset()
     parts = reader.partitions(start, latest(reader, start))
     stream.connection.api(f"STREAM.PURGE.{stream.name}", {"seq": 6})

@@ -20,6 +20,9 @@ from parti.wire.frames import Frames, scan_plain
 NANOSECONDS = 1_790_000_000_123_456_789
 
 
+STREAM = b"S"
+
+
 def frames_of(*raw: bytes) -> Frames:
     joined = b"".join(raw)
     frames = scan_plain(np.frombuffer(joined, dtype=np.uint8), len(joined))
@@ -206,7 +209,7 @@ def test_direct_get_gives_subject_sequence_time_and_the_messages_own_headers() -
         direct("d", 45, "2026-11-15T11:56:36.1Z", payload=b"three", pending=1),
         message("_INBOX.x.1", "", header=b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 1\r\nNats-Last-Sequence: 45\r\n\r\n"),
     )
-    deliveries, statuses = direct_deliveries(frames)
+    deliveries, statuses = direct_deliveries(frames, STREAM)
     assert statuses == [3]
     batch = deliveries.to_arrow(tuple(SCHEMA.names))
     batch.validate(full=True)
@@ -225,7 +228,7 @@ def test_direct_get_headers_that_the_message_itself_carries_stay_its_own() -> No
         b"Nats-Stream: OTHER\r\nNats-Subject: x.y\r\nNats-Sequence: 7\r\nNats-Time-Stamp: 2001-01-01T00:00:00Z\r\n"
         b"Nats-Num-Pending: 1\r\nNats-Last-Sequence: 3\r\n"
     )
-    deliveries, statuses = direct_deliveries(frames_of(direct("a", 100, "2026-11-15T11:56:36Z", own, b"p")))
+    deliveries, statuses = direct_deliveries(frames_of(direct("a", 100, "2026-11-15T11:56:36Z", own, b"p")), STREAM)
     assert statuses == []
     row = deliveries.to_arrow(tuple(SCHEMA.names)).to_pylist()[0]
     assert (row["subject"], row["sequence"], row["data"]) == ("a", 100, b"p")
@@ -250,7 +253,7 @@ def test_direct_get_headers_that_the_message_itself_carries_stay_its_own() -> No
     ],
 )
 def test_an_answer_of_statuses_alone_has_no_messages(raw: list[bytes]) -> None:
-    deliveries, statuses = direct_deliveries(frames_of(*raw))
+    deliveries, statuses = direct_deliveries(frames_of(*raw), STREAM)
     assert len(deliveries) == 0
     assert statuses == list(range(len(raw)))
     assert deliveries.to_arrow(tuple(SCHEMA.names)).num_rows == 0

@@ -14,6 +14,9 @@ from parti.groups.names import GroupKind, work_queue
 from parti.groups.static_groups import StaticGroups
 from parti.wire.api import JetStreamApi
 from parti.wire.errors import MessageNotFound, StreamNotFound
+from parti.wire.stored import AnsweredElsewhere
+
+_TRIES = 5  # of a count that a lagging replica gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class PartitionLag:
     """Of the owner's consumer, in the stream that it reads."""
     last_seq: int | None
     lag: int | None
-    """Messages not acknowledged; None where the stream does not allow direct gets."""
+    """Messages not acknowledged; None where the stream does not allow direct gets, or only a mirror answers them."""
     lag_seconds: float | None
     """Age of the oldest of them."""
     in_flight: int
@@ -76,20 +79,41 @@ class _Lag:
     last_seq: int | None
 
 
-async def _lag(api: JetStreamApi, stream: str, subjects: list[str], start: int) -> _Lag:
+async def _lag(api: JetStreamApi, stream: str, subjects: list[str], start: int) -> _Lag | None:
+    """What the leader says; None when nobody but a mirror counts the messages."""
     count, oldest, last = 0, None, None
     for subject in subjects:
         try:
-            batch = await api.direct_get_batch(stream, batch=1, seq=start, next_by_subj=subject)
-            if batch.messages:
-                count += 1 + batch.pending
-                first = batch.messages[0].time_ns
-                oldest = first if oldest is None else min(oldest, first)
-            newest = (await api.direct_get(stream, last_by_subj=subject)).seq
+            first = await api.msg_get(stream, seq=start, next_by_subj=subject)
+            counted = await _count(api, stream, subject, first.seq)
+            if counted is None:
+                return None
+            count += counted
+            oldest = first.time_ns if oldest is None else min(oldest, first.time_ns)
+        except MessageNotFound:
+            pass
+        try:
+            newest = (await api.msg_get(stream, last_by_subj=subject)).seq
             last = newest if last is None else max(last, newest)
-        except (MessageNotFound, NoResponders):
+        except MessageNotFound:
             continue
     return _Lag(count, oldest, last)
+
+
+async def _count(api: JetStreamApi, stream: str, subject: str, first: int) -> int | None:
+    """How many messages of the subject there are from `first` on, which the leader holds.
+
+    Only Direct Get counts. A replica that lags is seen by its not having `first`; one that is behind at the other end
+    counts too few for a moment.
+    """
+    for _ in range(_TRIES):
+        try:
+            batch = await api.direct_get_batch(stream, batch=1, seq=first, next_by_subj=subject)
+        except (AnsweredElsewhere, NoResponders):
+            return None
+        if batch.messages and batch.messages[0].seq == first:
+            return 1 + batch.pending
+    return None
 
 
 def _row(group: str, partition: int, owner: MemberInfo | None, lag: _Lag | None, now: float) -> PartitionLag:

@@ -5,6 +5,10 @@ another publishes them to a second stream. In each trial either the driver (JVM 
 get SIGKILL while batches are under way; a dead driver is started again on the same checkpoints. After each trial the
 Parquet table must equal the input exactly and the second stream must hold each message once, in order for each subject.
 At the end ranges of the input are read several times in several ways, and have to be the same bytes.
+
+Then come generated cases (`spark_generated`): streams, readers and faults that are drawn, each judged against a plain
+reader that asks the leader for one message after the other. A case that fails is named in the log; run it again with
+the same `--seed` and `--first-case`.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import pyarrow.parquet as pq
 from parti.bench.goals import Figure
 from parti.bench.load import create_stream
 from parti.bench.report import Option, Proof, RunContext
+from parti.prove.spark_case import WRONG
 from parti.prove.spark_driver import digest
 from parti.prove.spark_process import Driver
 from parti.testing import NatsServer
@@ -146,6 +151,8 @@ def _inversions(stored: list[tuple[str, bytes]]) -> int:
 def run(ctx: RunContext) -> dict[str, Figure]:
     """Trial after trial on one pair of checkpoints; the figures count what went wrong in any of them."""
     trials = min(int(ctx.options["trials"]), 2) if ctx.quick else int(ctx.options["trials"])
+    if not trials:
+        return {**dict.fromkeys(_WRONG, 0), **_generated(ctx)}
     messages = int(ctx.options["messages"]) // (2 if ctx.quick else 1)
     rng = ctx.random()
     figures: Counter[str] = Counter(trials=trials, driver_kills=0, worker_kills=0, batches_replayed=0)
@@ -172,10 +179,26 @@ def run(ctx: RunContext) -> dict[str, Figure]:
         finally:
             driver.close()
             experiment.close()
+    generated = _generated(ctx)
     figures["messages"] = len(experiment.expected)
     figures["driver_starts"] = driver.starts
     figures["query_failures"] = len(driver.failures)
-    return {**figures, **{name: wrong[name] for name in GOALS}}
+    return {**figures, **{name: wrong[name] for name in _WRONG}, **generated}
+
+
+def _generated(ctx: RunContext) -> dict[str, int]:
+    """Cases played in this process, and cases on a real Spark: both counted together."""
+    from parti.prove.spark_generated import case_driver, run_cases  # Spark is an extra
+
+    played, staged = int(ctx.options["cases"]), int(ctx.options["spark_cases"])
+    first, replicas = int(ctx.options["first_case"]), int(ctx.options["replicas"])
+    if ctx.quick:
+        played, staged = min(played, 12), min(staged, 1)
+    found = run_cases(ctx, cases=played, first=first, replicas=replicas)
+    if staged:
+        with tempfile.TemporaryDirectory(prefix="parti-cases-") as folder, case_driver(Path(folder)) as driver:
+            found.update(run_cases(ctx, cases=staged, first=first, replicas=replicas, driver=driver))
+    return {name: found[name] for name in ("cases", "rows", "losses_told", "faults", *_CASES)}
 
 
 def _trial(
@@ -214,12 +237,20 @@ _WRONG = (
     "stream_out_of_order",
     "replays_that_differ",
 )
-GOALS = dict.fromkeys(_WRONG, "== 0")
+_CASES = tuple(f"cases_{kind}" for kind in WRONG)
+GOALS = dict.fromkeys((*_WRONG, *_CASES), "== 0")
 
 PROOF = Proof(
     name="spark",
     help="Spark driver and workers killed at random: Parquet equals the input, the sink stream holds each once.",
     run=run,
     goals=GOALS,
-    options=(Option("trials", 30, "kills"), Option("messages", 2_000, "messages of a trial")),
+    options=(
+        Option("trials", 30, "kills"),
+        Option("messages", 2_000, "messages of a trial"),
+        Option("cases", 200, "generated cases that are played without a Spark"),
+        Option("spark_cases", 20, "generated cases on a real Spark"),
+        Option("first_case", 0, "number of the first generated case"),
+        Option("replicas", 1, "of the streams of generated cases: with 3 on a cluster of three servers"),
+    ),
 )

@@ -25,6 +25,8 @@ class ProofBroken(FatalError):
 class Driver:
     """The driver process, started anew after each death; its checkpoints stay."""
 
+    module = "parti.prove.spark_driver"
+
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
         self._log = (Path(config["folder"]) / "driver.log").open("ab")
@@ -42,7 +44,7 @@ class Driver:
             return
         self.end()
         self._ready.clear()
-        command = [sys.executable, "-m", "parti.prove.spark_driver", json.dumps(self._config)]
+        command = [sys.executable, "-m", self.module, json.dumps(self._config)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True
         )
@@ -105,6 +107,9 @@ class Driver:
             raise ProofBroken("the Spark driver did not answer a replay")
         return self._answers[-1]
 
+    def _heard(self, message: dict[str, Any]) -> None:
+        """Something that this kind of driver does not say."""
+
     def end(self) -> None:
         """After this returns, the process and everything below it are gone."""
         if self._process is None:
@@ -135,6 +140,8 @@ class Driver:
                 self._answered.set()
             elif "failed" in message:
                 self.failures.append(message["failed"])
+            else:
+                self._heard(message)
         self._ready.set()  # it ended: whoever waits must look
 
 

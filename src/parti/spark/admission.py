@@ -21,13 +21,14 @@ class Admission:
     def of(cls, options: SourceOptions) -> Admission:
         return cls(options.max_offsets, options.max_bytes, options.min_offsets, options.max_delay)
 
-    def end(self, state: StreamState, after: int, target: int) -> int:
+    def end(self, state: StreamState, after: int, target: int, begins: int = 0) -> int:
         """The last sequence of a batch that begins behind `after` and may go to `target` at most.
 
         Sequences are counted, not rows: filters and deletions make fewer of them. What is gone from the front of the
-        stream does not count.
+        stream does not count, nor what was deleted before `begins`, where the first message is: a gap of a million
+        would be a thousand empty batches.
         """
-        first = max(after, state.first_seq - 1)
+        first = min(max(after, state.first_seq - 1, begins - 1), target)
         allowed = target - first
         if self.max_offsets is not None:
             allowed = min(allowed, self.max_offsets)

@@ -14,14 +14,17 @@ from parti.spark.columns import ColumnBuilder
 from parti.spark.outage import DriverLink
 from parti.spark.preflight import check_subjects
 from parti.spark.source_options import SourceOptions
-from parti.spark.tasks import RangePartition, RangeTask, split
-from parti.wire.ranges import RangeReader
+from parti.spark.tasks import RangePartition, RangeTask, split, without_gaps
+from parti.wire.ranges import RangeReader, StreamState
 
 log = get_logger("spark.source")
 
 
 class JetStreamReader(DataSourceReader):
     """Reads everything between two places of a stream, complete and each message once.
+
+    From `earliest` a task begins at the first message that is there when it begins: a stream at its limits goes on
+    removing messages while the query is planned, and nobody was promised those.
 
     It has no `pushFilters`: with it Spark refuses the reader unless a setting that is off by default is on
     (SPARK.md 1.1). The option `subjects` filters where it is cheap.
@@ -36,17 +39,21 @@ class JetStreamReader(DataSourceReader):
         """The range as of now, split into tasks."""
         link = DriverLink(self._options.connect, self._options.retry_budget)
         try:
-            whole = link.ask(self._range)
+            return list(link.ask(self._parts))
         finally:
             link.close()
-        return list(split(whole.created, whole.after, whole.to, self._options)) or [whole]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs on an executor."""
         assert isinstance(partition, RangePartition)
         return self._task.read(partition)
 
-    def _range(self, reader: RangeReader) -> RangePartition:
+    def _parts(self, reader: RangeReader) -> list[RangePartition]:
+        state, whole = self._range(reader)
+        parts = split(whole.created, whole.after, whole.to, self._options, open_start=whole.open_start)
+        return without_gaps(reader, state, parts) or [whole]
+
+    def _range(self, reader: RangeReader) -> tuple[StreamState, RangePartition]:
         check_subjects(reader, self._options.stream, self._options.subjects)
         state = reader.state(self._options.stream)
         first = self._options.starting.first_sequence(reader, state)
@@ -56,7 +63,7 @@ class JetStreamReader(DataSourceReader):
                 f"the sequences {first} to {end - 1} reach beyond the last one of stream {state.name!r}, "
                 f"{state.last_seq}: a batch reads what is there"
             )
-        if first < state.first_seq and first < end and state.retention != "workqueue":
+        if first < state.first_seq and first < end and state.loses:
             last = min(state.first_seq, end) - 1
             if self._options.fail_on_data_loss:
                 raise DataLoss(
@@ -67,4 +74,5 @@ class JetStreamReader(DataSourceReader):
                     first_available=state.first_seq,
                 )
             log.warning("source.data_lost", stream=state.name, first=first, last=last)
-        return RangePartition(state.created, max(first, state.first_seq) - 1, end - 1)
+        open_start = self._options.starting.is_open(first, state)
+        return state, RangePartition(state.created, max(first, state.first_seq) - 1, end - 1, open_start=open_start)

@@ -98,6 +98,10 @@ class Position:
             return state.last_seq + 1
         return _first_since(reader, state, self.at) if self.is_time else self.at
 
+    def is_open(self, first: int, state: StreamState) -> bool:
+        """Whether this place, now at `first`, is wherever the stream begins: what goes before it is read is no loss."""
+        return self.at == "earliest" or (self.is_time and first <= state.first_seq)
+
 
 def _first_since(reader: RangeReader, state: StreamState, time_ns: int) -> int:
     """The first sequence stored at or after `time_ns`, by asking the stream's leader for ~log2(n) messages.

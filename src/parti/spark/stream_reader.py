@@ -25,7 +25,7 @@ from parti.spark.offsets import Offset
 from parti.spark.outage import DriverLink
 from parti.spark.preflight import check_subjects
 from parti.spark.source_options import SourceOptions
-from parti.spark.tasks import RangePartition, RangeTask, split
+from parti.spark.tasks import RangePartition, RangeTask, split, without_gaps
 from parti.wire.ranges import BehindLeader, RangeReader, StreamState
 
 if TYPE_CHECKING:
@@ -54,7 +54,11 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._committed: tuple[str, int] | None = None
         self._target: tuple[str, int] | None = None  # of AvailableNow: (created, last sequence)
         self._seen: StreamState | None = None
+        self._begins = 0  # where the first message of the next batch is
         self._last_batch: float | None = None
+        self._open = options.starting.at == "earliest"
+        """Whether the query's first batch begins wherever the stream does: nobody was promised what went before."""
+        self._planned: Offset | None = None  # the end of the batch that this process planned last
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query starts; awaited through an outage, because a wrong start could never be put right."""
@@ -79,7 +83,8 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         state = ask(lambda reader: self._observe(reader, begin))
         if state is None:
             return begin.to_json()
-        return self._next(begin, state, finite=finite, everything=isinstance(limit, ReadAllAvailable)).to_json()
+        self._planned = self._next(begin, state, finite=finite, everything=isinstance(limit, ReadAllAvailable))
+        return self._planned.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Always a number of rows, so that ReadAllAvailable in `latestOffset` means Trigger.Once."""
@@ -105,7 +110,10 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """The tasks of a batch; the same range for the same offsets, also in another run of the query."""
         if (group := self._membership()) is not None:
             found = group.ranges(start, end)
-            return [] if found is None else list(split(found.created, found.after, found.to, self._options, found))
+            if found is None:
+                return []
+            fresh = self._open and not start["lease"] and found.after == start["sequence"]
+            return list(split(found.created, found.after, found.to, self._options, found, open_start=fresh))
         begin, finish = self._offset(start), self._offset(end)
         after = begin.begin_of(finish)
         if finish.sequence <= after:
@@ -120,9 +128,13 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             )
             return []
         gone = min(state.first_seq - 1, finish.sequence)
-        if gone > after and state.retention != "workqueue":  # there it was somebody's work, and is done
-            self._lost(after + 1, gone, f"stream {state.name!r} begins at sequence {state.first_seq} by now")
-        return list(split(finish.created, max(after, gone), finish.sequence, self._options))
+        # A batch that another process planned is in the checkpoint: it is replayed as it was, or its loss is told.
+        fresh = self._open and after == finish.started and finish == self._planned
+        if gone > after and state.loses and not fresh:
+            which = f"sequences {after + 1} to {gone} ({gone - after}) are gone unread"
+            self._lost(after + 1, gone, f"stream {state.name!r} begins at sequence {state.first_seq} by now: {which}")
+        parts = split(finish.created, max(after, gone), finish.sequence, self._options, open_start=fresh)
+        return list(self._ask(lambda reader: without_gaps(reader, state, parts)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs on an executor."""
@@ -170,6 +182,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         first = self._options.starting.first_sequence(reader, state)
         if first > state.last_seq + 1:
             raise ConfigError(f"startingOffsets {first} lies beyond the last sequence {state.last_seq} of {state.name}")
+        self._open = self._options.starting.is_open(first, state)
         self._prepare(reader, state, first - 1)
         return Offset(state.name, state.created, first - 1, first - 1)
 
@@ -185,6 +198,9 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             raise BehindLeader(f"stream {state.name!r} ends at {state.last_seq}, but {begin.sequence} was read already")
         self._prepare(reader, state, begin.sequence)
         self._seen = state
+        self._begins = 0
+        if state.num_deleted and state.created == begin.created and begin.sequence < state.last_seq:
+            self._begins = reader.next_sequence(state.name, begin.sequence + 1) or state.last_seq
         return state
 
     def _next(self, begin: Offset, state: StreamState, *, finite: bool, everything: bool) -> Offset:
@@ -199,7 +215,9 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if not finite and self._admission.too_few(state, begin.sequence, target, waited):
             return begin
         self._last_batch = now
-        return replace(begin, sequence=target if everything else self._admission.end(state, begin.sequence, target))
+        if everything:
+            return replace(begin, sequence=target)
+        return replace(begin, sequence=self._admission.end(state, begin.sequence, target, self._begins))
 
     def _after_loss(self, begin: Offset, state: StreamState) -> Offset:
         """Where to go on in a stream that is not what it was; raises DataLoss unless that is allowed."""
@@ -228,6 +246,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                 stream=self._options.stream,
                 first_missing=first,
                 first_available=(last or first) + 1,
+                count=None if last is None else last - first + 1,
             )
         log.warning("source.data_lost", stream=self._options.stream, first=first, last=last, what=what)
 

@@ -18,7 +18,7 @@ from parti.spark.group_columns import GroupRange
 from parti.spark.source_options import SourceOptions
 from parti.spark.worker_process import settle
 from parti.wire.options import ConnectOptions
-from parti.wire.ranges import RangeReader
+from parti.wire.ranges import RangeReader, StreamState
 
 log = get_logger("spark.source")
 
@@ -29,10 +29,16 @@ _MOST_IDLE = 4
 
 
 class RangePartition(InputPartition):
-    """The messages with `after` < sequence <= `to` of one incarnation of the stream."""
+    """The messages with `after` < sequence <= `to` of one incarnation of the stream.
 
-    def __init__(self, created: str, after: int, to: int, group: GroupRange | None = None) -> None:
+    With `open_start`, those that are there when the task begins: nobody was promised the ones before.
+    """
+
+    def __init__(
+        self, created: str, after: int, to: int, group: GroupRange | None = None, *, open_start: bool = False
+    ) -> None:
         super().__init__((after, to))
+        self.open_start = open_start
         self.created = created
         self.after = after
         self.to = to
@@ -43,7 +49,13 @@ class RangePartition(InputPartition):
 
 
 def split(
-    created: str, after: int, to: int, options: SourceOptions, group: GroupRange | None = None
+    created: str,
+    after: int,
+    to: int,
+    options: SourceOptions,
+    group: GroupRange | None = None,
+    *,
+    open_start: bool = False,
 ) -> list[RangePartition]:
     """The range as tasks of nearly the same size: none smaller than the minimum, unless the maximum asks for it.
 
@@ -56,7 +68,29 @@ def split(
     if options.max_records is not None:
         tasks = max(tasks, -(-count // options.max_records))
     cuts = [after + count * index // tasks for index in range(tasks + 1)]
-    return [RangePartition(created, low, high, group) for low, high in pairwise(cuts)]
+    return [RangePartition(created, low, high, group, open_start=open_start) for low, high in pairwise(cuts)]
+
+
+def without_gaps(reader: RangeReader, state: StreamState, parts: list[RangePartition]) -> list[RangePartition]:
+    """The tasks in whose ranges the leader holds messages; a deleted stretch of a million is no thousand tasks.
+
+    All of them, when the stream lost messages from its front meanwhile: then the tasks find out what is gone. And when
+    it has another leader by now, which may not know all of the range yet.
+    """
+    if not state.num_deleted or len(parts) < 2:
+        return parts
+    held: list[RangePartition] = []
+    following: int | None = 0
+    for part in parts:
+        if following is not None and following <= part.after:
+            following = reader.next_sequence(state.name, part.after + 1)
+        if following is None:
+            break
+        if following <= part.to:
+            held.append(part)
+    now = reader.state(state.name)
+    moved = state.loses and now.first_seq - 1 > max(parts[0].after, state.first_seq - 1)
+    return parts if moved or now.leader != state.leader else held
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +120,16 @@ class RangeTask:
         if partition.after >= partition.to:
             return
         with _borrowed(self.connect, self.patience) as reader:
-            if self.fail_on_data_loss:
-                yield from self._read_all(reader, partition)
-            else:
-                yield from self._read_what_is_left(reader, partition)
-
-    def _read_all(self, reader: RangeReader, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-        for batch in self._batches(reader, partition, partition.after, self._needed(partition)):
-            yield self._built(partition, batch)
-
-    def _read_what_is_left(self, reader: RangeReader, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-        """As `_read_all`, but what the stream lost meanwhile is logged and passed over."""
-        wanted = tuple({*self._needed(partition), "sequence"})
-        position = partition.after
-        while position < partition.to:
             try:
-                for batch in self._batches(reader, partition, position, wanted):
-                    position = batch.column("sequence")[-1].as_py()
+                for batch in self._batches(reader, partition):
                     yield self._built(partition, batch)
-                return
-            except DataLoss as loss:
-                last = min(loss.first_available - 1, partition.to)
-                log.warning("source.data_lost", stream=self.stream, first=loss.first_missing, last=last)
-                position = max(position, last)
+            except DataLoss as loss:  # only of the whole stream, when losses are allowed
+                if self.fail_on_data_loss:
+                    raise
+                self._log_lost(loss.first_missing, min(loss.first_available - 1, partition.to))
+
+    def _log_lost(self, first: int, last: int) -> None:
+        log.warning("source.data_lost", stream=self.stream, first=first, last=last)
 
     def _needed(self, partition: RangePartition) -> tuple[str, ...]:
         return self.columns.needed if partition.group is None else partition.group.needed(self.columns)
@@ -116,17 +137,17 @@ class RangeTask:
     def _built(self, partition: RangePartition, batch: pa.RecordBatch) -> pa.RecordBatch:
         return self.columns.build(batch) if partition.group is None else partition.group.build(self.columns, batch)
 
-    def _batches(
-        self, reader: RangeReader, partition: RangePartition, after: int, wanted: tuple[str, ...]
-    ) -> Iterator[pa.RecordBatch]:
+    def _batches(self, reader: RangeReader, partition: RangePartition) -> Iterator[pa.RecordBatch]:
         group = partition.group
         return reader.read(
             self.stream if group is None else group.stream,
-            after,
+            partition.after,
             partition.to,
             subjects=self.subjects if group is None else group.subjects,
-            columns=wanted,
+            columns=self._needed(partition),
             created=partition.created,
+            open_start=partition.open_start,
+            on_loss=None if self.fail_on_data_loss else self._log_lost,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ from parti.wire.api_call import ApiCaller
 from parti.wire.errors import MessageNotFound, status_error
 from parti.wire.names import token
 from parti.wire.requests import Reply
-from parti.wire.stored import StoredMessage
+from parti.wire.stored import AnsweredElsewhere, StoredMessage
 
 _NOT_FOUND = 404
 _END_OF_BATCH = 204
 _NO_RESPONDERS = 503
+_TRIES = 8  # of a Direct Get that mirrors answer as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,10 @@ class MessageCalls(ApiCaller):
     async def direct_get(
         self, stream: str, *, seq: int | None = None, last_by_subj: str | None = None, next_by_subj: str | None = None
     ) -> StoredMessage:
-        """The message from any replica: fast, and possibly stale. Needs allow_direct; raises `MessageNotFound`."""
+        """The message from any replica or mirror: fast, and possibly stale. Needs allow_direct.
+
+        Raises `MessageNotFound`, also where only the one that answered lacks it: what must be true, ask with `msg_get`.
+        """
         call = f"DIRECT.GET.{token(stream, what='stream')}"
         payload = json.dumps(_selection(seq, last_by_subj, next_by_subj)).encode()
         try:
@@ -90,7 +95,9 @@ class MessageCalls(ApiCaller):
         """Up to `batch` messages at or after `seq` or `start_time`, of the subjects that `next_by_subj` matches.
 
         All of them are held in memory: bound them by `batch` and `max_bytes`. Keep batches small (hundreds): the
-        server serves one without letting writers in between.
+        server serves one without letting writers in between. Mirrors of the stream answer as well; what they sent is
+        not taken but asked for again, and after some tries raised as AnsweredElsewhere. An empty answer may be a
+        mirror's, or a replica's that lags: ask the leader before it counts (`msg_get`).
         """
         self.require((2, 11, 0), "batch Direct Get")
         if batch < 1:
@@ -104,9 +111,13 @@ class MessageCalls(ApiCaller):
             body["next_by_subj"] = next_by_subj
         if max_bytes is not None:
             body["max_bytes"] = max_bytes
-        return await self._gather(f"DIRECT.GET.{token(stream, what='stream')}", body)
+        call = f"DIRECT.GET.{token(stream, what='stream')}"
+        for _ in range(_TRIES - 1):  # whom the server asks is by chance
+            with contextlib.suppress(AnsweredElsewhere):
+                return await self._gather(stream, call, body)
+        return await self._gather(stream, call, body)
 
-    async def _gather(self, call: str, body: Mapping[str, Any]) -> DirectBatch:
+    async def _gather(self, stream: str, call: str, body: Mapping[str, Any]) -> DirectBatch:
         answers: asyncio.Queue[Reply | PartiError] = asyncio.Queue()
         token_, inbox = await self.connection.requests.expect(answers.put_nowait)
         messages: list[StoredMessage] = []
@@ -125,6 +136,8 @@ class MessageCalls(ApiCaller):
                         raise _no_direct(call)
                     if answer.status:
                         raise status_error(answer.status, answer.description, request=call)
+                    if (other := answer.headers.get("Nats-Stream")) != stream:
+                        raise AnsweredElsewhere(f"{call} was answered by the mirror {other!r}")
                     messages.append(StoredMessage.from_direct(answer))
         except TimeoutError:
             raise RequestTimeout(f"{call}: the batch did not end within {self.timeout:g} s") from None

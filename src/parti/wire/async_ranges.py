@@ -13,6 +13,7 @@ from parti.errors import UsageError
 from parti.wire.columns import SCHEMA
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import PATIENCE, Path, RangeReader, ReadEnded
+from parti.wire.witness import OnLoss
 
 _WAITING = 2  # batches handed over and not taken yet; with those the thread stops reading, and so does the server
 _GRACE = 0.5  # seconds for a read that is given up to remove its consumer; then its connection is cut
@@ -43,11 +44,15 @@ class AsyncRangeReader:
         columns: tuple[str, ...] = tuple(SCHEMA.names),
         path: Path = "auto",
         allow_gone: bool = False,
+        on_loss: OnLoss | None = None,
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """As `RangeReader.read`. Leave it early only through `contextlib.aclosing`, or read on to the end."""
+        """As `RangeReader.read`, which calls `on_loss` from its thread.
+
+        Leave it early only through `contextlib.aclosing`, or read on to the end.
+        """
         self._claim()
         batches = self._reader.read(
-            stream, after, to, subjects=subjects, columns=columns, path=path, allow_gone=allow_gone
+            stream, after, to, subjects=subjects, columns=columns, path=path, allow_gone=allow_gone, on_loss=on_loss
         )
         handover = self._handover = _Handover(self._reader, batches)
         try:

@@ -5,6 +5,7 @@ An attempt may end early, never wrongly. Whether anything is left behind the cur
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import re
@@ -20,9 +21,11 @@ from parti.errors import ConnectionFailed, RequestTimeout, TransientError
 from parti.wire.blocking import BlockingConnection, status_of
 from parti.wire.columns import Deliveries, consumer_deliveries, direct_deliveries, is_delivery
 from parti.wire.cursor import Cursor
-from parti.wire.errors import BatchCompleted, MessageExceedsMaxBytes, status_error
-from parti.wire.frames import Frames
+from parti.wire.errors import BatchCompleted, MessageExceedsMaxBytes, MessageNotFound, status_error
+from parti.wire.frames import Frames, scan
 from parti.wire.state import StreamState
+from parti.wire.stored import parse_time
+from parti.wire.witness import LISTED
 
 _PULL_BATCH = 32_000
 _WAITING = 8  # pulls that a consumer may hold; we never have more than two open
@@ -33,6 +36,9 @@ _DIRECT_BYTES = 1 << 20
 _STALL = 2.0  # seconds without a byte although an answer is due; then the server is asked whether it lives
 _STALLS = 5  # ... and after so many of them in a row a new consumer is tried
 _AFTERMATH = 0.05  # seconds to wait for deliveries that a "nothing more" has overtaken on its way
+_PLACINGS = 8  # tries to get a consumer onto the stream leader's server; each hits one of three in a usual cluster
+_DEAR_PLACINGS = 2  # ... on an interest stream, where each consumer is replicated
+_LEADER_BATCH = 256  # messages that the leader is asked for one by one, before Direct Get is tried again
 _IDLE = 30.0  # seconds after which the server removes a consumer that a crashed reader left behind
 _LAST_SEQUENCE = re.compile(rb"\r\nNats-Last-Sequence: (\d+)\r\n")
 _PENDING_MESSAGES = re.compile(rb"\r\nNats-Pending-Messages: (\d+)\r\n")
@@ -115,6 +121,10 @@ class ConsumerAttempt(Attempt):
         super().__init__(connection, state.name, cursor)
         self._last_seq = state.last_seq
         self._selective = selective
+        self._leader = state.leader if state.replicas > 1 else None
+        self._unlisted = state.num_deleted > LISTED
+        self._placings = _PLACINGS if state.retention == "limits" else _DEAR_PLACINGS
+        self._server: str | None = None
         self._consumer = ""
         self._next = 1  # the consumer sequence that must come next
         self._pulls: dict[str, int] = {}  # inbox token -> batch of the latest pulls
@@ -143,7 +153,7 @@ class ConsumerAttempt(Attempt):
                 deliveries = deliveries.select(np.arange(len(deliveries)) < good)
             self._due -= len(deliveries)
             dry = len(deliveries) > 0 and deliveries.pending[-1] == 0
-            yield self.cursor.accept(deliveries)
+            yield self.cursor.accept(deliveries, filtered=self.served != ">")
             if not intact:
                 raise ReadInterrupted(f"a delivery of {self.stream!r} was lost behind sequence {self.cursor.position}")
             statuses = frames.select(~data)
@@ -157,11 +167,26 @@ class ConsumerAttempt(Attempt):
         chosen = self.cursor.chosen
         if len(chosen.patterns) == 1 and not chosen.matches_all:
             matching = self._create(chosen.patterns[0])
-            if matching < self._selective * (self._last_seq - self.cursor.position):
+            if matching < self._selective * (self._last_seq - self.cursor.position) and self._led(chosen.patterns[0]):
                 self.served = chosen.patterns[0]
                 return
             self._delete()
         self._create(None)
+        if self._unlisted:
+            self._led(None)
+
+    def _led(self, subject: str | None) -> bool:
+        """Whether the consumer reads what the stream's leader holds; it is made anew until it does.
+
+        The server puts it on any replica. One that lacks messages leaves gaps, and where the server filters, or there
+        are too many deletions to list, nobody could tell them from what is rightly not there.
+        """
+        for _ in range(self._placings):
+            if self._leader is None or self._server == self._leader:
+                return True
+            self._delete()
+            self._create(subject)
+        return self._server == self._leader
 
     def _create(self, subject: str | None) -> int:
         """Create the consumer; returns how many messages it has to deliver up to the stream's end."""
@@ -182,6 +207,7 @@ class ConsumerAttempt(Attempt):
             f"CONSUMER.CREATE.{self.stream}.{self._consumer}" + (f".{subject}" if subject else ""),
             {"stream_name": self.stream, "config": config, "action": "create"},
         )
+        self._server = (answer.get("cluster") or {}).get("leader")
         return int(answer["num_pending"])
 
     def _delete(self) -> None:
@@ -248,7 +274,11 @@ def _pending_messages(header: bytes) -> int:
 
 
 class DirectAttempt(Attempt):
-    """Through batch Direct Get: for work queues, which allow no second consumer, and for small ranges."""
+    """Through batch Direct Get: for work queues, which allow no second consumer, and for small ranges.
+
+    Every replica answers it, and so does every mirror of the stream, in its name (`mirror_direct`, which the server
+    sets by itself). What a mirror sent is refused: it may be filtered, and deletions never reach it.
+    """
 
     def run(self) -> Iterator[Deliveries]:
         cursor = self.cursor
@@ -258,7 +288,7 @@ class DirectAttempt(Attempt):
             following = self._following(frames)
             if following is not None and following <= cursor.to:
                 self._ask(following)  # before we parse, so that the server reads the next batch meanwhile
-            deliveries, statuses = direct_deliveries(frames)
+            deliveries, statuses = direct_deliveries(frames, self.stream.encode())
             yield cursor.accept(deliveries)
             ended = False
             for index in statuses:
@@ -286,3 +316,37 @@ class DirectAttempt(Attempt):
         if status in (408, 409, 412, 429, 503):
             raise self._interrupted(status, description) from error
         raise error
+
+
+class LeaderAttempt(Attempt):
+    """Message by message from the stream's leader, some at a time: slow, and right whoever else answers.
+
+    For a work queue whose Direct Get a mirror answers: close to a mirror, each time.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def run(self) -> Iterator[Deliveries]:
+        frames, position = bytearray(), self.cursor.position
+        for _ in range(_LEADER_BATCH):
+            try:
+                request = {"seq": position + 1, "next_by_subj": ">"}
+                message = self.connection.api(f"STREAM.MSG.GET.{self.stream}", request)["message"]
+            except MessageNotFound:
+                break
+            position = int(message["seq"])
+            frames += _as_delivered(message)
+            if position >= self.cursor.to or len(frames) > _DIRECT_BYTES:
+                break
+        if frames:
+            yield self.cursor.accept(consumer_deliveries(scan(np.frombuffer(frames, dtype=np.uint8), len(frames))))
+
+
+def _as_delivered(message: dict[str, Any]) -> bytes:
+    """The frame in which a consumer would have sent the message."""
+    header, data = (base64.b64decode(message.get(part) or "") for part in ("hdrs", "data"))
+    reply = b"$JS.ACK.s.c.1.%d.1.%d.0" % (message["seq"], parse_time(message["time"]))
+    sizes = b"%d %d" % (len(header), len(header) + len(data)) if header else b"%d" % len(data)
+    verb = b"HMSG" if header else b"MSG"
+    return b"%s %s 1 %s %s\r\n%s%s\r\n" % (verb, message["subject"].encode(), reply, sizes, header, data)

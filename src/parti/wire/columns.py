@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from parti.errors import ProtocolError
 from parti.wire.frames import Bytes, Frames, Ints, binary_array, compact, uints
+from parti.wire.stored import AnsweredElsewhere
 
 _DOT, _COLON, _SPACE, _LF = 46, 58, 32, 10
 _ACK = b"$JS.ACK."
@@ -192,8 +193,11 @@ def _ack_numbers_plain(frames: Frames) -> Ints:
     return np.array(rows, dtype=np.int64).reshape(-1, 5).T
 
 
-def direct_deliveries(frames: Frames) -> tuple[Deliveries, list[int]]:
-    """The messages of a Direct Get answer, and the indexes of the frames that are statuses instead."""
+def direct_deliveries(frames: Frames, stream: bytes) -> tuple[Deliveries, list[int]]:
+    """The messages of a Direct Get answer, and the indexes of the frames that are statuses instead.
+
+    Raises AnsweredElsewhere for messages that another stream sent: mirrors answer in their origin's name.
+    """
     extra = len(_DIRECT_LINES)
     text, offsets = compact(frames.data, frames.header_start, frames.payload_start)
     newline = np.flatnonzero(text == _LF)
@@ -209,6 +213,11 @@ def direct_deliveries(frames: Frames) -> tuple[Deliveries, list[int]]:
         starts[row] += len(name)
     stored[stored] = named
     starts, ends = starts[:, named], ends[:, named]
+    own = (ends[0] - starts[0] == len(stream)) & _starts_with(text, starts[0], stream)
+    if not own.all():
+        other = int(np.argmin(own))
+        mirror = text[starts[0, other] : ends[0, other]].tobytes().decode(errors="replace")
+        raise AnsweredElsewhere(f"Direct Get on {stream.decode()!r} was answered by its mirror {mirror!r}")
     sequence, pending = uints(text, starts[_SEQUENCE], ends[_SEQUENCE]), uints(text, starts[_PENDING], ends[_PENDING])
     if sequence is None or pending is None:
         raise ProtocolError("a Direct Get answer carries a sequence that is no number")

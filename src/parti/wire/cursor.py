@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from parti.errors import DataLoss
 from parti.wire.columns import Deliveries
 from parti.wire.filters import SubjectFilter
-from parti.wire.frames import Ints
+from parti.wire.witness import Witness, gaps
 
 
 class Cursor:
@@ -16,12 +17,15 @@ class Cursor:
     and go: a consumer created on a lagging replica starts at that replica's end, which may lie before the position.
     """
 
-    def __init__(self, after: int, to: int, chosen: SubjectFilter) -> None:
+    def __init__(self, after: int, to: int, chosen: SubjectFilter, witness: Witness) -> None:
         self.position = max(after, 0)
         self.to = to
         self.chosen = chosen
-        self.first_hole: int | None = None
-        """The first sequence that was passed without being seen: deleted, aged out, or kept back by a filter."""
+        self.witness = witness
+        self.withheld: int | None = None
+        """A sequence that the leader holds and that did not come: nothing behind it may be handed on."""
+        self.loss: DataLoss | None = None
+        """What is gone behind the position; to be raised when all before it was handed on."""
 
     def __repr__(self) -> str:
         return f"<Cursor {self.position} of {self.to}, {self.chosen}>"
@@ -30,33 +34,49 @@ class Cursor:
     def done(self) -> bool:
         return self.position >= self.to
 
-    def accept(self, deliveries: Deliveries) -> Deliveries:
-        """The part of a batch, given in order, that is new, in the range and wanted; moves the position past it all."""
-        sequence = deliveries.stream_seq
-        if len(sequence) == 0:
+    def accept(self, deliveries: Deliveries, *, filtered: bool = False) -> Deliveries:
+        """The part of a batch, given in order, that is new, in the range and wanted; moves the position past it all.
+
+        `filtered`: the server was asked for some subjects only.
+        """
+        if not len(deliveries) or self.withheld is not None or self.loss is not None:
+            return deliveries.select(np.zeros(len(deliveries), dtype=bool))
+        if deliveries.stream_seq[0] <= self.position:
+            deliveries = deliveries.select(deliveries.stream_seq > self.position)
+        if (stale := self.witness.stale(deliveries.stream_seq)) is not None:
+            deliveries = deliveries.select(~stale)
+        if not len(deliveries):
             return deliveries
-        if sequence[0] <= self.position or sequence[-1] > self.to:
-            self._note_hole(sequence[sequence > self.position])
-            deliveries = deliveries.select((sequence > self.position) & (sequence <= self.to))
-        else:
-            self._note_hole(sequence)
-        self.position = max(self.position, min(int(sequence[-1]), self.to))
+        sequence = deliveries.stream_seq
+        end = min(int(sequence[-1]), self.to)
+        missed = gaps(sequence, self.position, self.to)
+        if missed.size:
+            try:
+                self.withheld = self.witness.examine(missed, filtered=filtered)
+                end = end if self.withheld is None else self.withheld - 1
+            except DataLoss as loss:
+                self.loss, end = loss, loss.first_missing - 1
+        if end < sequence[-1] or (self.witness.open and self.witness.begins_behind >= sequence[0]):
+            deliveries = deliveries.select((sequence <= end) & (sequence > self.witness.begins_behind))
+        self.position = max(self.position, end)
+        self.witness.open = self.witness.open and not len(deliveries)
         if self.chosen.matches_all or not len(deliveries):
             return deliveries
         return deliveries.select(self.chosen.mask(deliveries.subjects()))
 
+    def resume(self) -> None:
+        """Another attempt begins at the position."""
+        self.withheld = None
+
     def skip_to(self, position: int) -> None:
-        """Move on to a position up to which nothing is left."""
+        """Move on to a position up to which the leader holds nothing; what was lost there is reported."""
         position = min(position, self.to)
         if position > self.position:
-            self.first_hole = self.first_hole or self.position + 1
+            self.witness.examine(np.array([[self.position + 1], [position]]), filtered=True)
             self.position = position
 
-    def _note_hole(self, sequence: Ints) -> None:
-        if self.first_hole is not None or len(sequence) == 0:
-            return
-        steps = np.diff(sequence, prepend=self.position)
-        if (steps != 1).any():
-            index = int(np.argmax(steps != 1))
-            hole = int(sequence[index - 1] if index else self.position) + 1
-            self.first_hole = hole if hole <= self.to else None
+    def begin_at(self, first: int) -> None:
+        """Move on to the stream's first sequence, if it lies behind the position; what was lost is reported."""
+        if first - 1 > self.position:
+            self.witness.gone_at_start(self.position, self.to)
+            self.position = min(first - 1, self.to)

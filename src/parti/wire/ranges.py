@@ -6,6 +6,8 @@ error was raised. It never ends short. That needs care, because the server gives
 
 - a lagging replica answers "nothing more", and an expired consumer answers 404, without any error. So a range is done
   only when its last sequence was seen, or when the stream *leader* says that nothing is left below it;
+- a replica that lags, or lost a part of its store, leaves messages out, and a mirror answers Direct Get in its origin's
+  name. So every gap in the sequences is proven by the leader (`witness`), and a mirror's answer is not taken;
 - deliveries can be lost when a connection or a leader changes. So consumer sequences must be consecutive, else the
   read starts anew behind the last message that was yielded.
 """
@@ -22,7 +24,7 @@ import pyarrow as pa
 from parti.backoff import Backoff
 from parti.errors import ConnectionFailed, DataLoss, FatalError, PartiError, TransientError, UsageError
 from parti.subjects import validate_token
-from parti.wire.attempt import Attempt, ConsumerAttempt, DirectAttempt, ReadInterrupted
+from parti.wire.attempt import Attempt, ConsumerAttempt, DirectAttempt, LeaderAttempt, ReadInterrupted
 from parti.wire.blocking import BlockingConnection
 from parti.wire.columns import SCHEMA
 from parti.wire.cursor import Cursor
@@ -30,11 +32,14 @@ from parti.wire.errors import MessageNotFound
 from parti.wire.filters import SubjectFilter
 from parti.wire.options import ConnectOptions
 from parti.wire.state import StreamState
+from parti.wire.stored import AnsweredElsewhere
+from parti.wire.witness import OnLoss, Witness
 
 Path = Literal["auto", "consumer", "direct"]
 
 DIRECT_BELOW = 500  # a Direct Get of few messages is quicker than creating and deleting a consumer (SPARK.md 2.3)
 SELECTIVE = 0.15  # below this share of matches a filter on the server is cheaper than reading everything (SPARK.md 5)
+_DIRECT_TRIES = 4  # Direct Gets that a mirror may answer, or the leader contradict, before another way is taken
 _WAITS = Backoff(base=0.01, cap=1.0, max_tries=None)  # a lagging replica catches up within milliseconds
 PATIENCE = 30.0  # seconds without any progress before a read gives up; a leader election takes up to 6
 BEHIND = 10.0  # ... or that a leader may take to learn of the range's end, before the end is taken for a mistake
@@ -61,6 +66,7 @@ class RangeReader:
         self.patience = patience
         self._name = name
         self._connection: BlockingConnection | None = None
+        self._side: BlockingConnection | None = None  # for questions while messages come on the other one
         self._closed = False
         self._cancelled = threading.Event()
 
@@ -80,8 +86,9 @@ class RangeReader:
     def cancel(self) -> None:
         """End the read under way with ReadEnded, also if it waits for the network; the reader can be used again."""
         self._cancelled.set()
-        if self._connection is not None:
-            self._connection.close()
+        for connection in (self._connection, self._side):
+            if connection is not None:
+                connection.close()
 
     def close(self) -> None:
         """End the connection and any read under way; the reader cannot be used again."""
@@ -100,7 +107,7 @@ class RangeReader:
 
     def state(self, stream: str) -> StreamState:
         """The stream's state from its leader."""
-        return StreamState.from_info(self.connection.api(f"STREAM.INFO.{validate_token(stream, what='stream')}"))
+        return _state(self.connection, validate_token(stream, what="stream"))
 
     def next_sequence(self, stream: str, at_least: int, subject: str = ">") -> int | None:
         """The first sequence >= `at_least` that holds a message of `subject`, asked of the leader; None for none."""
@@ -121,46 +128,63 @@ class RangeReader:
         path: Path = "auto",
         allow_gone: bool = False,
         created: str | None = None,
+        open_start: bool = False,
+        on_loss: OnLoss | None = None,
     ) -> Generator[pa.RecordBatch, None, None]:
         """The messages with `after` < sequence <= `to` whose subject matches, in order, each exactly once, all of them.
 
-        Raises DataLoss when messages of the range are no longer in the stream, unless `allow_gone` or the stream is a
-        work queue, and also when that cannot be ruled out: a sequence was missing, and the stream's first sequence
-        has passed it. Messages deleted one by one are no loss. With `created`, also when the stream of that creation
-        time was deleted and made anew. Faults are retried until `patience` seconds pass without progress; then the
-        last one is raised.
+        Raises DataLoss when the stream has removed messages of the range from its front before they were read, and
+        when that cannot be ruled out; not on a work queue, and not where messages go one by one (`StreamState.loses`).
+        With `on_loss` that is called instead, for each run of sequences, and the read goes on; with `allow_gone`
+        nobody is told. With `open_start` the read begins at the first message that is there when it begins: what went
+        before is no loss. Messages deleted one by one never are. With `created`, DataLoss also when the stream of that
+        creation time was deleted and made anew. Faults are retried until `patience` seconds pass without progress;
+        then the last one is raised.
         """
         validate_token(stream, what="stream")
         if unknown := set(columns) - set(SCHEMA.names):
             raise UsageError(f"unknown columns {sorted(unknown)}: choose from {SCHEMA.names}")
         if path not in get_args(Path):
             raise UsageError(f"unknown path {path!r}: choose from {get_args(Path)}")
-        return self._read(stream, Cursor(after, to, SubjectFilter(subjects)), columns, path, allow_gone, created)
+        witness = Witness(
+            lambda: self._ask_aside(stream, witness), allow_gone=allow_gone, open_start=open_start, on_loss=on_loss
+        )
+        return self._read(stream, Cursor(after, to, SubjectFilter(subjects), witness), columns, path, created)
 
     def _read(
-        self, stream: str, cursor: Cursor, columns: tuple[str, ...], path: Path, gone: bool, created: str | None
+        self, stream: str, cursor: Cursor, columns: tuple[str, ...], path: Path, created: str | None
     ) -> Generator[pa.RecordBatch, None, None]:
         self._cancelled.clear()
         waits = _WAITS.delays()
         last_progress = time.monotonic()
+        refused = 0  # Direct Gets in a row that led nowhere
         while not cursor.done:
             before = cursor.position
             failure: PartiError = ReadInterrupted(
                 f"stream {stream!r} holds messages behind {before}, but none came for {self.patience:g} s"
             )
             try:
-                state = self._state_holding(stream, cursor, gone, created)
-                cursor.skip_to(state.first_seq - 1)
-                with self._attempt(state, cursor, path) as attempt:
+                state = self._begin(stream, cursor, created)
+                with self._attempt(state, cursor, path, refused) as attempt:
+                    refused = refused + 1 if isinstance(attempt, DirectAttempt) else 0
                     for deliveries in attempt.run():
                         self._raise_if_ended(stream, cursor)
                         if len(deliveries):
                             yield deliveries.to_arrow(columns)
                             last_progress = time.monotonic()
-                self._check_not_overtaken(state, cursor, gone)
-                if not cursor.done and self._nothing_left(stream, cursor, attempt.served):
+                        if cursor.loss is not None:
+                            raise cursor.loss
+                        if cursor.withheld is not None:
+                            raise ReadInterrupted(
+                                f"stream {stream!r} holds sequence {cursor.withheld}, but a replica left it out"
+                            )
+                if not cursor.done and self._nothing_left(state, cursor, attempt.served):
                     cursor.skip_to(cursor.to)
-                    self._check_not_overtaken(state, cursor, gone)
+            except AnsweredElsewhere as error:
+                failure = error
+                refused = refused if cursor.position == before else 0
+                if refused < _DIRECT_TRIES:  # whom the server asks is by chance: at once again
+                    continue
             except PartiError as error:
                 self._raise_if_ended(stream, cursor)
                 if not error.retriable:
@@ -169,6 +193,7 @@ class RangeReader:
             if cursor.position > before:
                 last_progress = time.monotonic()
                 waits = _WAITS.delays()
+                refused = 0
             elif not cursor.done:
                 patience = min(self.patience, BEHIND) if isinstance(failure, BehindLeader) else self.patience
                 if time.monotonic() - last_progress > patience:
@@ -180,12 +205,18 @@ class RangeReader:
         if self._cancelled.is_set():
             raise ReadEnded(f"the read of {stream!r} was ended at sequence {cursor.position} of {cursor.to}")
 
-    def _nothing_left(self, stream: str, cursor: Cursor, served: str) -> bool:
-        """Whether the leader holds nothing of what the server was asked for between position and end."""
-        following = self.next_sequence(stream, cursor.position + 1, served)
-        return following is None or following > cursor.to
+    def _nothing_left(self, state: StreamState, cursor: Cursor, served: str) -> bool:
+        """Whether the leader holds nothing of what the server was asked for between position and end.
 
-    def _state_holding(self, stream: str, cursor: Cursor, gone: bool, created: str | None) -> StreamState:
+        Only the leader that knew the range's end when the attempt began: one that was elected since may not yet.
+        """
+        following = self.next_sequence(state.name, cursor.position + 1, served)
+        if following is not None and following <= cursor.to:
+            return False
+        return state.replicas == 1 or self.state(state.name).leader == state.leader
+
+    def _begin(self, stream: str, cursor: Cursor, created: str | None) -> StreamState:
+        """The stream's state before an attempt; what is gone from its front by now is passed over or reported."""
         state = self.state(stream)
         if created is not None and state.created != created:
             raise DataLoss(
@@ -198,13 +229,23 @@ class RangeReader:
         if state.last_seq < cursor.to:
             text = f"the range up to {cursor.to} of stream {stream!r} ends beyond its last sequence {state.last_seq}"
             raise BehindLeader(text) if state.replicas > 1 else UsageError(text)
-        if state.first_seq > cursor.position + 1 and not gone and state.retention != "workqueue":
-            raise _data_loss(stream, cursor.position + 1, state.first_seq)
+        if cursor.witness.wants_deleted(state):
+            state = _state(self.connection, stream, deleted=True)
+        cursor.resume()
+        cursor.witness.know(state)
+        cursor.begin_at(state.first_seq)
         return state
 
-    def _attempt(self, state: StreamState, cursor: Cursor, path: Path) -> Attempt:
+    def _ask_aside(self, stream: str, witness: Witness) -> StreamState:
+        """The stream's state now, asked on a connection of its own: messages of the read are on their way."""
+        if self._side is None or self._side.closed:
+            self._side = BlockingConnection.open(self.options, name=f"{self._name}-aside")
+        state = _state(self._side, stream)
+        return _state(self._side, stream, deleted=True) if witness.wants_deleted(state) else state
+
+    def _attempt(self, state: StreamState, cursor: Cursor, path: Path, refused: int) -> Attempt:
         if path == "auto":
-            small = cursor.to - cursor.position < DIRECT_BELOW and state.allow_direct
+            small = cursor.to - cursor.position < DIRECT_BELOW and state.allow_direct and not refused
             path = "direct" if state.retention == "workqueue" or small else "consumer"
         if path == "consumer":
             return ConsumerAttempt(self.connection, state, cursor, selective=SELECTIVE)
@@ -213,27 +254,11 @@ class RangeReader:
                 f"stream {state.name!r} has no allow_direct, so that ranges of it cannot be read here: "
                 f"enable it with `nats stream edit {state.name} --allow-direct`"
             )
+        if refused >= _DIRECT_TRIES:
+            return LeaderAttempt(self.connection, state.name, cursor)
         return DirectAttempt(self.connection, state.name, cursor)
 
-    def _check_not_overtaken(self, state: StreamState, cursor: Cursor, gone: bool) -> None:
-        """Raise DataLoss when the stream may have removed messages of the range before we came to them.
 
-        A hole in the sequences may be an old deletion or a message that aged out under our hands. It was the
-        latter only if the stream's first sequence has passed the hole by now. On a work queue a hole is work done.
-        """
-        if gone or cursor.first_hole is None or state.retention == "workqueue":
-            return
-        first = self.state(state.name).first_seq
-        if first > cursor.first_hole:
-            raise _data_loss(state.name, cursor.first_hole, first)
-        cursor.first_hole = None  # proven to be a deletion; what is removed from now on we have read
-
-
-def _data_loss(stream: str, missing: int, first: int) -> DataLoss:
-    return DataLoss(
-        f"stream {stream!r} no longer holds sequence {missing}: its first is {first}, {first - missing} are gone; "
-        "raise the stream's limits, read sooner, or allow the loss",
-        stream=stream,
-        first_missing=missing,
-        first_available=first,
-    )
+def _state(connection: BlockingConnection, stream: str, *, deleted: bool = False) -> StreamState:
+    body = {"deleted_details": True} if deleted else None
+    return StreamState.from_info(connection.api(f"STREAM.INFO.{stream}", body))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from parti.errors import ProtocolError
+from parti.errors import ProtocolError, TransientError
 
 if TYPE_CHECKING:  # Spark tasks parse times here, and must not wait for the asyncio client to be imported
     from parti.wire.requests import Reply
@@ -16,6 +16,10 @@ if TYPE_CHECKING:  # Spark tasks parse times here, and must not wait for the asy
 _OWN_HEADERS = frozenset(
     {"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence"}
 )
+
+
+class AnsweredElsewhere(TransientError):
+    """A mirror answered, which may lack messages or have some that are deleted: ask again, or ask the leader."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 
 import pyarrow as pa
 
-from parti.errors import DataLoss
 from parti.model import PartitionId, Retention
 from parti.observe import worker_metrics as m
 from parti.wire.async_ranges import AsyncRangeReader
@@ -115,33 +114,30 @@ class CatchUp:
         """
         fed, ledger = 0, self._desk.ledger
         reader = AsyncRangeReader(self._options, name="parti-catchup")
+        lost: list[tuple[int, int]] = []
         try:
-            while after < to:
-                try:
-                    async with contextlib.aclosing(
-                        reader.read(
-                            self._stream,
-                            after,
-                            to,
-                            subjects=subjects,
-                            columns=_COLUMNS,
-                            # What was acked is gone from an interest stream, as it should be.
-                            allow_gone=self._desk.retention is not Retention.LIMITS,
-                        )
-                    ) as batches:
-                        async for batch in batches:
-                            fed += await self._feed(batch, wanted)
-                            if checkpoint is not None and batch.num_rows:
-                                ledger.stand_at(max(ledger.high, batch.column("sequence")[-1].as_py()))
-                                await checkpoint()
-                    after = to
-                except DataLoss as loss:
-                    self._recorder.event(
-                        "worker.catch_up", op="catch_up", result="data_loss", error=str(loss), warn=True
-                    )
-                    after = max(after, loss.first_available - 1)
+            async with contextlib.aclosing(
+                reader.read(
+                    self._stream,
+                    after,
+                    to,
+                    subjects=subjects,
+                    columns=_COLUMNS,
+                    # What was acked is gone from an interest stream, as it should be.
+                    allow_gone=self._desk.retention is not Retention.LIMITS,
+                    on_loss=lambda first, last: lost.append((first, last)),
+                )
+            ) as batches:
+                async for batch in batches:
+                    fed += await self._feed(batch, wanted)
+                    if checkpoint is not None and batch.num_rows:
+                        ledger.stand_at(max(ledger.high, batch.column("sequence")[-1].as_py()))
+                        await checkpoint()
         finally:
             await reader.close()
+            for first, last in lost:
+                gone = f"stream {self._stream!r} no longer holds sequences {first} to {last}: its limits removed them"
+                self._recorder.event("worker.catch_up", op="catch_up", result="data_loss", error=gone, warn=True)
         self._recorder.metrics.count(m.CAUGHT_UP, fed)
         return fed
 

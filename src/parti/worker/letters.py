@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 from parti.errors import UsageError
 from parti.subjects import matches
 from parti.wire.api import JetStreamApi
 from parti.wire.errors import MessageNotFound, StreamNotFound
+from parti.wire.stored import AnsweredElsewhere, StoredMessage
 from parti.worker.dead_letters import DeadLetter, dead_letter_stream, dead_letter_subject, original_headers
 
 _PAGE = 256
@@ -38,15 +40,29 @@ class DeadLetters:
         first, last = int(info["state"]["first_seq"]), int(info["state"]["last_seq"])
         position = max(start, first)
         while position <= last:
-            page = await self._js.direct_get_batch(self.name, batch=_PAGE, seq=position, max_bytes=_PAGE_BYTES)
-            if not page.messages:
+            page = await self._page(position)
+            if not page:
                 return
-            for stored in page.messages:
+            for stored in page:
                 letter = DeadLetter.from_stored(stored)
                 position = letter.sequence + 1
                 # What names no stream is no letter: a pipeline with a standby keeps its epoch marker here.
                 if letter.stream and letter.sequence <= last and matches(subject, letter.subject):
                     yield letter
+
+    async def _page(self, position: int) -> tuple[StoredMessage, ...]:
+        """Some letters from `position` on; none only when the stream's leader has none.
+
+        Direct Get is answered by replicas that lag, and by mirrors of the stream: what it lacks, the leader is asked.
+        """
+        with contextlib.suppress(AnsweredElsewhere):
+            page = await self._js.direct_get_batch(self.name, batch=_PAGE, seq=position, max_bytes=_PAGE_BYTES)
+            if page.messages:
+                return page.messages
+        try:
+            return (await self._js.msg_get(self.name, seq=position, next_by_subj=">"),)
+        except MessageNotFound:
+            return ()
 
     async def get(self, sequence: int) -> DeadLetter:
         """One letter by its sequence in the dead-letter stream."""
