@@ -117,8 +117,8 @@ def test_rows_that_come_in_another_order_at_the_second_try_are_never_lost(spark,
     assert set(numbers(stream)) == set(range(2500))
 
 
-def start(frame: DataFrame, stream, folder: Path, **options: object):
-    given = {"servers": stream.url} | {name: str(value) for name, value in options.items()}
+def start(frame: DataFrame, to, folder: Path, /, **options: object):
+    given = {"servers": to.url} | {name: str(value) for name, value in options.items()}
     return (
         frame.writeStream.format("jetstream")
         .options(**given)
@@ -173,13 +173,14 @@ def test_a_write_inside_foreach_batch_is_replayed_once_too(spark, make_stream, t
     assert sorted(copies) == sorted(f"m{n}".encode() for n in range(1, 1501))
 
 
-def each_batch(spark, stream, folder: Path, write, **options: object) -> str:
-    """Run a query with this function on the folder's checkpoint to its end; returns how it failed, or nothing."""
-    source = stream.options(subjects=f"{stream.name}.in", startingOffsets="earliest", **options)
+def each_batch(spark, count: int, folder: Path, write) -> str:
+    """Run a query with this function over `count` lines to its end; returns how it failed, or nothing."""
+    lines = folder / "in" / "lines.txt"
+    lines.parent.mkdir(exist_ok=True)
+    if not lines.exists():
+        lines.write_text("".join(f"m{n}\n" for n in range(1, count + 1)))
     query = (
-        spark.readStream.format("jetstream")
-        .options(**source)
-        .load()
+        spark.readStream.text(str(folder / "in"))
         .writeStream.foreachBatch(write)
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
@@ -201,7 +202,6 @@ def test_two_writes_of_equal_rows_in_one_batch_are_both_stored_and_a_replay_of_e
 ):
     """Three tries of one batch: the first dies between its writes, the second and third run to their end."""
     stream = make_stream()
-    stream.publish(20, subject="in")
     tries = []
 
     def write(batch: DataFrame, number: int) -> None:
@@ -211,10 +211,10 @@ def test_two_writes_of_equal_rows_in_one_batch_are_both_stored_and_a_replay_of_e
             raise RuntimeError("died between two writes")
         save(batch.select("value"), stream, subject=f"{stream.name}.out")
 
-    assert "died between two writes" in each_batch(spark, stream, tmp_path, write)
-    assert each_batch(spark, stream, tmp_path, write) == ""
+    assert "died between two writes" in each_batch(spark, 20, tmp_path, write)
+    assert each_batch(spark, 20, tmp_path, write) == ""
     forget_last_commit(tmp_path)
-    assert each_batch(spark, stream, tmp_path, write) == ""
+    assert each_batch(spark, 20, tmp_path, write) == ""
     assert tries == [0, 0, 0]
     assert copies(stream) == sorted(2 * [f"m{n}".encode() for n in range(1, 21)])
 
@@ -228,7 +228,6 @@ def test_writes_of_other_names_are_others_and_a_batch_job_of_the_same_name_is_a_
 
 def test_a_write_that_the_user_tries_again_in_the_same_batch_is_stored_once(spark, make_stream, tmp_path):
     stream = make_stream()
-    stream.publish(3000, subject="in")
 
     def write(batch: DataFrame, number: int) -> None:
         def fail(batches):
@@ -240,13 +239,12 @@ def test_a_write_that_the_user_tries_again_in_the_same_batch_is_stored_once(spar
             save(frame.mapInArrow(fail, frame.schema), stream, subject=f"{stream.name}.out", maxInFlight=1000)
         save(frame, stream, subject=f"{stream.name}.out", maxInFlight=1000)
 
-    assert each_batch(spark, stream, tmp_path, write) == ""
+    assert each_batch(spark, 3000, tmp_path, write) == ""
     assert copies(stream) == sorted(f"m{n}".encode() for n in range(1, 3001))
 
 
 def test_writes_at_the_same_time_lose_nothing_and_those_with_names_repeat_nothing(spark, make_stream, tmp_path):
     stream = make_stream()
-    stream.publish(30, subject="in")
     named = {"value": False}
 
     def write(batch: DataFrame, number: int) -> None:
@@ -254,6 +252,8 @@ def test_writes_at_the_same_time_lose_nothing_and_those_with_names_repeat_nothin
         frame.count()
 
         def one(index: int) -> None:
+            made = frame.sparkSession  # a new thread of the JVM has no session, and without one Spark finds no format
+            made._jvm.SparkSession.setActiveSession(made._jsparkSession)
             name = {"writeId": f"part{index}"} if named["value"] else {}
             save(frame, stream, subject=f"{stream.name}.out", **name)
 
@@ -264,28 +264,26 @@ def test_writes_at_the_same_time_lose_nothing_and_those_with_names_repeat_nothin
             thread.join()
 
     expected = [f"m{n}".encode() for n in range(1, 31)]
-    assert each_batch(spark, stream, tmp_path, write) == ""
+    assert each_batch(spark, 30, tmp_path, write) == ""
     assert copies(stream) == sorted(2 * expected)
     named["value"] = True
     for _ in range(2):
         forget_last_commit(tmp_path)
-        assert each_batch(spark, stream, tmp_path, write) == ""
+        assert each_batch(spark, 30, tmp_path, write) == ""
     assert copies(stream) == sorted(4 * expected)  # two more names, each stored once
 
 
 def test_with_a_progress_subject_a_replay_behind_the_duplicate_window_is_stored_once(spark, make_stream, tmp_path):
     stream = make_stream(allow_atomic=True, duplicate_window=100_000_000)
-    stream.publish(3000, subject="in")
     options = {"stream": stream.name, "progressSubject": f"{stream.name}.progress"}
 
     def write(batch: DataFrame, number: int) -> None:
         for _ in range(2):
             save(batch.select("value"), stream, subject=f"{stream.name}.out", **options)
 
-    source = stream.options(subjects=f"{stream.name}.in", startingOffsets="earliest", maxOffsetsPerTrigger=2000)
     for attempt in range(2):
-        assert each_batch(spark, stream, tmp_path, write, maxOffsetsPerTrigger=2000) == ""
-        frame = spark.readStream.format("jetstream").options(**source).load().select("value")
+        assert each_batch(spark, 3000, tmp_path, write) == ""
+        frame = spark.readStream.text(str(tmp_path / "in"))
         query = start(frame, stream, tmp_path / "plain", subject=f"{stream.name}.plain", **options)
         assert query.awaitTermination(60)
         save(rows(spark, stream, 100).select("value"), stream, subject=f"{stream.name}.job", writeId="job", **options)
