@@ -11,9 +11,13 @@ import atexit
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -91,8 +95,21 @@ def session(
         settings |= FAST_CHECKPOINTS
     for name, value in (settings | conf).items():
         builder = builder.config(name, value)
-    spark: SparkSession = builder.getOrCreate()
+    with _interrupt_kept():
+        spark: SparkSession = builder.getOrCreate()
     return spark
+
+
+@contextmanager
+def _interrupt_kept() -> Iterator[None]:
+    """What the program does on SIGINT is left to it, if it has said so.
+
+    pyspark takes SIGINT for itself: it cancels all jobs and raises in the middle of a batch, which is then repeated.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if before is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, before)
 
 
 def submitted() -> bool:
