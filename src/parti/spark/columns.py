@@ -7,6 +7,7 @@ Spark refuses a batch whose schema differs in any type or nullability, and it pr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import pyarrow as pa
@@ -47,7 +48,9 @@ def check_schema(schema: StructType) -> None:
     """Raise ConfigError unless every column of `schema` is one of ours, with our type."""
     for field in schema.fields:
         if field.name not in _COLUMNS:
-            raise ConfigError(f"format jetstream has no column {field.name!r}: choose from {', '.join(_COLUMNS)}")
+            near = get_close_matches(field.name.lower(), _COLUMNS, n=1)
+            hint = f"did you mean {near[0]!r}? There are" if near else "choose from"
+            raise ConfigError(f"format jetstream has no column {field.name!r}: {hint} {', '.join(_COLUMNS)}")
         expected, given = _COLUMNS[field.name][0], field.dataType.simpleString()
         if given != expected:
             raise ConfigError(f"column {field.name} is of type {expected}, not {given}: cast it after reading")
@@ -98,9 +101,18 @@ class ColumnBuilder:
             case "stream":
                 return pa.repeat(self.stream, batch.num_rows)
             case "headers":
-                return batch.column(HEADERS).cast(field.type)
+                return _never_null(batch.column(HEADERS)).cast(field.type)
             case _:
                 return batch.column(field.name)
+
+
+def _never_null(lists: pa.Array) -> pa.Array:
+    """The same lists, empty where there was none.
+
+    Direct Get puts headers of its own on every message, so that none and an empty block cannot be told apart there, and
+    the same message must look the same whichever way it is read.
+    """
+    return pa.ListArray.from_arrays(lists.offsets, lists.values, type=lists.type)
 
 
 def _arrow_type(spark_type: DataType) -> Any:

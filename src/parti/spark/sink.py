@@ -26,10 +26,13 @@ from parti.spark.options import (
     OptionTable,
     choice,
     connect_options,
-    duration,
     positive,
+    span,
     text,
 )
+from parti.spark.plain_errors import plainly
+from parti.spark.source_options import SOURCE_OPTIONS
+from parti.spark.table_options import SPARKS_OWN
 from parti.spark.worker_process import settle
 from parti.spark.write_identity import Place, WriteLedger, kind_of
 from parti.subjects import validate_subject, validate_token
@@ -66,7 +69,7 @@ WRITER_OPTIONS = OptionTable(
         Option(
             "retryTimeout",
             "30s",
-            duration,
+            span,
             "how long a task goes on while nothing is acknowledged (outage, full stream), before it fails",
         ),
         Option(
@@ -84,8 +87,9 @@ WRITER_OPTIONS = OptionTable(
             "rows: a repeat is stored once, however late it comes. Needs `stream` and allow_atomic",
         ),
     ),
-    # Spark's own options of a streaming query travel in the same map.
-    accepted=("checkpointLocation", "path", "queryName"),
+    # Spark's own options of a streaming query travel in the same map, and so do those that a view or table of SQL has
+    # for reading; but not `subjects`, which is easily written for `subject`.
+    accepted=("checkpointLocation", "queryName", *SPARKS_OWN, *(set(SOURCE_OPTIONS.names()) - {"subjects"})),
 )
 
 READER_COLUMNS = frozenset({"key", "partition", "sequence", "timestamp", "stream"})
@@ -164,6 +168,10 @@ class _Writer:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """When this returns, the stream has stored every row of the task."""
+        with plainly():
+            return self._write(iterator)
+
+    def _write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         settle()
         task = TaskContext.get()
         assert task is not None

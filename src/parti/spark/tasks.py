@@ -15,6 +15,7 @@ from parti.errors import DataLoss, TransientError
 from parti.observe.logs import get_logger
 from parti.spark.columns import ColumnBuilder
 from parti.spark.group_columns import GroupRange
+from parti.spark.plain_errors import plainly
 from parti.spark.source_options import SourceOptions
 from parti.spark.worker_process import settle
 from parti.wire.options import ConnectOptions
@@ -85,7 +86,7 @@ class RangeTask:
         """All messages of the range that the stream holds, in order, or an error; with the same columns every time."""
         if partition.after >= partition.to:
             return
-        with _borrowed(self.connect, self.patience) as reader:
+        with plainly(), _borrowed(self.connect, self.patience) as reader:
             if self.fail_on_data_loss:
                 yield from self._read_all(reader, partition)
             else:
