@@ -12,7 +12,7 @@ from parti.spark.columns import default_schema
 from parti.spark.plain_errors import plainly
 from parti.spark.table_options import effective, is_create_table, kept_in, of_new_table
 
-COLUMNS = StructType.fromDDL(default_schema(include_headers=False))
+COLUMNS = default_schema(include_headers=False)
 CREATED = {"provider": "jetstream", "owner": "me", "stream": "S", "option.stream": "S", "option.startingoffsets": "7"}
 
 

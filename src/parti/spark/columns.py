@@ -11,7 +11,17 @@ from difflib import get_close_matches
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import ArrayType, DataType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from parti.errors import ConfigError
 from parti.spark.tokens import Partitioning, Tokens
@@ -29,6 +39,14 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "stream": ("string", ()),
     HEADERS: (_HEADERS_TYPE, (HEADERS,)),
 }
+_SPARK: dict[str, DataType] = {
+    "string": StringType(),
+    "binary": BinaryType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "timestamp": TimestampType(),
+    _HEADERS_TYPE: ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+}
 _ARROW: dict[str, pa.DataType] = {
     "string": pa.string(),
     "binary": pa.binary(),
@@ -38,10 +56,10 @@ _ARROW: dict[str, pa.DataType] = {
 }
 
 
-def default_schema(*, include_headers: bool) -> str:
-    """What a DataFrame has when the user gives no schema, as DDL."""
+def default_schema(*, include_headers: bool) -> StructType:
+    """What a DataFrame has when the user gives no schema; not from DDL, which only a process with a JVM can read."""
     names = [name for name in _COLUMNS if name != HEADERS or include_headers]
-    return ", ".join(f"{name} {_COLUMNS[name][0]}" for name in names)
+    return StructType([StructField(name, _SPARK[_COLUMNS[name][0]]) for name in names])
 
 
 def check_schema(schema: StructType) -> None:

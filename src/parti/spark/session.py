@@ -24,12 +24,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from parti.errors import ConfigError
 from parti.java import OLDEST, find_java
-from parti.observe.logs import get_logger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-log = get_logger("spark.session")
 
 PACKAGES: Final = ("parti", "pyspark_jetstream")
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -80,6 +77,9 @@ def session(
             if active.conf.isModifiable(name):
                 active.conf.set(name, str(value))
         if unmet := [name for name, value in (SETTINGS | conf).items() if active.conf.get(name, None) != str(value)]:
+            from parti.observe.logs import get_logger  # 0.1 s of CPU, in every process of Spark's that imports parti
+
+            log = get_logger("spark.session")
             log.warning("spark.session_reused", app=active.sparkContext.appName, settings_that_do_not_count=unmet)
         return active
     settings = dict(SETTINGS)

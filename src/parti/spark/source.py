@@ -24,7 +24,7 @@ class JetStreamDataSource(DataSource):
     def name(cls) -> str:
         return "jetstream"
 
-    def schema(self) -> str | StructType:
+    def schema(self) -> StructType:
         """The columns of a read without a schema of the user's. A wrong option is refused here, at `load()`."""
         from parti.spark.columns import default_schema
         from parti.spark.source_options import SOURCE_OPTIONS
@@ -34,8 +34,8 @@ class JetStreamDataSource(DataSource):
             new_table = is_create_table(self.options)
             options = of_new_table(self.options) if new_table else effective(StructType(), self.options)
             values = SOURCE_OPTIONS.parse(options)
-            ddl = default_schema(include_headers=values["includeHeaders"])
-            return kept_in(StructType.fromDDL(ddl), options) if new_table else ddl
+            columns = default_schema(include_headers=values["includeHeaders"])
+            return kept_in(columns, options) if new_table else columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from parti.spark.batch_reader import JetStreamReader
