@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parti.spark.pipeline import epochs
@@ -51,6 +51,7 @@ class Disk:
 Step = st.sampled_from(["plain", "leased", "bucket made anew", "other bucket", "stale"])
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(Step, max_size=25))
 def test_the_position_is_never_lost_and_no_owner_is_older_than_its_predecessor(steps):
     with TemporaryDirectory() as root:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parti.spark.write_identity import Place, Ticket, WriteLedger, kind_of
@@ -64,6 +64,7 @@ Step = st.tuples(
 )
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(Step, max_size=60))
 def test_whatever_happens_two_writes_never_share_an_identity(steps):
     """Queries, kinds, overlaps, failures, restarts and replays at random."""
@@ -90,6 +91,7 @@ def test_whatever_happens_two_writes_never_share_an_identity(steps):
                 batches[query] += 1
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 2), max_size=12), st.integers(0, 12))
 def test_a_replay_in_the_same_order_gives_every_write_the_identity_it_had(kinds, died_after):
     with TemporaryDirectory() as folder:

@@ -63,9 +63,17 @@ class Replay:
 
 
 def without_lease(files: Files) -> str:
-    """The folder of a driver that runs without a lease: the newest there is, whoever made it."""
+    """The folder of a driver that runs without a lease: the newest there is, or a copy of it if a lease guarded it.
+
+    Its last owner may only be frozen, and what it still writes when it wakes must be nobody's.
+    """
+    newest = (_folders(files) or [folder(0)])[-1]
+    if lease_of(files) is None:
+        return newest
+    mine = folder(epoch_of(newest) + 1)
+    _copy(files, newest, mine)
     files.delete(_LEASED)
-    return (_folders(files) or [folder(0)])[-1]
+    return mine
 
 
 def prepare(files: Files, term: int, lease: LeaseNote) -> str:
@@ -82,15 +90,20 @@ def prepare(files: Files, term: int, lease: LeaseNote) -> str:
         return mine
     earlier = [name for name in _folders(files) if name < mine]
     if earlier:
-        fresh = f"{mine}.copying"
-        files.delete(fresh)
-        for name in _COPIED:
-            if files.exists(f"{earlier[-1]}/{name}"):
-                files.copy(f"{earlier[-1]}/{name}", f"{fresh}/{name}")
-        files.move(fresh, mine)
+        _copy(files, earlier[-1], mine)
     for name in earlier[:-_KEPT]:
         files.delete(name)
     return mine
+
+
+def _copy(files: Files, source: str, target: str) -> None:
+    fresh = f"{target}.copying"
+    files.delete(fresh)
+    for name in _COPIED:
+        if files.exists(f"{source}/{name}"):
+            files.copy(f"{source}/{name}", f"{fresh}/{name}")
+    if files.exists(fresh):
+        files.move(fresh, target)
 
 
 def _folders(files: Files) -> list[str]:
