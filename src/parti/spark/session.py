@@ -108,7 +108,8 @@ def _interrupt_kept() -> Iterator[None]:
     """
     before = signal.getsignal(signal.SIGINT)
     yield
-    if before is not signal.default_int_handler and threading.current_thread() is threading.main_thread():
+    own = before is not None and before is not signal.default_int_handler
+    if own and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, before)
 
 
