@@ -108,8 +108,9 @@ def _interrupt_kept() -> Iterator[None]:
     """
     before = signal.getsignal(signal.SIGINT)
     yield
-    own = before is not None and before is not signal.default_int_handler
-    if own and threading.current_thread() is threading.main_thread():
+    if before is None or before is signal.default_int_handler:
+        return
+    if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, before)
 
 
