@@ -61,7 +61,9 @@ def test_a_temporary_view_is_read_and_written_with_lower_cased_options_of_both_s
     )
     assert sql("SELECT count(*) AS n FROM {v}")[0].n == 7
     sql("INSERT INTO {v} VALUES ('{n}.sql', CAST('a' AS BINARY))")
-    assert sql("SELECT CAST(value AS STRING) AS v FROM {v} WHERE subject LIKE '%sql'")[0].v == "a"
+    # Not by a second SELECT of the view: Spark plans the range of a view once, as it does for a DataFrame.
+    found = stream.connection.api(f"STREAM.MSG.GET.{stream.name}", {"seq": 11})["message"]
+    assert (found["subject"], found["data"]) == (f"{stream.name}.sql", "YQ==")
 
 
 def test_what_sql_cannot_do_is_refused_in_one_sentence(spark, stream, sql):
