@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -247,3 +248,33 @@ Caused by: org.apache.spark.api.python.PythonException: Traceback"""
     assert told(RuntimeError(text)) == "WrongLastSequence: row 0 to 'out.x': wrong last sequence: 7"
     assert told(OSError("the disk is full")) == "OSError: the disk is full"
     assert len(told(RuntimeError("x" * 10_000))) < 2_000
+
+
+@pytest.mark.parametrize(
+    ("key", "by", "whole"),
+    [
+        ("subject", "2", True),
+        ("subject", "token:2", True),
+        ("2,3", None, True),
+        ("2,3", "3", True),
+        ("2,3", "orders.*.*", True),
+        ("2,3", "token:3", True),
+        ("2,3", "token:1", None),
+        ("payload:id", None, True),
+    ],
+)
+def test_it_is_known_whether_a_key_has_one_partition(key, by, whole):
+    made = Pipeline(name="p", stream="S", handler=print, checkpoint="c", key=key, partition_by=by)
+    assert made.keys_are_whole is whole
+
+
+@pytest.mark.parametrize(("key", "by"), [("2", "3"), ("2", "2,3"), ("2", "subject"), ("orders.*", "orders.x.*")])
+def test_a_partition_by_that_splits_a_key_is_refused(key, by):
+    with pytest.raises(ConfigError, match=f"partition_by {re.escape(by)} splits the key"):
+        Pipeline(name="p", stream="S", handler=print, checkpoint="c", key=key, partition_by=by)
+
+
+@pytest.mark.parametrize(("key", "by"), [("2", "token:x"), ("0", "2"), ("a.>", "2")])
+def test_a_malformed_partition_by_is_refused_with_the_pipelines_name(key, by):
+    with pytest.raises(ConfigError, match=f"pipeline p: key {re.escape(key)}, partition_by {by}: "):
+        Pipeline(name="p", stream="S", handler=print, checkpoint="c", key=key, partition_by=by)

@@ -19,6 +19,7 @@ from pyspark.cloudpickle import register_pickle_by_value
 
 from parti.errors import FatalError
 from parti.spark.pipeline import Emit, Outcomes, Pipeline, Results, Retries
+from parti.spark.pipeline.lease import Standby
 from parti.testing import eventually_blocking
 from parti.wire.options import ConnectOptions
 from parti.wire.stored import StoredMessage
@@ -311,7 +312,13 @@ def test_a_stop_without_grace_interrupts_the_batch_and_the_next_run_replays_it(m
     assert sorted(sequence for _, sequence in log.calls()) == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_parked_messages_outlive_the_query(make, spark, stream, log, tmp_path):
+MARKERS = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
+
+
+@pytest.mark.parametrize("markers", ["true", "false"])
+def test_parked_messages_outlive_the_query(make, spark, stream, log, tmp_path, request, markers):
+    spark.conf.set(MARKERS, markers)  # many clusters leave out the file _SUCCESS
+    request.addfinalizer(lambda: spark.conf.unset(MARKERS))
     stream.publish(6, subject="k1")
     fixed = tmp_path / "fixed"
 
@@ -327,6 +334,45 @@ def test_parked_messages_outlive_the_query(make, spark, stream, log, tmp_path):
     with make(work, retries=retries, trigger="50ms").start(spark):
         eventually_blocking(lambda: len(log.calls()) == 6, 90, "they are done, though the stream has lost them")
     assert [sequence for _, sequence in log.calls()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_position_stays_with_the_pipeline_when_it_is_run_with_a_lease_and_without(make, spark, stream, log):
+    """A standby is added, taken away, and added again with a bucket that was made anew: nothing is handled twice."""
+    bucket = f"leases-{stream.name}"
+
+    def work(message: Any) -> None:
+        log.note(message, str(message.lease.epoch))
+
+    total = 0
+    for mode in ("plain", "leased", "plain", "made anew", "leased", "plain"):
+        if mode == "made anew":
+            stream.connection.api(f"STREAM.DELETE.KV_{bucket}")
+        stream.publish(5, subject="k{0}")
+        total += 5
+        standby = None if mode == "plain" else Standby(bucket=bucket, ttl=3.0, renew_every=0.5)
+        run(make(work, standby=standby, plan="fused"), spark)
+        assert sorted(sequence for _, sequence in log.calls()) == list(range(1, total + 1)), mode
+    epochs = [int(line.split()[3]) for line in log.path.read_text().splitlines()]
+    assert epochs == sorted(epochs)  # a sink that compares them refuses nobody
+
+
+def test_a_driver_without_a_lease_is_refused_while_another_one_holds_it(make, spark, stream, log):
+    standby = Standby(bucket=f"leases-{stream.name}", ttl=3.0, renew_every=0.3)
+    with make(log.note, standby=standby, trigger="100ms").start(spark) as running:
+        stream.publish(5, subject="k{0}")
+        eventually_blocking(lambda: len(log.calls()) == 5, 90, "it runs")
+        with pytest.raises(FatalError, match=f"{running.owner} runs pipeline .* stop it first"):
+            run(make(log.note), spark)
+
+
+@pytest.mark.parametrize("partition_by", ["token:3", "token:2"])
+def test_a_partition_token_that_splits_keys_does_not_break_their_order(make, spark, stream, log, partition_by):
+    """Token 2 is the key; token 3 is a partition that has nothing to do with it."""
+    for _ in range(4):
+        stream.publish(300, subject="k7.{0}")
+    run(make(log.note, plan="shuffled", key="2", partition_by=partition_by), spark)
+    assert len(log.calls()) == 1200
+    assert log.inversions() == 0
 
 
 def test_stop_fails_the_query_and_commits_nothing_of_the_batch(make, spark, stream, log, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark import TaskContext
+from pyspark import InheritableThread, TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -17,7 +17,8 @@ from parti.spark.sink import WRITER_OPTIONS
 from parti.testing import NatsServer, eventually_blocking
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
-from parti.wire.outgoing import NOT_COPIED
+from parti.wire.outgoing import NOT_COPIED, Rows
+from parti.wire.publisher import Publisher
 from parti.wire.ranges import RangeReader
 
 pytestmark = pytest.mark.spark
@@ -116,8 +117,8 @@ def test_rows_that_come_in_another_order_at_the_second_try_are_never_lost(spark,
     assert set(numbers(stream)) == set(range(2500))
 
 
-def start(frame: DataFrame, stream, folder: Path, **options: object):
-    given = {"servers": stream.url} | {name: str(value) for name, value in options.items()}
+def start(frame: DataFrame, to, folder: Path, /, **options: object):
+    given = {"servers": to.url} | {name: str(value) for name, value in options.items()}
     return (
         frame.writeStream.format("jetstream")
         .options(**given)
@@ -170,6 +171,163 @@ def test_a_write_inside_foreach_batch_is_replayed_once_too(spark, make_stream, t
         forget_last_commit(tmp_path)
     copies = [row["data"] for row in read_all(stream) if row["subject"].endswith(".out")]
     assert sorted(copies) == sorted(f"m{n}".encode() for n in range(1, 1501))
+
+
+def each_batch(spark, count: int, folder: Path, write) -> str:
+    """Run a query with this function over `count` lines to its end; returns how it failed, or nothing."""
+    lines = folder / "in" / "lines.txt"
+    lines.parent.mkdir(exist_ok=True)
+    if not lines.exists():
+        lines.write_text("".join(f"m{n}\n" for n in range(1, count + 1)))
+    query = (
+        spark.readStream.text(str(folder / "in"))
+        .writeStream.foreachBatch(write)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        assert query.awaitTermination(60)
+    except PySparkException as error:
+        return str(error)
+    return ""
+
+
+def copies(stream) -> list[bytes]:
+    return sorted(row["data"] for row in read_all(stream) if row["subject"].endswith(".out"))
+
+
+def test_two_writes_of_equal_rows_in_one_batch_are_both_stored_and_a_replay_of_either_is_not(
+    spark, make_stream, tmp_path
+):
+    """Three tries of one batch: the first dies between its writes, the second and third run to their end."""
+    stream = make_stream()
+    tries = []
+
+    def write(batch: DataFrame, number: int) -> None:
+        tries.append(number)
+        save(batch.select("value"), stream, subject=f"{stream.name}.out")
+        if len(tries) == 1:
+            raise RuntimeError("died between two writes")
+        save(batch.select("value"), stream, subject=f"{stream.name}.out")
+
+    assert "died between two writes" in each_batch(spark, 20, tmp_path, write)
+    assert each_batch(spark, 20, tmp_path, write) == ""
+    forget_last_commit(tmp_path)
+    assert each_batch(spark, 20, tmp_path, write) == ""
+    assert tries == [0, 0, 0]
+    assert copies(stream) == sorted(2 * [f"m{n}".encode() for n in range(1, 21)])
+
+
+def test_writes_of_other_names_are_others_and_a_batch_job_of_the_same_name_is_a_repeat(spark, stream):
+    frame = rows(spark, stream, 50)
+    for name in ("monday", "tuesday", "monday"):
+        save(frame, stream, writeId=name)
+    assert numbers(stream) == sorted(2 * list(range(50)))
+
+
+def test_a_write_that_the_user_tries_again_in_the_same_batch_is_stored_once(spark, make_stream, tmp_path):
+    stream = make_stream()
+
+    def write(batch: DataFrame, number: int) -> None:
+        def fail(batches):
+            yield from batches
+            raise RuntimeError("after everything was handed over")
+
+        frame = batch.select("value").coalesce(1)
+        with pytest.raises(PySparkException):
+            save(frame.mapInArrow(fail, frame.schema), stream, subject=f"{stream.name}.out", maxInFlight=1000)
+        save(frame, stream, subject=f"{stream.name}.out", maxInFlight=1000)
+
+    assert each_batch(spark, 3000, tmp_path, write) == ""
+    assert copies(stream) == sorted(f"m{n}".encode() for n in range(1, 3001))
+
+
+def test_writes_at_the_same_time_lose_nothing_and_those_with_names_repeat_nothing(spark, make_stream, tmp_path):
+    stream = make_stream()
+    named = {"value": False}
+
+    def write(batch: DataFrame, number: int) -> None:
+        frame = batch.select("value").persist()
+        frame.count()
+
+        def one(index: int) -> None:
+            made = frame.sparkSession  # a new thread of the JVM has no session, and without one Spark finds no format
+            made._jvm.SparkSession.setActiveSession(made._jsparkSession)
+            name = {"writeId": f"part{index}"} if named["value"] else {}
+            save(frame, stream, subject=f"{stream.name}.out", **name)
+
+        threads = [InheritableThread(target=one, args=(index,)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    expected = [f"m{n}".encode() for n in range(1, 31)]
+    assert each_batch(spark, 30, tmp_path, write) == ""
+    assert copies(stream) == sorted(2 * expected)
+    named["value"] = True
+    for _ in range(2):
+        forget_last_commit(tmp_path)
+        assert each_batch(spark, 30, tmp_path, write) == ""
+    assert copies(stream) == sorted(4 * expected)  # two more names, each stored once
+
+
+def test_with_a_progress_subject_a_replay_behind_the_duplicate_window_is_stored_once(spark, make_stream, tmp_path):
+    stream = make_stream(allow_atomic=True, duplicate_window=100_000_000)
+    options = {"stream": stream.name, "progressSubject": f"{stream.name}.progress"}
+
+    def write(batch: DataFrame, number: int) -> None:
+        for _ in range(2):
+            save(batch.select("value"), stream, subject=f"{stream.name}.out", **options)
+
+    for attempt in range(2):
+        assert each_batch(spark, 3000, tmp_path, write) == ""
+        frame = spark.readStream.text(str(tmp_path / "in"))
+        query = start(frame, stream, tmp_path / "plain", subject=f"{stream.name}.plain", **options)
+        assert query.awaitTermination(60)
+        save(rows(spark, stream, 100).select("value"), stream, subject=f"{stream.name}.job", writeId="job", **options)
+        if attempt == 0:
+            forget_last_commit(tmp_path)
+            forget_last_commit(tmp_path / "plain")
+            assert not is_known(stream, b"probe")
+            eventually_blocking(lambda: not is_known(stream, b"probe"), 10, "the window is over")
+    wanted = [f"m{n}".encode() for n in range(1, 3001)]
+    found = read_all(stream)
+    assert copies(stream) == sorted(2 * wanted)
+    assert sorted(row["data"] for row in found if row["subject"].endswith(".plain")) == sorted(wanted)
+    assert sum(row["subject"].endswith(".job") for row in found) == 100
+
+
+def is_known(stream, msg_id: bytes) -> bool:
+    """Publish a message of this id; whether the stream remembers one."""
+    row = Rows(*(pa.array([text], pa.binary()) for text in (b"", f"{stream.name}.probe".encode())))
+    with Publisher(ConnectOptions(servers=(stream.url,))) as publisher:
+        publisher.publish(Rows(row.value, row.subject, None, pa.array([msg_id], pa.binary())), "probe")
+        return publisher.flush().duplicates == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"progressSubject": "a.b"}, "progressSubject needs the option stream"),
+        ({"progressSubject": "a.*", "stream": "x"}, "option progressSubject"),
+        ({"writeId": "a.b"}, "option writeId"),
+    ],
+)
+def test_identities_that_cannot_be_are_refused(spark, stream, options, words):
+    assert words in refused(rows(spark, stream, 3), stream, **options)
+
+
+def test_progress_in_a_batch_job_needs_a_name_and_a_stream_that_takes_atomic_batches(spark, make_stream):
+    stream = make_stream()
+    options = {"stream": stream.name, "progressSubject": f"{stream.name}.progress"}
+    assert "allow_atomic" in refused(rows(spark, stream, 3), stream, **options)
+    config = stream.connection.api(f"STREAM.INFO.{stream.name}")["config"]
+    stream.connection.api(f"STREAM.UPDATE.{stream.name}", config | {"allow_atomic": True})
+    assert "needs the option writeId" in refused(rows(spark, stream, 3), stream, **options)
+    frame = rows(spark, stream, 3).selectExpr("*", "value AS msg_id")
+    assert "exclude each other" in refused(frame, stream, writeId="a", **options)
 
 
 def test_two_batches_with_the_same_rows_are_both_stored(spark, stream, tmp_path):

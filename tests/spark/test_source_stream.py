@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import urllib.request
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,18 @@ def test_a_processing_time_query_reads_what_comes_and_survives_a_restart_of_the_
         assert running.lastProgress.batchId > before
     finally:
         running.stop()
+
+
+def test_what_is_published_right_after_start_is_read_when_the_moment_is_named(query, stream):
+    """`latest` is where the stream ends when the first trigger asks; a time is a time."""
+    stream.publish(5)
+    started = query.start(stream.options(startingTimestamp=datetime.now(UTC).isoformat()), processingTime="0 seconds")
+    try:
+        stream.publish(7)
+        eventually_blocking(lambda: len(query.sequences()) >= 7, 90, "all of them are read")
+    finally:
+        started.stop()
+    assert query.sequences() == list(range(6, 13))
 
 
 def test_killed_workers_are_replaced_and_nothing_is_lost_or_doubled(query, stream):

@@ -37,7 +37,7 @@ def run(
 ) -> None:
     """Run PIPELINE, a pipeline.toml or module:attribute, until SIGINT or SIGTERM.
 
-    The batch under way at the end is replayed at the next start. Exit code 1 when the query failed.
+    A stop lets the batch under way end; one that takes longer than `grace` is replayed later. Exit code 1 on failure.
     """
     if demo:
         _demo(as_json)

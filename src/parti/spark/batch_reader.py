@@ -12,6 +12,7 @@ from parti.errors import ConfigError, DataLoss
 from parti.observe.logs import get_logger
 from parti.spark.columns import ColumnBuilder
 from parti.spark.outage import DriverLink
+from parti.spark.plain_errors import plainly
 from parti.spark.preflight import check_subjects
 from parti.spark.source_options import SourceOptions
 from parti.spark.tasks import RangePartition, RangeTask, split, without_gaps
@@ -39,7 +40,8 @@ class JetStreamReader(DataSourceReader):
         """The range as of now, split into tasks."""
         link = DriverLink(self._options.connect, self._options.retry_budget)
         try:
-            return list(link.ask(self._parts))
+            with plainly():
+                return list(link.ask(self._parts))
         finally:
             link.close()
 
@@ -62,6 +64,12 @@ class JetStreamReader(DataSourceReader):
             raise ConfigError(
                 f"the sequences {first} to {end - 1} reach beyond the last one of stream {state.name!r}, "
                 f"{state.last_seq}: a batch reads what is there"
+            )
+        starting = self._options.starting
+        if first > end and starting.at != "earliest" and not starting.is_time:
+            raise ConfigError(
+                f"startingOffsets {first} lies behind endingOffsets {end}, which is the first sequence not to read: "
+                "exchange them"
             )
         if first < state.first_seq and first < end and state.loses:
             last = min(state.first_seq, end) - 1

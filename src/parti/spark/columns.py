@@ -7,10 +7,21 @@ Spark refuses a batch whose schema differs in any type or nullability, and it pr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import ArrayType, DataType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from parti.errors import ConfigError
 from parti.spark.tokens import Partitioning, Tokens
@@ -28,6 +39,14 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "stream": ("string", ()),
     HEADERS: (_HEADERS_TYPE, (HEADERS,)),
 }
+_SPARK: dict[str, DataType] = {
+    "string": StringType(),
+    "binary": BinaryType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "timestamp": TimestampType(),
+    _HEADERS_TYPE: ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+}
 _ARROW: dict[str, pa.DataType] = {
     "string": pa.string(),
     "binary": pa.binary(),
@@ -37,17 +56,19 @@ _ARROW: dict[str, pa.DataType] = {
 }
 
 
-def default_schema(*, include_headers: bool) -> str:
-    """What a DataFrame has when the user gives no schema, as DDL."""
+def default_schema(*, include_headers: bool) -> StructType:
+    """What a DataFrame has when the user gives no schema; not from DDL, which only a process with a JVM can read."""
     names = [name for name in _COLUMNS if name != HEADERS or include_headers]
-    return ", ".join(f"{name} {_COLUMNS[name][0]}" for name in names)
+    return StructType([StructField(name, _SPARK[_COLUMNS[name][0]]) for name in names])
 
 
 def check_schema(schema: StructType) -> None:
     """Raise ConfigError unless every column of `schema` is one of ours, with our type."""
     for field in schema.fields:
         if field.name not in _COLUMNS:
-            raise ConfigError(f"format jetstream has no column {field.name!r}: choose from {', '.join(_COLUMNS)}")
+            near = get_close_matches(field.name.lower(), _COLUMNS, n=1)
+            hint = f"did you mean {near[0]!r}? There are" if near else "choose from"
+            raise ConfigError(f"format jetstream has no column {field.name!r}: {hint} {', '.join(_COLUMNS)}")
         expected, given = _COLUMNS[field.name][0], field.dataType.simpleString()
         if given != expected:
             raise ConfigError(f"column {field.name} is of type {expected}, not {given}: cast it after reading")
@@ -98,9 +119,18 @@ class ColumnBuilder:
             case "stream":
                 return pa.repeat(self.stream, batch.num_rows)
             case "headers":
-                return batch.column(HEADERS).cast(field.type)
+                return _never_null(batch.column(HEADERS)).cast(field.type)
             case _:
                 return batch.column(field.name)
+
+
+def _never_null(lists: pa.Array) -> pa.Array:
+    """The same lists, empty where there was none.
+
+    Direct Get puts headers of its own on every message, so that none and an empty block cannot be told apart there, and
+    the same message must look the same whichever way it is read.
+    """
+    return pa.ListArray.from_arrays(lists.offsets, lists.values, type=lists.type)
 
 
 def _arrow_type(spark_type: DataType) -> Any:

@@ -108,7 +108,9 @@ def connect_options(given: Mapping[str, str]) -> ConnectOptions:
             explicit[field] = folded[option.lower()]
     if "domain" in explicit and "api_prefix" in explicit:
         raise ConfigError("jsDomain and apiPrefix exclude each other: give one of them")
-    return ConnectOptions.resolve(explicit).self_contained()
+    options = ConnectOptions.resolve(explicit).self_contained()
+    options.identity()  # a malformed nkey or creds is told here, also when the server at hand asks for none
+    return options
 
 
 def _connection_names() -> list[str]:
@@ -140,6 +142,14 @@ def positive(value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
         raise ValueError(f"{value!r} is no whole number from 1 on")
     return int(value)
+
+
+def span(value: str) -> float:
+    """Seconds as `duration`, more than none."""
+    seconds = parse_duration(value)
+    if seconds <= 0:
+        raise ValueError(f"{value} leaves no time at all: write at least 1s")
+    return seconds
 
 
 def duration(value: str) -> float:

@@ -11,21 +11,22 @@ import atexit
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from parti.errors import ConfigError
 from parti.java import OLDEST, find_java
-from parti.observe.logs import get_logger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-log = get_logger("spark.session")
 
 PACKAGES: Final = ("parti", "pyspark_jetstream")
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -76,6 +77,9 @@ def session(
             if active.conf.isModifiable(name):
                 active.conf.set(name, str(value))
         if unmet := [name for name, value in (SETTINGS | conf).items() if active.conf.get(name, None) != str(value)]:
+            from parti.observe.logs import get_logger  # 0.1 s of CPU, in every process of Spark's that imports parti
+
+            log = get_logger("spark.session")
             log.warning("spark.session_reused", app=active.sparkContext.appName, settings_that_do_not_count=unmet)
         return active
     settings = dict(SETTINGS)
@@ -91,8 +95,23 @@ def session(
         settings |= FAST_CHECKPOINTS
     for name, value in (settings | conf).items():
         builder = builder.config(name, value)
-    spark: SparkSession = builder.getOrCreate()
+    with _interrupt_kept():
+        spark: SparkSession = builder.getOrCreate()
     return spark
+
+
+@contextmanager
+def _interrupt_kept() -> Iterator[None]:
+    """What the program does on SIGINT is left to it, if it has said so.
+
+    pyspark takes SIGINT for itself: it cancels all jobs and raises in the middle of a batch, which is then repeated.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if before is None or before is signal.default_int_handler:
+        return
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, before)
 
 
 def submitted() -> bool:

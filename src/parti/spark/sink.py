@@ -2,7 +2,8 @@
 
 A task that is run again, or a micro-batch that is replayed after a restart, publishes the same rows under the same
 ids, so that inside the stream's duplicate window they are stored once. What the ids are made of: the streaming query
-and its batch (or, in a plain batch job, the job), the partition, the chunk of rows inside it, and the chunk's content.
+and its batch (or, in a plain batch job, the job), which write of the batch it is (`write_identity`), the partition, the
+chunk of rows inside it, and the chunk's content. With `progressSubject` a replay is stored once whenever it comes.
 """
 
 from __future__ import annotations
@@ -18,22 +19,35 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, StructType
 
 from parti.errors import ConfigError, UsageError
+from parti.observe.logs import get_logger
 from parti.spark.options import (
     CONNECTION_OPTIONS,
     Option,
     OptionTable,
     choice,
     connect_options,
-    duration,
     positive,
+    span,
     text,
 )
+from parti.spark.plain_errors import plainly
+from parti.spark.source_options import SOURCE_OPTIONS
+from parti.spark.table_options import SPARKS_OWN
 from parti.spark.worker_process import settle
+from parti.spark.write_identity import Place, WriteLedger, kind_of
 from parti.subjects import validate_subject, validate_token
 from parti.wire.options import ConnectOptions
-from parti.wire.outgoing import HEADERS, Rows, chunk_id, chunks
+from parti.wire.outgoing import CHUNK_ROWS, HEADERS, Rows, chunk_id, chunks
+from parti.wire.progress import PROGRESS_ROWS, ProgressPublisher
 from parti.wire.publisher import Publisher
 from parti.wire.target import Target, find_target
+
+
+def _write_id(name: str) -> str:
+    return validate_token(name, what="it")
+
+
+log = get_logger("spark.sink")
 
 WRITER_OPTIONS = OptionTable(
     (
@@ -55,18 +69,31 @@ WRITER_OPTIONS = OptionTable(
         Option(
             "retryTimeout",
             "30s",
-            duration,
+            span,
             "how long a task goes on while nothing is acknowledged (outage, full stream), before it fails",
         ),
+        Option(
+            "writeId",
+            None,
+            _write_id,
+            "a name for this write: writes of other names are other writes, and a write of the same name in the same "
+            "batch (in a batch job: at any time) is a repeat of it. Default: writes inside foreachBatch are counted",
+        ),
+        Option(
+            "progressSubject",
+            None,
+            validate_subject,
+            "keep how far each task is in messages below this subject of the same stream, stored together with the "
+            "rows: a repeat is stored once, however late it comes. Needs `stream` and allow_atomic",
+        ),
     ),
-    # Spark's own options of a streaming query travel in the same map.
-    accepted=("checkpointLocation", "path", "queryName"),
+    # Spark's own options of a streaming query travel in the same map, and so do those that a view or table of SQL has
+    # for reading; but not `subjects`, which is easily written for `subject`.
+    accepted=("checkpointLocation", "queryName", *SPARKS_OWN, *(set(SOURCE_OPTIONS.names()) - {"subjects"})),
 )
 
 READER_COLUMNS = frozenset({"key", "partition", "sequence", "timestamp", "stream"})
 """Columns of the reader that say where a row came from; a row that is passed on may keep them, they are not written."""
-
-_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # local properties that Spark sets for its tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +103,28 @@ class Written(WriterCommitMessage):
     partition: int
     messages: int
     duplicates: int
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """What the rows of a task are called: their run (query or job), its step, the write in it, and the partition."""
+
+    run: str
+    step: str
+    write: str | None
+    """Empty for the first write of a batch; None when nothing would tell a repeat of it."""
+    partition: int
+
+    @property
+    def scope(self) -> str:
+        """A short form that the ids begin with; `run` goes into their digest."""
+        return f"{self.run[:8]}-{self.step}-{f'{self.write}-' if self.write else ''}{self.partition}"
+
+    @property
+    def marker(self) -> str:
+        """The last tokens of the marker's subject."""
+        return f"{self.run}.{self.write or '0'}.{self.partition}"
 
 
 class _Writer:
@@ -91,9 +140,20 @@ class _Writer:
         self.atomic = given["atomic"] != "false"
         self.max_in_flight: int = given["maxInFlight"]
         self.patience: float = given["retryTimeout"]
-        self.job = uuid.uuid4().hex
+        self.write_id: str | None = given["writeId"]
+        self.progress: str | None = given["progressSubject"]
         check_columns(schema, subject_given=self.subject is not None)
-        self._check_stream(demand_atomic=given["atomic"] == "true")
+        self._check_progress(schema)
+        self._check_stream(demand_atomic=given["atomic"] == "true" or self.progress is not None)
+        self.job = uuid.uuid4().hex
+
+    def _check_progress(self, schema: StructType) -> None:
+        if self.progress is None:
+            return
+        if self.stream is None:
+            raise ConfigError("progressSubject needs the option stream: the stream that keeps rows and progress")
+        if "msg_id" in schema.names:
+            raise ConfigError("progressSubject and a column msg_id exclude each other: both say what a repeat is")
 
     def _check_stream(self, *, demand_atomic: bool) -> None:
         if self.stream is None and self.subject is None:
@@ -108,25 +168,64 @@ class _Writer:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """When this returns, the stream has stored every row of the task."""
+        with plainly():
+            return self._write(iterator)
+
+    def _write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         settle()
         task = TaskContext.get()
         assert task is not None
-        query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
+        place = Place.of(task._localProperties or {})
+        name = self._named(place, task.partitionId())
+        with self._publisher(name) as publisher:
+            most = CHUNK_ROWS if self.progress is None else PROGRESS_ROWS
+            for number, rows in enumerate(chunks((self._rows(part) for part in iterator), most)):
+                publisher.publish(rows, chunk_id(name.scope, number, rows, salt=name.run))
+            done = publisher.flush()
+        return Written(task.partitionId(), done.messages, done.duplicates, place)
+
+    def _write_number(self, _place: Place) -> int | None:
+        """Which write of its batch this is; None when that cannot be known."""
+        return 0  # a streaming query writes each batch once
+
+    def _named(self, place: Place | None, partition: int) -> _Name:
+        """What the task's rows are called; the same at a repeat, and another for every other write."""
+        named = f"w-{self.write_id}" if self.write_id else None  # never one that is counted
+        if place is None:
+            return _Name("job" if named else self.job, "0", named, partition)
+        if named is not None:
+            return _Name(place.query, place.batch, named, partition)
         # Also inside foreachBatch a plain write belongs to the query's batch, and is replayed with it.
-        run, step = (query.replace("-", ""), batch) if query and batch else (self.job, "0")
-        scope = f"{run[:8]}-{step}-{task.partitionId()}"
-        with Publisher(
+        number = self._write_number(place)
+        if number is None:
+            log.warning("sink.write_unknown", batch=place.batch, fix="give writes at the same time a writeId each")
+            return _Name(self.job, place.batch, None, partition)
+        return _Name(place.query, place.batch, str(number) if number else "", partition)
+
+    def _publisher(self, name: _Name) -> Publisher | ProgressPublisher:
+        if self.progress is None:
+            return Publisher(
+                self.connect,
+                stream=self.stream,
+                atomic=self.atomic,
+                max_in_flight=self.max_in_flight,
+                patience=self.patience,
+                name="parti-spark-sink",
+            )
+        if name.write is None:
+            raise ConfigError(
+                "progressSubject needs the option writeId here: in a batch job, and for writes at the same time, "
+                "nothing else tells a repeat from a new write"
+            )
+        assert self.stream is not None
+        return ProgressPublisher(
             self.connect,
             stream=self.stream,
-            atomic=self.atomic,
-            max_in_flight=self.max_in_flight,
+            subject=f"{self.progress}.{name.marker}",
+            step=int(name.step),
             patience=self.patience,
             name="parti-spark-sink",
-        ) as publisher:
-            for number, rows in enumerate(chunks(self._rows(part) for part in iterator)):
-                publisher.publish(rows, chunk_id(scope, number, rows, salt=run))
-            done = publisher.flush()
-        return Written(task.partitionId(), done.messages, done.duplicates)
+        )
 
     def _rows(self, part: pa.RecordBatch) -> Rows:
         names = part.schema.names
@@ -143,7 +242,30 @@ class _Writer:
 
 
 class JetStreamBatchWriter(_Writer, DataSourceArrowWriter):
-    """`df.write.format("jetstream").mode("append")`; a task that is tried again stores nothing twice."""
+    """`df.write.format("jetstream").mode("append")`; a task that is tried again stores nothing twice.
+
+    Inside `foreachBatch` each write is counted, so that two of equal rows are two, and a replay of either is none.
+    """
+
+    def __init__(self, schema: StructType, options: Mapping[str, str], overwrite: bool) -> None:
+        super().__init__(schema, options, overwrite)
+        self._ledger = WriteLedger.of_application() if self.write_id is None else None
+        kind = kind_of(self.stream, self.subject, self.progress, *schema.names)
+        self._ticket = self._ledger.begin(kind) if self._ledger is not None else None
+
+    def _write_number(self, _place: Place) -> int | None:
+        return None if self._ticket is None else self._ticket.number(_place)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Runs on the driver when all tasks have succeeded."""
+        if self._ledger is not None and self._ticket is not None:
+            written = [message for message in messages if isinstance(message, Written)]
+            self._ledger.succeeded(self._ticket, written[0].place if written else None)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - Spark's signature
+        """Runs on the driver when the write failed; what is stored of it stays, and a repeat knows it again."""
+        if self._ledger is not None and self._ticket is not None:
+            self._ledger.failed(self._ticket)
 
 
 class JetStreamStreamWriter(_Writer, DataSourceStreamArrowWriter):

@@ -11,6 +11,8 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from parti.spark.plain_errors import plainly
+
 
 class JetStreamDataSource(DataSource):
     """Makes readers and writers from the options of one `load()`, `save()` or `start()`.
@@ -22,32 +24,45 @@ class JetStreamDataSource(DataSource):
     def name(cls) -> str:
         return "jetstream"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """The columns of a read without a schema of the user's. A wrong option is refused here, at `load()`."""
         from parti.spark.columns import default_schema
         from parti.spark.source_options import SOURCE_OPTIONS
+        from parti.spark.table_options import effective, is_create_table, kept_in, of_new_table
 
-        values = SOURCE_OPTIONS.parse(self.options)
-        return default_schema(include_headers=values["includeHeaders"])
+        with plainly():
+            new_table = is_create_table(self.options)
+            options = of_new_table(self.options) if new_table else effective(StructType(), self.options)
+            values = SOURCE_OPTIONS.parse(options)
+            columns = default_schema(include_headers=values["includeHeaders"])
+            return kept_in(columns, options) if new_table else columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from parti.spark.batch_reader import JetStreamReader
         from parti.spark.source_options import SourceOptions
+        from parti.spark.table_options import effective
 
-        return JetStreamReader(schema, SourceOptions.parse(self.options, streaming=False))
+        with plainly():
+            return JetStreamReader(schema, SourceOptions.parse(effective(schema, self.options), streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from parti.spark.source_options import SourceOptions
         from parti.spark.stream_reader import JetStreamStreamReader
+        from parti.spark.table_options import effective
 
-        return JetStreamStreamReader(schema, SourceOptions.parse(self.options, streaming=True))
+        with plainly():
+            return JetStreamStreamReader(schema, SourceOptions.parse(effective(schema, self.options), streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         from parti.spark.sink import JetStreamBatchWriter
+        from parti.spark.table_options import effective
 
-        return JetStreamBatchWriter(schema, self.options, overwrite)
+        with plainly():
+            return JetStreamBatchWriter(schema, effective(schema, self.options), overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
         from parti.spark.sink import JetStreamStreamWriter
+        from parti.spark.table_options import effective
 
-        return JetStreamStreamWriter(schema, self.options, overwrite)
+        with plainly():
+            return JetStreamStreamWriter(schema, effective(schema, self.options), overwrite)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from parti.errors import ConfigError
+from parti.observe.logs import get_logger
 from parti.spark.offsets import Position
 from parti.spark.options import (
     CONNECTION_OPTIONS,
@@ -19,12 +21,16 @@ from parti.spark.options import (
     flag,
     positive,
     size,
+    span,
     text,
 )
+from parti.spark.table_options import SPARKS_OWN
 from parti.spark.tokens import Partitioning, Tokens
 from parti.subjects import normalize_filters
 from parti.wire.names import token
 from parti.wire.options import ConnectOptions
+
+log = get_logger("spark.source")
 
 CommitMode = Literal["none", "durable", "purge"]
 GroupKindName = Literal["auto", "static", "elastic", "compact"]
@@ -134,9 +140,12 @@ SOURCE_OPTIONS = OptionTable(
             choice("auto", "static", "elastic", "compact"),
             "with group: which kind it is, when several have the name",
         ),
-        Option("groupAckWait", "5s", duration, "with group: how long after its end a query keeps its partitions"),
-        Option("retryBudget", "60s", duration, "how long NATS may be out of reach before the query fails"),
-    )
+        Option("groupAckWait", "5s", span, "with group: how long after its end a query keeps its partitions"),
+        Option("retryBudget", "60s", span, "how long NATS may be out of reach before the query fails"),
+    ),
+    # A view or a table of SQL is read and written with the same options; `subject` is not let through, because it is
+    # easily written for `subjects`, and then everything would be read.
+    accepted=(*SPARKS_OWN, "atomic", "maxInFlight", "retryTimeout", "writeId", "progressSubject"),
 )
 
 
@@ -191,6 +200,7 @@ class SourceOptions:
         least, most = values["minOffsetsPerTrigger"], values["maxOffsetsPerTrigger"]
         if least is not None and most is not None and least > most:
             raise ConfigError(f"minOffsetsPerTrigger {least} is larger than maxOffsetsPerTrigger {most}")
+        _check_times(values)
         starting = values["startingTimestamp"] or values["startingOffsets"]
         return cls(
             connect=connect_options(given),
@@ -214,6 +224,24 @@ class SourceOptions:
             retry_budget=values["retryBudget"],
             group=_group(values),
         )
+
+
+_SKEW = 60.0  # seconds that the clocks of driver and server may differ
+
+
+def _check_times(values: dict[str, Any]) -> None:
+    """A start that has not come yet would read nothing in a batch, and everything from now on in a stream."""
+    starting, ending = values["startingTimestamp"], values["endingTimestamp"]
+    now = time.time()
+    if starting is not None and starting.at / 1e9 > now + _SKEW:
+        raise ConfigError(
+            f"option startingTimestamp: it lies {starting.at / 1e9 - now:.0f} s in the future: give a time that has "
+            "passed, or startingOffsets latest"
+        )
+    if ending is not None and ending.at / 1e9 > now + _SKEW:
+        log.warning("source.ends_in_the_future", option="endingTimestamp", reads_until="the stream's end as of now")
+    if starting is not None and ending is not None and starting.at > ending.at:
+        raise ConfigError("startingTimestamp lies behind endingTimestamp: exchange them")
 
 
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp")

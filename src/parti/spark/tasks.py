@@ -15,6 +15,7 @@ from parti.errors import DataLoss, TransientError
 from parti.observe.logs import get_logger
 from parti.spark.columns import ColumnBuilder
 from parti.spark.group_columns import GroupRange
+from parti.spark.plain_errors import plainly
 from parti.spark.source_options import SourceOptions
 from parti.spark.worker_process import settle
 from parti.wire.options import ConnectOptions
@@ -119,7 +120,7 @@ class RangeTask:
         """All messages of the range that the stream holds, in order, or an error; with the same columns every time."""
         if partition.after >= partition.to:
             return
-        with _borrowed(self.connect, self.patience) as reader:
+        with plainly(), _borrowed(self.connect, self.patience) as reader:
             try:
                 for batch in self._batches(reader, partition):
                     yield self._built(partition, batch)

@@ -74,6 +74,14 @@ class Partitioning:
             raise ValueError(f"{by!r}: write token:N with the position of the token, counted from 1")
         return cls(count, held_by=int(position))
 
+    def keeps_whole(self, key: Tokens) -> bool | None:
+        """Whether messages of one key are always in one partition; None when only whoever set the token knows."""
+        if not key.positions or (self.held_by is not None and self.held_by in key.positions):
+            return True
+        if self.held_by is not None:
+            return None
+        return bool(self.tokens.positions) and set(self.tokens.positions) <= set(key.positions)
+
     @property
     def needs_subject(self) -> bool:
         """Whether the partition depends on the subject at all."""

@@ -94,8 +94,8 @@ def check_sizes(frames: Frames, rows: Rows, limit: int, first: int = 0) -> None:
         )
 
 
-def chunks(batches: Iterable[Rows]) -> Iterator[Rows]:
-    """The rows again, cut where 1000 rows or 2 MiB are full: a function of the rows alone, not of their batches."""
+def chunks(batches: Iterable[Rows], most: int = CHUNK_ROWS) -> Iterator[Rows]:
+    """The rows again, cut where `most` rows or 2 MiB are full: a function of the rows alone, not of their batches."""
     rest: Rows | None = None
     for batch in batches:
         rows = batch if rest is None or not len(rest) else rest.joined(batch)
@@ -104,7 +104,7 @@ def chunks(batches: Iterable[Rows]) -> Iterator[Rows]:
         while True:
             done = int(ends[start - 1]) if start else 0
             by_bytes = int(np.searchsorted(ends, done + CHUNK_BYTES, side="right"))
-            end = max(min(by_bytes, start + CHUNK_ROWS), start + 1)
+            end = max(min(by_bytes, start + most), start + 1)
             # A chunk is known to be full only when a further row exists that did not fit.
             if end >= len(rows):
                 break

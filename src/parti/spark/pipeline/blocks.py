@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from parti.spark.tokens import Partitioning
 from parti.wire.columns import HEADER_TYPE
 
 TASK: Final = "task"
@@ -51,6 +52,8 @@ class Packing:
     tasks: int
     parking: bool = False
     """Whether parked messages travel along, with columns of their own."""
+    by_key: bool = False
+    """Whether the task is that of the key and not that of the partition, because nobody can say that a key has one."""
 
     def pack(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The same messages as rows of `DDL`, in the order they came within each task.
@@ -82,8 +85,7 @@ class Packing:
 
     def _blocks(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        # A subject without the tokens of its partition has none: all of them go to one task, as those of a partition.
-        task = np.asarray(pc.fill_null(whole.column("partition"), 0)) % self.tasks
+        task = self._tasks_of(whole)
         ordered = whole.take(pa.array(np.argsort(task, kind="stable")))
         counts = np.bincount(task, minlength=self.tasks)
         filled = np.flatnonzero(counts)
@@ -91,6 +93,12 @@ class Packing:
         first = ordered.column("sequence").take(pa.array(starts))
         blocks = packed([ordered.slice(*span) for span in zip(starts, counts[filled], strict=True)])
         return pa.RecordBatch.from_arrays([pa.array(filled, pa.int32()), first, blocks], schema=_SCHEMA)
+
+    def _tasks_of(self, whole: pa.RecordBatch) -> npt.NDArray[np.int32]:
+        if self.by_key:
+            return np.asarray(Partitioning(self.tasks).column(pc.fill_null(whole.column("key"), "")))
+        # A subject without the tokens of its partition has none: all of them go to one task, as those of a partition.
+        return np.asarray(pc.fill_null(whole.column("partition"), 0)) % self.tasks
 
 
 def completed(batch: pa.RecordBatch) -> pa.RecordBatch:

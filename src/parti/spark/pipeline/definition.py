@@ -25,6 +25,7 @@ from parti.spark.pipeline.policy import Policy, Retries
 from parti.spark.pipeline.source import PayloadKey
 from parti.spark.pipeline.stage import Kind
 from parti.spark.source_options import GroupKindName, GroupSetting
+from parti.spark.tokens import Partitioning, Tokens
 from parti.wire.options import ConnectOptions
 from parti.worker.handler import is_async
 
@@ -141,6 +142,24 @@ class Pipeline:
         if self.trigger != "available-now":
             parse_duration(self.trigger)
         self._check_group()
+        if self.group is None and self.keys_are_whole is False:
+            raise ConfigError(
+                f"pipeline {self.name}: partition_by {self.partition_by} splits the key {self.key}: messages of one "
+                "key would be in several partitions, without order. Use tokens of the key, or leave partition_by out"
+            )
+
+    @property
+    def keys_are_whole(self) -> bool | None:
+        """Whether a key is always in one partition; None when a token of the stream's decides, as its author knows."""
+        if self.partition_by is None or self.payload_key is not None:
+            return True
+        try:
+            key = Tokens.parse(self.key)
+            return Partitioning.parse(self.partition_by, self.partitions, key).keeps_whole(key)
+        except ValueError as error:
+            raise ConfigError(
+                f"pipeline {self.name}: key {self.key}, partition_by {self.partition_by}: {error}"
+            ) from None
 
     def _check_group(self) -> None:
         if (self.group is None) != (self.member is None):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from parti.errors import FatalError
+
 
 class Files:
     """Hadoop's file system behind one root folder, through the session's JVM. For the driver only."""
@@ -56,10 +58,11 @@ class Files:
         self.move(f"{name}.new", name)
 
     def move(self, source: str, target: str) -> None:
-        """Rename, over what is there."""
+        """Rename, over what is there; afterwards it is there, or an error was raised."""
         if self.exists(target):
             self.delete(target)
-        self._fs.rename(self._path(source), self._path(target))
+        if not self._fs.rename(self._path(source), self._path(target)):
+            raise FatalError(f"{self.at(source)} could not be renamed to {self.at(target)}: see the file system's log")
 
     def delete(self, name: str) -> None:
         self._fs.delete(self._path(name), True)

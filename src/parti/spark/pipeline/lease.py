@@ -16,18 +16,20 @@ from dataclasses import dataclass
 from parti.backoff import Backoff
 from parti.clock import SystemClock
 from parti.control import election
-from parti.control.election import Deposed, Elected, Election, ReadLeader, WriteLeader
+from parti.control.election import Deposed, Elected, Election, LeaderRecord, ReadLeader, WriteLeader
 from parti.control.lease import LeaseTerms
 from parti.control.records import Unreadable, decode_leader, encode_leader
 from parti.errors import FatalError, PartiError, TransientError, UsageError
 from parti.model import Member, WorkerId
 from parti.observe.logs import get_logger
 from parti.wire.api import JetStreamApi
+from parti.wire.blocking import BlockingConnection
 from parti.wire.connect import Connection, connect
-from parti.wire.errors import WrongLastSequence
+from parti.wire.errors import MessageNotFound, StreamNotFound, WrongLastSequence
 from parti.wire.kv import KeyValue
 from parti.wire.kv_model import Change, KeyExists, KeyNotFound
 from parti.wire.options import ConnectOptions
+from parti.wire.stored import StoredMessage
 
 log = get_logger("spark.pipeline")
 
@@ -242,3 +244,30 @@ class DriverLease:
 def state_of(lease: DriverLease) -> Election:
     """The election as the lease sees it, for tests and status pages."""
     return lease._state
+
+
+def check_nobody_holds(options: ConnectOptions, bucket: str, pipeline: str, ttl: float) -> None:
+    """UsageError while a driver holds the pipeline's lease; one that died without giving it back is waited for.
+
+    For a driver that wants to run without a lease: nothing would fence it from the other one.
+    """
+    request = {"last_by_subj": f"$KV.{bucket}.{lease_key(pipeline)}"}
+    deadline, revision = SystemClock().now() + 2 * ttl, None
+    with BlockingConnection.open(options, name="parti-pipeline-lease") as connection:
+        while True:
+            try:
+                found = StoredMessage.from_json(connection.api(f"STREAM.MSG.GET.KV_{bucket}", request)["message"])
+            except (MessageNotFound, StreamNotFound):
+                return
+            record = decode_leader(found.data) if found.data else None
+            if not isinstance(record, LeaderRecord) or record.leader is None:
+                return
+            if revision is not None and found.seq != revision:
+                raise UsageError(
+                    f"driver {record.leader.worker} runs pipeline {pipeline} behind the lease in bucket {bucket}: "
+                    "stop it first, or keep the setting standby"
+                )
+            revision = found.seq
+            if SystemClock().now() > deadline:
+                return  # not renewed for twice its time: whoever had it is gone
+            threading.Event().wait(0.2)

@@ -1,7 +1,8 @@
 """Parked messages between batches: kept in the checkpoint, joined with the next batch, driven again when due.
 
 The state after batch N is a folder `parked/N`. A replay of batch N reads `parked/N-1` as the first run did and writes
-`parked/N` anew, so that it is exact without any log of its own.
+`parked/N` anew, so that it is exact without any log of its own. Rows are written aside and put in their place when they
+are complete: the folder's name says that it is whole, and no marker file, which a setting of Hadoop's leaves out.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Parking:
         """The blocks of the batch, together with those of the messages that are parked."""
         self._files.delete(f"{self._folder}/{number - 2}")
         before = f"{self._folder}/{number - 1}"
-        if not self._files.exists(f"{before}/_SUCCESS"):
+        if not self._files.exists(before):
             return frame
         parked = frame.sparkSession.read.parquet(self._files.at(before))
         return frame.unionByName(parked.coalesce(1).sortWithinPartitions("sequence").mapInArrow(packing.pack, DDL))
@@ -53,7 +54,9 @@ class Parking:
             with contextlib.suppress(FileNotFoundError):
                 self._due.unlink()
             return
-        parked.coalesce(1).write.mode("overwrite").parquet(self._files.at(name))
+        fresh = f"{self._folder}/.{number}"
+        parked.coalesce(1).write.mode("overwrite").parquet(self._files.at(fresh))
+        self._files.move(fresh, name)
         self.announce(due)
 
     def resume(self, spark: Any, last_batch: int) -> None:
@@ -61,7 +64,7 @@ class Parking:
         from pyspark.sql import functions as f
 
         name = f"{self._folder}/{last_batch}"
-        if self._files.exists(f"{name}/_SUCCESS"):
+        if self._files.exists(name):
             self.announce(spark.read.parquet(self._files.at(name)).agg(f.min("parked_until")).first()[0])
 
     def announce(self, due: float) -> None:

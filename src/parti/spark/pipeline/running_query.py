@@ -31,7 +31,7 @@ from parti.spark.pipeline.definition import Pipeline
 from parti.spark.pipeline.failures import told
 from parti.spark.pipeline.fence import fence_subject, raise_fence
 from parti.spark.pipeline.files import Files
-from parti.spark.pipeline.lease import DriverLease
+from parti.spark.pipeline.lease import DriverLease, check_nobody_holds
 from parti.spark.pipeline.parking import Parking
 from parti.spark.pipeline.plan import Plan, PlanKind
 from parti.spark.pipeline.publishing import Letters, ResultSink, id_scope
@@ -200,9 +200,9 @@ class RunningPipeline:
         self._restarts += 1
         return (refused or error.retriable) and self._restarts <= _RESTARTS and not self._stopping.wait(1.0)
 
-    def _run_query(self, epoch: int) -> None:
+    def _run_query(self, term: int) -> None:
         """One query, from its start to its end; returns when it was stopped or has read all there is."""
-        query = self._begin(epoch)
+        query = self._begin(term)
         try:
             if self._stopping.is_set() or (self._lease is not None and not self._lease.held):
                 query.stop()
@@ -219,18 +219,29 @@ class RunningPipeline:
         if self._lease is not None and not self._lease.held and not self._stopping.is_set():
             self._lease.check()
 
-    def _begin(self, epoch: int) -> Any:
+    def _checkpoint(self, files: Files, term: int) -> str:
+        """The folder to work in, in which the pipeline is where it was, also if it ran with a lease then or without."""
+        pipeline = self.pipeline
+        if pipeline.standby is None:
+            if (note := epochs.lease_of(files)) is not None:
+                check_nobody_holds(pipeline.nats, note.bucket, pipeline.name, note.ttl)
+            return epochs.without_lease(files)
+        bucket = pipeline.standby.bucket
+        lease = epochs.LeaseNote(bucket, self._created(f"KV_{bucket}"), pipeline.standby.ttl)
+        return epochs.prepare(files, term, lease)
+
+    def _begin(self, term: int) -> Any:
         pipeline, spark = self.pipeline, self._spark
-        self.epoch = epoch
         if (setting := pipeline.group_setting) is not None:
             look_up(pipeline.nats, pipeline.stream, setting)  # a wrong name is told here, and not by Spark later
         files = Files(spark, pipeline.checkpoint)
-        checkpoint = epochs.prepare(files, epoch)
+        checkpoint = self._checkpoint(files, term)
+        epoch = self.epoch = epochs.epoch_of(checkpoint)
         cost = json.loads(files.read(f"{checkpoint}/cost.json") or "{}")
         plan = self.plan = pipeline.planned(spark.sparkContext.defaultParallelism, cost.get("handler_us"))
         stage = self._stage(files, checkpoint, epoch)
         fused = plan.kind is PlanKind.FUSED
-        packing = Packing(plan.tasks, parking=stage.shape.parking)
+        packing = Packing(plan.tasks, parking=stage.shape.parking, by_key=pipeline.keys_are_whole is None)
         due = self._folder / DUE
         source = pipeline_source(
             f"parti-{pipeline.name}",
@@ -263,7 +274,7 @@ class RunningPipeline:
     def _stage(self, files: Files, checkpoint: str, epoch: int) -> Stage:
         pipeline = self.pipeline
         nats, target = pipeline.nats, self._result_stream()
-        created = self._created()
+        created = self._created(pipeline.stream)
         asyncio.run(_ensure_letters(pipeline))
         letters = Letters(nats, dead_letter_stream(pipeline.stream))
         results = None
@@ -287,11 +298,11 @@ class RunningPipeline:
         )
         return stage.at(epoch, self.owner, self._fences(target, epoch))
 
-    def _created(self) -> str:
+    def _created(self, stream: str) -> str:
         """When the stream was made."""
         reader = RangeReader(self.pipeline.nats, name="parti-pipeline")
         try:
-            return reader.state(self.pipeline.stream).created
+            return reader.state(stream).created
         finally:
             reader.close()
 

@@ -1,0 +1,215 @@
+"""Publish chunks of rows exactly once, whenever they are repeated: each chunk moves a marker in its own atomic batch.
+
+The marker is a message of the same stream on a subject of the writer's own. It says which chunk was stored last, and
+the server stores a chunk only while the marker is where the writer has seen it. So a chunk is stored with its marker
+or not at all, a repeated chunk finds the marker behind it, and of two writers at the same chunk one is refused and
+finds the other's marker. No duplicate window is involved.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from parti.backoff import Backoff
+from parti.errors import FatalError, PartiError, ProtocolError, TransientError
+from parti.observe.logs import get_logger
+from parti.wire.blocking import BlockingConnection, status_of
+from parti.wire.errors import (
+    ApiError,
+    AtomicPublishIncomplete,
+    MessageNotFound,
+    WrongLastSequence,
+    api_error,
+    status_error,
+)
+from parti.wire.options import ConnectOptions
+from parti.wire.outgoing import Frames, Rows, build, check_sizes, checked, joined_bytes
+from parti.wire.publisher import NotAcknowledged, Published
+
+PROGRESS_ROWS = 999  # the marker is the thousandth message of the server's largest batch
+_WAITS = Backoff(base=0.02, cap=1.0, max_tries=None)
+
+log = get_logger("wire.progress")
+
+
+class RowsChanged(FatalError):
+    """A repeated write has other rows, or the same in another order: make the order of the rows certain (sort them)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """How far a writer is: the chunk of a step that was stored last, and what all chunks of the step up to it held."""
+
+    sequence: int
+    step: int = -1
+    chunk: int = -1
+    digest: str = ""
+
+    def covers(self, step: int, chunk: int) -> bool:
+        return (self.step, self.chunk) >= (step, chunk)
+
+
+class ProgressPublisher:
+    """Stores the chunks of one step, one after the other; for one thread. Close it, or use it as a context."""
+
+    def __init__(
+        self, options: ConnectOptions, *, stream: str, subject: str, step: int, patience: float, name: str
+    ) -> None:
+        """`subject` is the marker's; `step` rises with everything that this writer ever writes."""
+        self.published = Published()
+        self._options = options
+        self._stream = stream
+        self._subject = subject
+        self._step = step
+        self._patience = patience
+        self._name = name
+        self._inbox = f"{options.inbox_prefix}.{secrets.token_hex(8)}"
+        self._replies = 0
+        self._connection: BlockingConnection | None = None
+        self._sid = -1
+        self._marker: Marker | None = None
+        self._chain = hashlib.blake2b(digest_size=16)
+        self._chunk = 0
+        self._rows = 0
+        self._deadline = 0.0
+        self._never = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"<ProgressPublisher {self._subject} step={self._step} chunk={self._chunk}>"
+
+    def publish(self, rows: Rows, chunk: str) -> None:
+        """When this returns, the rows are stored, by this call or by an earlier one; `chunk` tells their content."""
+        rows = checked(rows, self._rows)
+        self._chain.update(chunk.encode())
+        self._deadline = time.monotonic() + self._patience
+        waits = iter(_WAITS.delays())
+        trouble: PartiError | None = None
+        while True:
+            try:
+                if self._marker is None:
+                    self._marker = self._read()
+                if self._marker.covers(self._step, self._chunk):
+                    self._check_same(self._marker)
+                    self.published.duplicates += len(rows)
+                    break
+                self._marker = self._store(rows, self._marker)
+                break
+            except (WrongLastSequence, AtomicPublishIncomplete, TransientError) as error:
+                trouble = error
+            except ApiError as error:
+                if not error.retriable:
+                    raise
+                trouble = error
+            self._marker = None  # somebody may have moved it, or the answer was lost: look before the next try
+            if time.monotonic() > self._deadline:
+                raise NotAcknowledged(
+                    f"rows {self._rows} to {self._rows + len(rows) - 1} were not stored within {self._patience:g} s: "
+                    f"{trouble}"
+                ) from trouble
+            self._never.wait(next(waits))
+        self.published.messages += len(rows)
+        self._chunk += 1
+        self._rows += len(rows)
+
+    def flush(self) -> Published:
+        """Forget the markers before the last; each call of `publish` has been answered already."""
+        if self._chunk and self._connection is not None:
+            try:
+                self._connection.api(f"STREAM.PURGE.{self._stream}", {"filter": self._subject, "keep": 1})
+            except PartiError as error:  # the last one counts, however many there are
+                log.warning("progress.markers_kept", subject=self._subject, error=str(error))
+        return self.published
+
+    def close(self) -> None:
+        """Drop the connection."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _connected(self) -> BlockingConnection:
+        if self._connection is None or self._connection.closed:
+            self._connection = BlockingConnection.open(self._options, name=self._name)
+            self._sid = self._connection.subscribe(f"{self._inbox}.*")
+        return self._connection
+
+    def _read(self) -> Marker:
+        """The marker as the stream's leader has it; never by Direct Get, which a lagging replica may answer."""
+        try:
+            found = self._connected().api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": self._subject})["message"]
+        except MessageNotFound:
+            return Marker(0)
+        body = json.loads(base64.b64decode(found["data"]))
+        return Marker(int(found["seq"]), int(body["step"]), int(body["chunk"]), str(body["digest"]))
+
+    def _check_same(self, marker: Marker) -> None:
+        if (marker.step, marker.chunk) == (self._step, self._chunk) and marker.digest != self._chain.hexdigest():
+            raise RowsChanged(
+                f"step {self._step} of {self._subject} was stored with other rows up to chunk {self._chunk} than it "
+                "has now: sort the rows, or read them from the same partitions as before"
+            )
+
+    def _store(self, rows: Rows, marker: Marker) -> Marker:
+        connection = self._connected()
+        self._replies += 1
+        reply = f"{self._inbox}.{self._replies}"
+        body = {"step": self._step, "chunk": self._chunk, "digest": self._chain.hexdigest()}
+        frames = progress_frames(rows, reply, self._stream, self._subject, marker.sequence, body)
+        check_sizes(frames, rows, connection.max_payload, self._rows)
+        connection.send(joined_bytes(frames.frames).to_pybytes())
+        while True:
+            found = connection.frames(self._options.request_timeout)
+            found = found.select(found.sid == self._sid)
+            for index in range(len(found)):
+                if found.subject(index) != reply.encode() or not (found.payload(index) or found.header(index)):
+                    continue  # an answer to an earlier try, or the empty one to a batch's first message
+                sequence = self._answer(found.header(index), found.payload(index), len(rows))
+                return Marker(sequence, self._step, self._chunk, self._chain.hexdigest())
+
+    def _answer(self, header: bytes, body: bytes, rows: int) -> int:
+        request = f"rows {self._rows} to {self._rows + rows - 1} and their marker {self._subject}"
+        status, description = status_of(header)
+        if status:
+            raise status_error(status, description, request=request)
+        answer = json.loads(body)
+        if (error := answer.get("error")) is not None:
+            raise api_error(error, request=request)
+        if answer.get("count") != rows + 1:
+            raise ProtocolError(f"{request}: the server counted {answer.get('count')} messages")
+        return int(answer["seq"])
+
+
+def progress_frames(
+    rows: Rows, reply: str, stream: str, subject: str, expected: int, body: dict[str, object]
+) -> Frames:
+    """The rows and behind them the marker, as one atomic batch that is refused unless the marker is at `expected`."""
+    marker = Rows(
+        value=pa.array([json.dumps(body).encode()], pa.binary()),
+        subject=pa.array([subject.encode()], pa.binary()),
+        headers=None if rows.headers is None else pa.nulls(1, rows.headers.type),
+    )
+    count = len(rows) + 1
+    fixed = f"Nats-Expected-Stream: {stream}\r\nNats-Batch-Id: {secrets.token_hex(8)}\r\nNats-Batch-Sequence: "
+    extra = [f"{fixed}{number}\r\n".encode() for number in range(1, count + 1)]
+    extra[-1] += f"Nats-Expected-Last-Subject-Sequence: {expected}\r\nNats-Batch-Commit: 1\r\n".encode()
+    replies = np.full(count, b"", dtype=object)
+    replies[0] = replies[-1] = reply.encode()
+    return build(rows.joined(marker), pa.array(replies, pa.binary()), pa.array(extra, pa.binary()))
