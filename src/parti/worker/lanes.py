@@ -191,13 +191,14 @@ class LanePool:
         oldest = min((runner.since for runner in self._inside(state)), default=now)
         if state.draining is None or oldest > state.draining:
             state.draining = now
+        since = state.draining  # another call may end, and forget it, while this one waits
         try:
-            async with asyncio.timeout_at(state.draining + within * _FINISHING):
+            async with asyncio.timeout_at(since + within * _FINISHING):
                 await state.finished()
         except TimeoutError:
             state.finish = 0
         try:
-            async with asyncio.timeout_at(state.draining + within):
+            async with asyncio.timeout_at(since + within):
                 await state.finished()
         except TimeoutError:
             if not state.stopped:

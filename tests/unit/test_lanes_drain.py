@@ -1,0 +1,48 @@
+"""Draining a partition: several may wait for it at once, with partitions that stop, go on and stop again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from parti.model import Lease, Partition
+from parti.worker.lanes import LanePool, Runner
+from parti.worker.ledger import PartitionState
+from parti.worker.message import Message, make_message
+
+
+@pytest.mark.parametrize("seed", range(25))
+async def test_any_number_of_waiters_get_their_answer_and_nothing_runs_then(seed: int) -> None:
+    rng = random.Random(seed)
+
+    async def serve(message: Message, runner: Runner) -> float | None:  # noqa: ARG001 - the signature of `Serve`
+        await asyncio.sleep(rng.choice([0, 0.001, 0.004]))
+        if rng.random() < 0.2:
+            return 0.05
+        state.open.pop(message.sequence, None)
+        state.furthest = max(state.furthest, message.sequence)
+        return None
+
+    pool = LanePool(serve, concurrency=4, strict=True)
+    partition = Partition(("p",))
+    lease = Lease(partition.id, 1)
+    state = PartitionState(partition, lease)
+    for sequence in range(1, 60):
+        message = make_message("p", partition, f"k{sequence % 5}", sequence, b"", lease=lease)
+        message._lane = state.lane(message.key)
+        state.open[sequence] = message
+        pool.push(message)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(6):
+            state.stop(pool.running_of(state))
+            group.create_task(pool.drained(state, rng.choice([0.004, 0.02, 0.2])))
+            await asyncio.sleep(rng.choice([0, 0.002, 0.01]))
+            if rng.random() < 0.4:
+                state.stopped = False
+                pool.resume(state)
+    state.stop(pool.running_of(state))
+    await pool.drained(state, 0.2)
+    assert not state.running
+    await pool.halt()
