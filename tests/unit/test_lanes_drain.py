@@ -17,7 +17,7 @@ from parti.worker.message import Message, make_message
 async def test_any_number_of_waiters_get_their_answer_and_nothing_runs_then(seed: int) -> None:
     rng = random.Random(seed)
 
-    async def serve(message: Message, runner: Runner) -> float | None:  # noqa: ARG001 - the signature of `Serve`
+    async def serve(message: Message, runner: Runner) -> float | None:
         await asyncio.sleep(rng.choice([0, 0.001, 0.004]))
         if rng.random() < 0.2:
             return 0.05
@@ -44,5 +44,25 @@ async def test_any_number_of_waiters_get_their_answer_and_nothing_runs_then(seed
                 pool.resume(state)
     state.stop(pool.running_of(state))
     await pool.drained(state, 0.2)
+    assert not state.running
+    await pool.halt()
+
+
+async def test_a_wait_goes_on_when_a_shorter_one_has_given_up() -> None:
+    """It forgot since when the partition was draining, and the longer one ended the worker with a TypeError."""
+
+    async def serve(message: Message, runner: Runner) -> float | None:
+        return 60.0
+
+    pool = LanePool(serve, concurrency=4, strict=True)
+    partition = Partition(("p",))
+    state = PartitionState(partition, Lease(partition.id, 1))
+    message = make_message("p", partition, "k", 1, b"", lease=state.lease)
+    message._lane = state.lane("k")
+    state.open[1], state.furthest = message, 5
+    pool.push(message)
+    await asyncio.sleep(0)
+    state.stop(pool.running_of(state))
+    await asyncio.wait_for(asyncio.gather(pool.drained(state, 0.2), pool.drained(state, 0.02)), 60)
     assert not state.running
     await pool.halt()
