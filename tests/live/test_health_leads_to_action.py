@@ -66,8 +66,15 @@ async def test_a_worker_that_stays_unhealthy_hands_its_partitions_on(
 ) -> None:
     async with fleet_on(server, name, count=4) as fleet:
         one, sick, two, seen = await pair(fleet, layout, unhealthy_limit=0.5, health_failure_threshold=1)
-        sick._recorder.failed(Part.UPDATE, sick._clock.now(), TransientError("no permission"))
+
+        async def stay_sick() -> None:
+            while True:  # an update that was due and went well makes it well again
+                sick._recorder.failed(Part.UPDATE, sick._clock.now(), TransientError("no permission"))
+                await asyncio.sleep(0.02)
+
+        sickness = asyncio.create_task(stay_sick())
         await gave_up(fleet, one, two, seen, "no permission")
+        sickness.cancel()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

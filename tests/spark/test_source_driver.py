@@ -83,7 +83,8 @@ def test_a_time_becomes_the_first_sequence_stored_since(stream):
     for sequence, time in times.items():
         assert started(time) == sequence
     assert started("1000") == 2
-    assert started("2999-01-01") == 21
+    with pytest.raises(ConfigError, match="in the future"):
+        started("2999-01-01")
 
 
 def test_a_start_by_time_in_an_empty_stream_is_its_first_message(stream):
