@@ -47,6 +47,7 @@ from parti.wire.options import ConnectOptions
 from parti.worker.outcomes import Retry
 
 _LOOK_EVERY = 1.0
+_PATIENCE = 5.0  # seconds that a batch waits for the limits of a trigger; then the task waits in the checkpoint
 _STORE_AGAIN = 5.0  # seconds until a task is tried again whose dead letter could not be stored
 
 
@@ -303,7 +304,7 @@ async def _resources(delivery: Deliver, epoch: int) -> AsyncGenerator[Desk, None
         for name in await disabled_endpoints(bucket):
             endpoints.changed(f"{PREFIX}{name}", True)
         courier = Courier(config, transport, guard, SecretStore(clock, config.secrets_dir), clock)
-        gate = _GATES.setdefault(delivery.name, Gate(config, clock, random.Random()))
+        gate = _GATES.setdefault(delivery.name, Gate(config, clock, random.Random(), patience=_PATIENCE))
         fence = await _fence(js, delivery, epoch)
         letters = DeadLetters(js, names, f"{delivery.name}:" if delivery.replay else "", fence)
         await transport.open()

@@ -30,6 +30,7 @@ class Held:
     __slots__ = (
         "attempts",
         "data",
+        "due",
         "endpoint",
         "failed_at",
         "feed",
@@ -65,6 +66,8 @@ class Held:
         self.received = 0.0
         self.first_seen = 0.0
         self.attempts = 0
+        self.due = 0.0
+        """Not to be tried before, by the clock."""
         self.failed_at: float | None = None
         self.task: DeliveryTask | None = None
         self.endpoint: Endpoint | None = None
@@ -75,6 +78,10 @@ class Held:
 
     def __repr__(self) -> str:
         return f"<Held {self.id} attempts={self.attempts} {'refused' if self.refusal else self.host}>"
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
 
     @property
     def database(self) -> str:
