@@ -1,0 +1,39 @@
+"""`parti` with names that cannot be looked up for a while: `python -m parti.prove.delivery_main UNTIL deliver run ...`.
+
+Names below `parti.invalid` are this machine; until the given time (Unix seconds) a look-up of them hangs for some
+seconds and fails then. All others are as they are: none is asked for by the proof.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from typing import Any
+
+NAMES = ".parti.invalid"
+_HANGS = 5.0
+
+
+def main() -> None:
+    until, arguments = float(sys.argv[1]), sys.argv[2:]
+    real = socket.getaddrinfo
+
+    def look_up(host: Any, *rest: Any, **named: Any) -> Any:
+        if not isinstance(host, str) or not host.endswith(NAMES):
+            return real(host, *rest, **named)
+        if time.time() < until:
+            time.sleep(_HANGS)  # in a thread of the resolver's
+            raise socket.gaierror(socket.EAI_AGAIN, "the name server does not answer")
+        return real("127.0.0.1", *rest, **named)
+
+    socket.getaddrinfo = look_up
+    # uvloop has a resolver of its own, which asks name servers that this proof has nothing to do with.
+    sys.modules["uvloop"] = None  # type: ignore[assignment]
+    from parti.cli import main as program
+
+    program(arguments)
+
+
+if __name__ == "__main__":
+    main()
