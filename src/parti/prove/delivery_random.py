@@ -1,4 +1,4 @@
-"""Random situations for delivery, one after the other: each is drawn from its seed, run with real processes, and judged.
+"""Random situations for delivery, one after the other: each is drawn from its seed, run by real processes and judged.
 
 The hosts are real servers on loopback that are ill for a while and well afterwards. So everything has to arrive in the
 end, or rest in the dead letters because its own policy gave it few attempts.
