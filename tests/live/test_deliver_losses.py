@@ -164,6 +164,7 @@ async def test_a_parked_task_that_comes_again_does_not_replace_itself(stage: Sce
             json.dumps(task).encode(), {}, stream=stage.stream, subject="x", sequence=sequence, time=1e9
         )
         again.feed = slot.main
+        slot.lanes.sleepers.parked[again.key].due = 0.0  # as if the hour had passed
         slot.lanes.woken(Wake(again.key, 0, "", 0))
         slot.lanes.offer(again)
         await stage.endpoint.wait_for(2, timeout=60)

@@ -18,6 +18,10 @@ class DeliverSection(Section, frozen=True, kw_only=True):
     partitions: Annotated[
         int, Setting("1: one active process, others stand by; more: processes share them", at_least=1, at_most=256)
     ] = 1
+    subjects: Annotated[
+        Literal["trusted", "checked"],
+        Setting("checked: with several partitions, a task on a subject that is not its document's is refused"),
+    ] = "trusted"
     ack_wait: Annotated[
         float, Setting("seed 004's; heartbeats every third of it, so only a dead process lets it pass", Unit.DURATION)
     ] = 30.0

@@ -28,6 +28,7 @@ from parti.clock import SystemClock
 from parti.errors import PartiError, UsageError
 from parti.prove.delivery_duplicates import Accepted, explain
 from parti.prove.delivery_faults import TROUBLES, Fault, Troubles
+from parti.prove.delivery_random import random_runs, with_random
 from parti.prove.delivery_worker import SparkWorker, Worker
 from parti.tasks import AddressGuard, DeadLetters, DeliverSection, Letter, TaskConsumer
 from parti.tasks.names import Names
@@ -256,13 +257,15 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
                 await asyncio.to_thread(worker.kill)
         verdict = stage.history.verdict()
         names = ("lost", "duplicated", "inversions", "two_owners", "stale_accepted", "phantom")
-        return (
+        found: dict[str, Figure] = (
             figures
             | {"tasks": stage.published, "requests": sum(stage.requests.values()), "stale_refused": stage.stale_refused}
             | {name: getattr(verdict, name) for name in names}
             | await stage.duplicates([*troubles.faults, *troubles.stalls()], engine.in_flight)
             | await stage.judge()
         )
+        spark = engine.settings(server) if engine.spark else None
+        return with_random(found, await random_runs(ctx, 1 if ctx.quick else int(ctx.options["scenarios"]), spark))
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +414,14 @@ GOALS = {
     "sockets_to_blocked": "== 0",
     "poison_blocked_others": "== 0",
     "exit_codes": "== 0",
+    "attempts_forgotten": "== 0",
+    "too_early": "== 0",
+    "over_rate": "== 0",
+    "over_concurrency": "== 0",
+    "letters_wrong": "== 0",
+    "buried_although_accepted": "== 0",
+    "messages_per_request": "<= 12",
+    "well_p99": "<= 15",
 }
 
 PROOF = Proof(
@@ -421,6 +432,7 @@ PROOF = Proof(
     options=(
         Option("rounds", 16, "rounds of 150 tasks, each with a kill, a freeze, a stop or a dead server"),
         Option("partitions", 4, "of the two processes; with 1, one delivers and the other stands by"),
+        Option("scenarios", 4, "random situations after the rounds: rules, hosts, sizes and faults by --seed"),
         Option("engine", "async", "what delivers: async, or spark (two drivers, one stands by)"),
     ),
 )

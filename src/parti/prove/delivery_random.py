@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -18,13 +19,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from parti.bench.goals import Figure
+from parti.bench.report import RunContext
 from parti.clock import SystemClock
 from parti.errors import PartiError
 from parti.prove.delivery_duplicates import Accepted, explain
 from parti.prove.delivery_faults import Troubles
 from parti.prove.delivery_judge import Published, Rested, Seen, judge
 from parti.prove.delivery_main import NAMES
-from parti.prove.delivery_scenario import HostKind, Scenario, Trigger
+from parti.prove.delivery_scenario import HostKind, Scenario, Trigger, draw
 from parti.prove.delivery_worker import SparkWorker, Worker
 from parti.tasks import DeadLetters
 from parti.tasks.names import Names
@@ -33,7 +35,9 @@ from parti.testing import NatsServer, NeverHappened, eventually
 from parti.testing.http_server import Answer, FaultHttpServer, Hang, Received, Reply, Reset
 from parti.testing.monitor import ask
 from parti.wire.api import JetStreamApi
+from parti.wire.connect import connect
 from parti.wire.errors import MessageNotFound, StreamNotFound
+from parti.wire.options import ConnectOptions
 
 _LEASE = 3
 _STARTING = 4.0  # seconds that processes have before the hosts' illness is counted
@@ -292,3 +296,36 @@ def _slowest_well(run: Run) -> float:
     begin = min(first.values(), default=0.0)  # a backlog waits for the first process
     waits = sorted(first[t.id] - max(t.at, begin) for t in run.published if t.trigger == well and t.id in first)
     return waits[int(len(waits) * 0.99)] if waits else 0.0
+
+
+async def random_runs(ctx: RunContext, count: int, spark: list[str] | None) -> dict[str, Figure]:
+    """So many situations from the run's seed on: what was wrong in all of them, and the worst of what is measured."""
+    total: Counter[str] = Counter()
+    worst = {"messages_per_request": 0.0, "well_p99": 0.0}
+    words: list[str] = []
+    async with NatsServer() as server:
+        connection = await connect(ConnectOptions(servers=(server.url,)))
+        try:
+            with ctx.progress("random situations", total=count) as advance:
+                for seed in range(ctx.seed, ctx.seed + count):
+                    scenario = draw(seed, spark=spark is not None)
+                    figures, found = await run_scenario(scenario, server, JetStreamApi(connection), spark=spark)
+                    words += [str(scenario), *found] if found else []
+                    for name, value in figures.items():
+                        if name in worst:
+                            worst[name] = max(worst[name], float(value))
+                        else:
+                            total[name] += int(value)
+                    advance(1)
+        finally:
+            await connection.close()
+    if words:
+        print("\n".join(words), file=sys.stderr)
+    return {"scenarios": count, **total, **worst}
+
+
+def with_random(figures: dict[str, Figure], random: dict[str, Figure]) -> dict[str, Figure]:
+    """Both parts of the proof in one: what both count is added up."""
+    return figures | {
+        name: int(figures.get(name, 0)) + value if name in figures else value for name, value in random.items()
+    }

@@ -34,6 +34,7 @@ from parti.tasks.errors import Reason
 from parti.tasks.gate import Gate
 from parti.tasks.guard import AddressGuard
 from parti.tasks.held import Held, Reader
+from parti.tasks.journal import Try
 from parti.tasks.names import Names
 from parti.tasks.order import Order, RuleBook
 from parti.tasks.policy import UNSPENT, Again, Attempt, Bury, Decision, Outcome, decide, schedule_of
@@ -58,6 +59,8 @@ class Before:
     high: int = 0
     open: frozenset[int] = frozenset()
     said: frozenset[int] = frozenset()
+    tries: Mapping[int, Try] = field(default_factory=dict)
+    """How often it had tried tasks that were still open, and when they may be tried again."""
 
     def __contains__(self, sequence: int) -> bool:
         return (sequence <= self.high and sequence not in self.open) or sequence in self.said
@@ -166,6 +169,11 @@ class Desk:
         )
         # Each time that its document was parked because of it was one attempt.
         held.attempts = message.rows.tally.parked.get(message.index, Parked()).times
+        tried = self._delivery.before.tries.get(message.sequence)
+        if tried is not None:
+            if not held.attempts and (left := tried.due - self._clock.wall()) > 0:
+                return _later(held, left, "it was tried by the other engine, and waits", tried=False)
+            held.attempts += tried.attempts
         if held.refusal is not None:
             refused = Attempt(Outcome.REFUSED, error=str(held.refusal))
             return await self._bury(held, held.refusal.reason, refused)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from parti.config.deliver import DeliverSection
 from parti.tasks import names as n
-from parti.tasks.errors import TaskRefused
+from parti.tasks.errors import Misrouted, TaskRefused
 from parti.tasks.order import Order, RuleBook, Rules
 from parti.tasks.task import DeliveryTask, decode_task, lane_key, task_id
 from parti.tasks.urls import Endpoint, parse_endpoint
@@ -146,6 +146,8 @@ class Reader:
             held.rules = self._book.of(task.trigger_id)
             per_trigger = self._config.lane_per_trigger or held.rules.order is Order.LATEST
             held.key = lane_key(task, per_trigger=per_trigger)
+            if self._config.subjects == "checked" and self._config.partitions > 1:
+                check_subject(held, self._config.stream)
             held.endpoint = parse_endpoint(task.url)
             held.host = held.endpoint.host
         except TaskRefused as refusal:
@@ -153,6 +155,21 @@ class Reader:
             # Without a document it has no order to keep: a lane of its own.
             held.key = held.key or f"refused-{held.source}"
         return held
+
+
+def check_subject(held: Held, stream: str) -> None:
+    """`Misrouted` unless the subject is the one of the task's document: partitions are told by subjects.
+
+    A publisher that hashed the document, as it was too long, says so; then the rest has to agree.
+    """
+    task = held.task
+    assert task is not None
+    place = f"{stream}.{task.database}.{task.collection}."
+    given, _, last = held.subject.rpartition(".")
+    if f"{given}." != place or not (task.subject_hashed or last.rstrip("=") == _document_token(task.document_id)):
+        raise Misrouted(
+            f"the task came on {held.subject!r}, and its document's subject is {place}<base64url of the document id>"
+        )
 
 
 def subject_disagrees(held: Held) -> bool:
