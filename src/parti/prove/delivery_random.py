@@ -326,6 +326,5 @@ async def random_runs(ctx: RunContext, count: int, spark: list[str] | None) -> d
 
 def with_random(figures: dict[str, Figure], random: dict[str, Figure]) -> dict[str, Figure]:
     """Both parts of the proof in one: what both count is added up."""
-    return figures | {
-        name: int(figures.get(name, 0)) + value if name in figures else value for name, value in random.items()
-    }
+    both = {name: int(figures[name]) + int(value) for name, value in random.items() if name in figures}
+    return figures | random | both
