@@ -19,12 +19,17 @@ def request(at: float, number: int = 1, attempt: int = 1, status: int = 200, **m
 
 
 def found(
-    *seen: Seen, published: int = 0, letters: tuple[Rested, ...] = (), faults: tuple[Fault, ...] = (), **rules: Any
+    *seen: Seen,
+    published: int = 0,
+    letters: tuple[Rested, ...] = (),
+    faults: tuple[Fault, ...] = (),
+    timeouts: tuple[tuple[str, int], ...] = (),
+    **rules: Any,
 ) -> str:
     """The one kind of wrong that is found; empty for none."""
     trigger = Trigger(**({"name": "t", "order": "block", "host": "flaky"} | rules))
     tasks = [Published(f"d-{number}", "t", "d", number, 0.0) for number in range(1, published + 1)]
-    wrong, words = judge([trigger], tasks, seen, letters, faults, processes=1, stall=0.0)
+    wrong, words = judge([trigger], tasks, seen, letters, faults, timeouts=frozenset(timeouts), processes=1, stall=0.0)
     assert set(wrong) == set(KINDS)
     assert bool(words) == any(wrong.values())
     return " ".join(kind for kind, count in wrong.items() if count)
@@ -42,6 +47,8 @@ def found(
         ("inversions", [request(1, 2), request(2, 1)], {"order": "latest"}),
         ("attempts_without_a_request", [request(1, attempt=2)], {}),
         ("", [request(1, attempt=2)], {"host": "dead"}),
+        ("", [request(1, attempt=2)], {"timeouts": (("d-1", 1),)}),
+        ("attempts_without_a_request", [request(1, attempt=3)], {"timeouts": (("d-1", 1),)}),
         ("", [request(1, status=500), request(2, attempt=2)], {}),
         ("attempts_forgotten", [request(1, status=500), request(2, attempt=1)], {}),
         ("", [request(9.9, status=500), request(20, attempt=1)], {"faults": (KILL,)}),

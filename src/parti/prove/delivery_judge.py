@@ -7,8 +7,8 @@ died, froze or could reach nobody may come again, as if it had not been.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -70,12 +70,14 @@ def judge(
     letters: Sequence[Rested],
     faults: Sequence[Fault],
     *,
+    timeouts: Collection[tuple[str, int]],
     processes: int,
     stall: float,
 ) -> tuple[dict[str, int], list[str]]:
     """Counts of what is wrong, by kind, and a line of words for each of the first few.
 
-    `stall`: the longest time that the endpoints themselves stood still; requests that came meanwhile came at once.
+    `timeouts`: ids and attempts that timed out, as their senders say: an endpoint that stood still may not have read
+    them. `stall`: the longest time that the endpoints themselves stood still; requests that came meanwhile came at once.
     """
     by_name = {trigger.name: trigger for trigger in triggers}
     wrong: dict[str, int] = dict.fromkeys(KINDS, 0)
@@ -94,7 +96,7 @@ def judge(
         if task.id not in accepted and task.id not in rested and not latest:
             blame("lost", f"{task.id} of {by_name[task.trigger].rules}")
     _order(by_name, seen, blame)
-    _attempts(by_name, seen, rested, faults, blame)
+    _attempts(by_name, seen, rested, faults, Counter(task for task, _ in timeouts), blame)
     for letter in letters:
         if letter.id in accepted and not faults:
             blame("buried_although_accepted", f"{letter.id} {letter.reason}")
@@ -134,6 +136,7 @@ def _attempts(
     seen: Sequence[Seen],
     rested: Mapping[str, Rested],
     faults: Sequence[Fault],
+    unread: Counter[str],
     blame: Blame,
 ) -> None:
     by_id: dict[str, list[Seen]] = defaultdict(list)
@@ -142,7 +145,7 @@ def _attempts(
     for requests in by_id.values():
         trigger = triggers[requests[0].trigger]
         for count, request in enumerate(requests, start=1):
-            if request.attempt > count and trigger.host not in _UNSEEN:
+            if request.attempt > count + unread[request.id] and trigger.host not in _UNSEEN:
                 blame("attempts_without_a_request", f"{request.id} says {request.attempt}, and it is the {count}th")
         for before, request in pairwise(requests):
             gap = request.at - before.at
@@ -158,7 +161,7 @@ def _attempts(
         trigger = triggers[requests[0].trigger] if requests else None
         if trigger is None or trigger.host in _UNSEEN:
             continue
-        if letter.attempts > len(requests):
+        if letter.attempts > len(requests) + unread[letter.id]:
             blame("attempts_without_a_request", f"letter {letter.id}: {letter.attempts} of {len(requests)}")
         if letter.reason != "exhausted" or letter.attempts != trigger.attempts:
             blame(

@@ -12,7 +12,7 @@ import random
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ from parti.bench.report import RunContext
 from parti.clock import SystemClock
 from parti.errors import PartiError
 from parti.prove.delivery_duplicates import Accepted, explain
-from parti.prove.delivery_faults import Troubles
+from parti.prove.delivery_faults import Fault, Troubles
 from parti.prove.delivery_judge import Published, Rested, Seen, judge
 from parti.prove.delivery_main import NAMES
 from parti.prove.delivery_scenario import HostKind, Scenario, Trigger, draw
@@ -205,16 +205,17 @@ class Run:
         wanted -= {request.id for request in self.ground.seen if request.accepted}
         return not wanted or not wanted - {letter.id for letter in await self.letters()}
 
-    async def unheard(self) -> set[tuple[str, int]]:
-        """Attempts that ended without an answer, as the workers logged them."""
-        found, stream, sequence = set(), Names(self.stream).attempts, 0
+    async def unheard(self) -> dict[tuple[str, int], str]:
+        """Attempts that ended without an answer, as the workers logged them, and how."""
+        found: dict[tuple[str, int], str] = {}
+        stream, sequence = Names(self.stream).attempts, 0
         with suppress(MessageNotFound, StreamNotFound):
             while True:
                 stored = await self.js.msg_get(stream, seq=sequence + 1, next_by_subj=f"{stream}.>")
                 sequence = stored.seq
                 record = msgspec.json.decode(stored.data, type=AttemptRecord)
                 if record.outcome in ("timeout", "network"):
-                    found.add((record.id, record.attempt))
+                    found[record.id, record.attempt] = record.outcome
         return found
 
 
@@ -251,16 +252,18 @@ async def run_scenario(
         sent = _messages_in(server) - in_before - (len(tasks) - half) if "server" not in scenario.faults else 0
         codes = [await asyncio.to_thread(worker.stop) for worker in workers]
         faults = [*troubles.faults, *troubles.stalls()]
+        unheard = await run.unheard()
         wrong, words = judge(
             scenario.triggers,
             run.published,
             sorted(ground.seen, key=lambda request: request.at),
             await run.letters(),
             faults,
+            timeouts={attempt for attempt, outcome in unheard.items() if outcome == "timeout"},
             processes=scenario.processes,
             stall=ground.stall,
         )
-        repeats = await _repeats(run, faults, 1_000_000 if spark else 256)
+        repeats = _repeats(run, faults, unheard, 1_000_000 if spark else 256)
         figures: dict[str, Figure] = {**wrong, "duplicates_unexplained": repeats, "exit_codes": sum(codes)}
         figures |= {"tasks": len(tasks), "requests": len(ground.seen)}
         figures["messages_per_request"] = round(sent / max(len(ground.seen), 1), 2)
@@ -281,12 +284,12 @@ def _messages_in(server: NatsServer) -> int:
     return int(ask(f"{server.monitor_url}/varz").get("in_msgs", 0))
 
 
-async def _repeats(run: Run, faults: list, in_flight: int) -> int:  # type: ignore[type-arg]
+def _repeats(run: Run, faults: list[Fault], unheard: Collection[tuple[str, int]], in_flight: int) -> int:
     accepted: dict[str, list[Accepted]] = defaultdict(list)
     for request in run.ground.seen:
         if request.accepted:
             accepted[request.id].append(Accepted(request.at, request.epoch, request.attempt))
-    return explain(accepted, faults, await run.unheard(), in_flight=in_flight)["unexplained"]
+    return explain(accepted, faults, unheard, in_flight=in_flight)["unexplained"]
 
 
 def _slowest_well(run: Run) -> float:
