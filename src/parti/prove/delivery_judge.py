@@ -77,7 +77,7 @@ def judge(
     """Counts of what is wrong, by kind, and a line of words for each of the first few.
 
     `timeouts`: ids and attempts that timed out, as their senders say: an endpoint that stood still may not have read
-    them. `stall`: the longest time that the endpoints themselves stood still; requests that came meanwhile came at once.
+    them. `stall`: the longest time that the endpoints themselves stood still; what came meanwhile came at once.
     """
     by_name = {trigger.name: trigger for trigger in triggers}
     wrong: dict[str, int] = dict.fromkeys(KINDS, 0)
