@@ -217,8 +217,9 @@ class Gate:
                 continue
             now, rules, share = self._clock.now(), self._rules[first], self.share()
             if not first.ready(now, rules, share):
-                self._tick(first)
-                continue
+                if rules.rate and first.free_at > now:  # by the same look at the clock: it may have come meanwhile
+                    self._tick(first, first.free_at - now)
+                continue  # a call of its own that ends brings it back
             first.start(now, rules, share)
             turn = queue.popleft()
             if queue:
@@ -238,10 +239,9 @@ class Gate:
         for host in list(trigger.waiting):
             self._stand(trigger, host)
 
-    def _tick(self, trigger: TriggerLine) -> None:
-        """Come back when the trigger's rate allows for the next; a place of its own calls by itself."""
-        wait = trigger.free_at - self._clock.now()
-        if wait > 0 and (trigger.ticker is None or trigger.ticker.done()):
+    def _tick(self, trigger: TriggerLine, wait: float) -> None:
+        """Come back when the trigger's rate allows for the next."""
+        if trigger.ticker is None or trigger.ticker.done():
             trigger.ticker = asyncio.get_running_loop().create_task(self._ticked(trigger, wait))
 
     async def _ticked(self, trigger: TriggerLine, wait: float) -> None:
