@@ -326,6 +326,7 @@ async def _crowd(rng: random.Random, rules: Rules, second_host: bool) -> None:
         if waiting and given_up < 5 and rng.random() < 0.1:
             rng.choice(waiting).cancel()
             given_up += 1
+        await turns()  # who was let in notices before time goes on
         clock.advance(rng.uniform(0, 0.1))
     results = await asyncio.gather(*lanes, return_exceptions=True)
     assert not [error for error in results if error and not isinstance(error, asyncio.CancelledError)]
