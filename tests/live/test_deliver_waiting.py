@@ -115,9 +115,10 @@ async def test_documents_of_a_dead_host_are_found_by_the_next_owner(stage: Scene
     assert set(attempts) <= {1, 2}
 
 
-@pytest.mark.parametrize("how", ["stop", "crash"])
-@pytest.mark.parametrize("order", ["block", "park", "skip"])
-@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize(
+    ("how", "order", "partitions"),
+    [("stop", "block", 1), ("crash", "block", 1), ("crash", "block", 2), ("stop", "park", 2), ("crash", "skip", 1)],
+)
 async def test_attempts_and_retry_after_outlive_their_process(
     stage: Scene, how: str, order: str, partitions: int
 ) -> None:
@@ -125,7 +126,7 @@ async def test_attempts_and_retry_after_outlive_their_process(
 
     def reply(request: Received) -> Reply:
         times.append((clock.now(), int(request.headers["x-parti-attempt"])))
-        return Answer(200) if len(times) > 2 else Answer(429, {"Retry-After": "2"})
+        return Answer(200) if len(times) > 2 else Answer(429, {"Retry-After": "1"})
 
     stage.endpoint.otherwise(reply)
     await stage.publish(stage.task("a"))
@@ -142,8 +143,8 @@ async def test_attempts_and_retry_after_outlive_their_process(
         async with stage.delivering(config):
             await stage.endpoint.wait_for(3)
     assert [attempt for _, attempt in times] == [1, 2, 3]
-    assert times[1][0] - times[0][0] >= 2
-    assert times[2][0] - times[1][0] >= 2
+    assert times[1][0] - times[0][0] >= 1
+    assert times[2][0] - times[1][0] >= 1
 
 
 async def _said(stage: Scene) -> bool:
