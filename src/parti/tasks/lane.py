@@ -8,6 +8,7 @@ from enum import Enum, auto
 
 from parti.tasks.held import Held, Wake
 from parti.tasks.names import token
+from parti.wire.stored import StoredMessage
 
 
 class Mode(Enum):
@@ -24,7 +25,7 @@ class Mode(Enum):
 class Lane:
     """One document."""
 
-    __slots__ = ("busy", "called", "key", "mode", "nudge", "queue", "reading", "task", "through", "wake")
+    __slots__ = ("busy", "called", "key", "mode", "nudge", "peeked", "queue", "reading", "task", "through", "wake")
 
     def __init__(self, key: str, mode: Mode) -> None:
         self.key = key
@@ -33,6 +34,7 @@ class Lane:
         self.wake: Wake | None = None
         self.called = False  # its parked head has its turn
         self.through = 0  # tasks up to this sequence of the task stream are parked, or were dealt with before
+        self.peeked: StoredMessage | None = None  # the parked head, when a look at the end of the queue has shown it
         self.reading: Held | None = None  # the parked head, while it is in memory
         self.task: asyncio.Task[None] | None = None
         self.busy = False  # in the middle of something that a stop had better let end

@@ -164,7 +164,7 @@ class Lanes:
             if len(lane.queue) > 1 and lane.queue[0].rules.order is Order.LATEST:
                 self._supersede(lane)
             return lane.queue[0] if lane.queue else None
-        stored = await self._surely(lambda: self._park.first(lane.key))
+        stored = await self._parking.head(lane)
         if stored is None:
             return None
         held = self._tools.reader.read(
@@ -345,6 +345,8 @@ class Lanes:
     async def _pause(self, lane: Lane, head: Held, wait: float) -> None:
         """Wait in memory; give up the place when too many queue up behind, or when a newer task takes over."""
         lane.busy = False
+        if self._stopping:
+            return  # the next owner knows until when it waits
         clock, limit = self._tools.clock, self._tools.config.block_queue
         until = clock.now() + wait
         lane.nudge = asyncio.Event()

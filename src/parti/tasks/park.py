@@ -64,11 +64,11 @@ class Park:
         self._fence = expectations(last_subject_seq=stored.seq, last_subject_filter=subject)
         await self._js.stream_purge(self._names.park, filter=subject, keep=1)
 
-    async def keys(self) -> set[str]:
-        """The documents that are parked now."""
-        found: set[str] = set()
+    async def keys(self) -> dict[str, int]:
+        """The documents that are parked now, and how many tasks of each."""
+        found: dict[str, int] = {}
         async for page in self._js.stream_subjects(self._names.park, self._names.parked(self._slot, "*")):
-            found.update(subject.rpartition(".")[2] for subject in page)
+            found |= {subject.rpartition(".")[2]: count for subject, count in page.items()}
         return found
 
     async def scheduled(self) -> set[str]:

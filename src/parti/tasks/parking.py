@@ -11,6 +11,7 @@ from parti.tasks.park import Park
 from parti.tasks.sleepers import Parked, Sleepers
 from parti.tasks.surely import Surely
 from parti.tasks.tools import Tools
+from parti.wire.stored import StoredMessage
 
 
 class Parking:
@@ -34,9 +35,17 @@ class Parking:
         """
         if lane.through or is_alone(lane.key):
             return
-        lane.through = parked.through if (parked := self.sleepers.parked.get(lane.key)) is not None else 0
+        parked = self.sleepers.parked.get(lane.key)
+        lane.through = parked.through if parked is not None else 0
         if not lane.through and (last := await self._surely(lambda: self._park.last(lane.key))) is not None:
             lane.through = place(last.headers.get(ORIGIN, ""), self._tools.config.stream)
+            if parked is not None:
+                lane.peeked, parked.single = last if parked.single else None, False
+
+    async def head(self, lane: Lane) -> StoredMessage | None:
+        """The parked head, by as few looks as it takes."""
+        peeked, lane.peeked = lane.peeked, None
+        return peeked or await self._surely(lambda: self._park.first(lane.key))
 
     async def learn_head(self, lane: Lane) -> None:
         """Find out how often the parked head was tried, and until when it waits: the wake-up in hand may be an old one.

@@ -206,14 +206,18 @@ class Slot:
         """No parked document stays asleep: one without a schedule is looked at, unless somebody will call it."""
         known = lanes.sleepers.parked
         parked = await self._park.keys()
-        for key in parked - known.keys():
+        for key in parked.keys() - known.keys():
             if lanes.asleep(key):
                 known[key] = Parked()
-        asleep = {key for key in parked - await self._park.scheduled() if lanes.asleep(key)}
+        asleep = {key for key in parked.keys() - await self._park.scheduled() if lanes.asleep(key)}
         if asleep:
-            for key in asleep & await self._park.noted() & known.keys():
-                known[key].noted = True
-            lanes.sleepers.look_at(key for key in asleep if lanes.asleep(key))
+            noted = await self._park.noted()
+            strangers = [key for key in asleep & known.keys() if lanes.asleep(key)]
+            for key in strangers:
+                known[key].noted = key in noted
+                known[key].known = key not in noted  # nothing is said of it anywhere: that spares a look
+                known[key].single = parked[key] == 1
+            lanes.sleepers.look_at(strangers)
         lanes.sleepers.call_aged(self._tools.clock.wall() - self._tools.config.max_task_age)
 
     async def _sweep_often(self) -> None:
