@@ -51,6 +51,7 @@ def found(
         ("attempts_without_a_request", [request(1, attempt=3)], {"timeouts": (("d-1", 1),)}),
         ("", [request(1, status=500), request(2, attempt=2)], {}),
         ("attempts_forgotten", [request(1, status=500), request(2, attempt=1)], {}),
+        ("", [request(1, 1, 2), request(2, 2), request(3, 1, 1)], {"timeouts": (("d-1", 1),)}),
         ("", [request(9.9, status=500), request(20, attempt=1)], {"faults": (KILL,)}),
         ("attempts_forgotten", [request(1, status=500), request(4, attempt=1)], {"faults": (KILL,)}),
         ("too_early", [request(1, status=429, wait=2.0), request(2.5, attempt=2)], {}),

@@ -82,6 +82,8 @@ class Stage:
         self.requests: Counter[str] = Counter()
         self.published = 0
         self.stale_refused = 0
+        self.late: list[tuple[str, int]] = []
+        """Ids and attempts that came after a later attempt of the same owner was accepted."""
         self.timeout = "500ms"
         """Of requests that may meet a fault; what is sure to be answered has time for it."""
         self.accepted: dict[str, list[Accepted]] = {}
@@ -109,11 +111,18 @@ class Stage:
             )
         if self.rng.random() < 0.25:
             return self.rng.choice(_FAULTS)
+        attempt = int(request.headers["x-parti-attempt"])
+        before = self.accepted.get(webhook_id)
+        if before and before[-1].epoch == epoch and attempt < before[-1].attempt:
+            # Its sender gave it up before we read it, and sent another, which we read first? A machine that stands
+            # still reads what waits in its sockets in any order. The sender's log will tell.
+            self.late.append((webhook_id, attempt))
+            return Answer(200)
         body = request.json()
         number, document = body["payload"]["n"], body["documentId"]
         self.history.effect(Effect(slot, document, "p", number, f"epoch-{epoch}", epoch))
         self._left.discard(webhook_id)
-        this = Accepted(self._clock.now(), epoch, int(request.headers["x-parti-attempt"]))
+        this = Accepted(self._clock.now(), epoch, attempt)
         self.accepted.setdefault(webhook_id, []).append(this)
         return Huge(size=1 << 20) if self.rng.random() < 0.01 else Answer(200)
 
@@ -200,7 +209,11 @@ class Stage:
         """What was accepted twice, by what explains it."""
         unheard = {(record.id, record.attempt) for record in [r async for r in self._unheard()]}
         found = explain(self.accepted, faults, unheard, in_flight=in_flight)
-        return {f"duplicates_{kind}": count for kind, count in found.items()}
+        backwards = sum(attempt not in unheard for attempt in self.late)
+        found["unexplained"] += backwards
+        return {f"duplicates_{kind}": count for kind, count in found.items()} | {
+            "read_late": len(self.late) - backwards
+        }
 
     async def _unheard(self) -> AsyncIterator[AttemptRecord]:
         """The attempts that ended without an answer, as the workers logged them."""

@@ -96,7 +96,7 @@ def judge(
         if task.id not in accepted and task.id not in rested and not latest:
             blame("lost", f"{task.id} of {by_name[task.trigger].rules}")
     _order(by_name, seen, blame)
-    _attempts(by_name, seen, rested, faults, Counter(task for task, _ in timeouts), blame)
+    _attempts(by_name, prompt(seen, timeouts), rested, faults, Counter(task for task, _ in timeouts), blame)
     for letter in letters:
         if letter.id in accepted and not faults:
             blame("buried_although_accepted", f"{letter.id} {letter.reason}")
@@ -115,6 +115,22 @@ KINDS = (
     "letters_wrong",
     "buried_although_accepted",
 )
+
+
+def prompt(seen: Sequence[Seen], timeouts: Collection[tuple[str, int]]) -> list[Seen]:
+    """Without requests that were read late: their sender had given them up, and sent another before they were read.
+
+    A machine that stands still reads what waits in its sockets in any order. Who gave up cannot take a request back;
+    a receiver that remembers ids, as docs/delivery.md asks for, knows it for a repetition.
+    """
+    highest: dict[str, int] = defaultdict(int)
+    found = []
+    for request in seen:
+        if request.attempt < highest[request.id] and (request.id, request.attempt) in timeouts:
+            continue
+        highest[request.id] = max(highest[request.id], request.attempt)
+        found.append(request)
+    return found
 
 
 def _order(triggers: Mapping[str, Trigger], seen: Sequence[Seen], blame: Blame) -> None:

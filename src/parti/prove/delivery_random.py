@@ -24,7 +24,7 @@ from parti.clock import SystemClock
 from parti.errors import PartiError
 from parti.prove.delivery_duplicates import Accepted, explain
 from parti.prove.delivery_faults import Fault, Troubles
-from parti.prove.delivery_judge import Published, Rested, Seen, judge
+from parti.prove.delivery_judge import Published, Rested, Seen, judge, prompt
 from parti.prove.delivery_main import NAMES
 from parti.prove.delivery_scenario import HostKind, Scenario, Trigger, draw
 from parti.prove.delivery_worker import SparkWorker, Worker
@@ -286,7 +286,7 @@ def _messages_in(server: NatsServer) -> int:
 
 def _repeats(run: Run, faults: list[Fault], unheard: Collection[tuple[str, int]], in_flight: int) -> int:
     accepted: dict[str, list[Accepted]] = defaultdict(list)
-    for request in run.ground.seen:
+    for request in prompt(run.ground.seen, unheard):
         if request.accepted:
             accepted[request.id].append(Accepted(request.at, request.epoch, request.attempt))
     return explain(accepted, faults, unheard, in_flight=in_flight)["unexplained"]
