@@ -82,8 +82,7 @@ class Stage:
         self.requests: Counter[str] = Counter()
         self.published = 0
         self.stale_refused = 0
-        self.late: list[tuple[str, int]] = []
-        """Ids and attempts that came after a later attempt of the same owner was accepted."""
+        self.late: list[tuple[str, int]] = []  # id and attempt that came after a later one of its owner was accepted
         self.timeout = "500ms"
         """Of requests that may meet a fault; what is sure to be answered has time for it."""
         self.accepted: dict[str, list[Accepted]] = {}
@@ -114,8 +113,7 @@ class Stage:
         attempt = int(request.headers["x-parti-attempt"])
         before = self.accepted.get(webhook_id)
         if before and before[-1].epoch == epoch and attempt < before[-1].attempt:
-            # Its sender gave it up before we read it, and sent another, which we read first? A machine that stands
-            # still reads what waits in its sockets in any order. The sender's log will tell.
+            # A machine that stood still may read a request that was given up after its successor: the log will tell.
             self.late.append((webhook_id, attempt))
             return Answer(200)
         body = request.json()
