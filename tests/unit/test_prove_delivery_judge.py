@@ -84,4 +84,5 @@ def test_a_seed_is_one_situation_and_seeds_bring_everything() -> None:
     assert {fault for scenario in many for fault in scenario.faults} == {"kill", "server", "freeze", "stop"}
     assert {trigger.host for trigger in triggers} >= {"dead", "hanging", "throttling", "no_dns", "well"}
     assert any(trigger.rate and trigger.concurrency and trigger.order == "park" for trigger in triggers)
+    assert draw(1, hungry=True).descriptors < max(trigger.hosts for trigger in draw(1, hungry=True).triggers) + 50
     assert all(draw(random.randrange(999), spark=True).partitions == 1 for _ in range(20))

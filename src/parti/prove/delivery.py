@@ -444,6 +444,7 @@ PROOF = Proof(
         Option("rounds", 16, "rounds of 150 tasks, each with a kill, a freeze, a stop or a dead server"),
         Option("partitions", 4, "of the two processes; with 1, one delivers and the other stands by"),
         Option("scenarios", 4, "random situations after the rounds: rules, hosts, sizes and faults by --seed"),
+        Option("hungry", False, "in random situations: more hosts than a process has descriptors for"),
         Option("engine", "async", "what delivers: async, or spark (two drivers, one stands by)"),
     ),
 )

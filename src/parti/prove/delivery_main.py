@@ -1,11 +1,13 @@
-"""`parti` with names that cannot be looked up for a while: `python -m parti.prove.delivery_main UNTIL deliver run ...`.
+"""`parti` with names that cannot be looked up for a while: `python -m parti.prove.delivery_main UNTIL FILES deliver ...`.
 
 Names below `parti.invalid` are this machine; until the given time (Unix seconds) a look-up of them hangs for some
-seconds and fails then. All others are as they are: none is asked for by the proof.
+seconds and fails then. All others are as they are: none is asked for by the proof. FILES is how many descriptors the
+process may open; 0: as many as it likes.
 """
 
 from __future__ import annotations
 
+import resource
 import socket
 import sys
 import time
@@ -16,7 +18,9 @@ _HANGS = 5.0
 
 
 def main() -> None:
-    until, arguments = float(sys.argv[1]), sys.argv[2:]
+    until, arguments = float(sys.argv[1]), sys.argv[3:]
+    if descriptors := int(sys.argv[2]):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     real = socket.getaddrinfo
 
     def look_up(host: Any, *rest: Any, **named: Any) -> Any:

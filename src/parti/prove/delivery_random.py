@@ -51,31 +51,33 @@ class Ground:
     scenario: Scenario
     rng: random.Random
     heals_at: float
-    servers: dict[str, FaultHttpServer] = field(default_factory=dict)
+    servers: dict[str, list[FaultHttpServer]] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
     stall: float = 0.0
     """The longest time that this process stood still."""
     clock: SystemClock = field(default_factory=SystemClock)
 
-    def url(self, trigger: Trigger) -> str:
-        server = self.servers[trigger.name]
+    def url(self, trigger: Trigger, document: int) -> str:
+        server = self.servers[trigger.name][document % trigger.hosts]
         if trigger.host == "no_dns":
             return f"http://{trigger.name}{NAMES}:{server.port}/hook"
         return f"{server.url}/hook"
 
     async def open(self, stack: AsyncExitStack) -> None:
         for trigger in self.scenario.triggers:
-            server = self.servers[trigger.name] = FaultHttpServer()
-            await server.start()
-            stack.push_async_callback(server.stop)
-            server.otherwise(self._script(trigger))
-            if trigger.host == "dead":
-                await server.stop()
+            self.servers[trigger.name] = [FaultHttpServer() for _ in range(trigger.hosts)]
+            for server in self.servers[trigger.name]:
+                await server.start()
+                stack.push_async_callback(server.stop)
+                server.otherwise(self._script(trigger))
+                if trigger.host == "dead":
+                    await server.stop()
         stack.callback(asyncio.create_task(self._watch()).cancel)
 
     async def _watch(self) -> None:
         """Notice when we stood still ourselves; bring the dead back when it is time."""
-        down = [self.servers[trigger.name] for trigger in self.scenario.triggers if trigger.host == "dead"]
+        dead = [trigger.name for trigger in self.scenario.triggers if trigger.host == "dead"]
+        down = [server for name in dead for server in self.servers[name]]
         while True:
             before = self.clock.now()
             await self.clock.sleep(_LOOK)
@@ -142,7 +144,8 @@ class Run:
 
     async def publish(self, triggers: list[Trigger]) -> None:
         for trigger in triggers:
-            document = f"{trigger.name}-d{self.rng.randrange(trigger.documents)}"
+            which = self.rng.randrange(trigger.documents)
+            document = f"{trigger.name}-d{which}"
             number = self.numbers[document] = self.numbers[document] + 1
             task = {
                 "triggerId": trigger.name,
@@ -151,7 +154,7 @@ class Run:
                 "documentId": document,
                 "event": "update",
                 "seq": number,
-                "url": self.ground.url(trigger),
+                "url": self.ground.url(trigger, which),
                 "timeout": "10s" if trigger.host in ("well", "slow") else "1s",
                 "payload": "x" * trigger.size,
             }
@@ -177,7 +180,7 @@ class Run:
             "deliver.stream": self.stream,
             "deliver.partitions": scenario.partitions,
             "deliver.lease": _LEASE,
-            "deliver.allow_addresses": ",".join(server.allowed for server in self.ground.servers.values()),
+            "deliver.allow_addresses": ",".join(one.allowed for each in self.ground.servers.values() for one in each),
             "deliver.schedule": ",".join(["200ms"] * 3 + ["500ms"] * 46),
             "deliver.block_for": scenario.block_for,
             "deliver.breaker_open": "500ms",
@@ -235,7 +238,7 @@ async def run_scenario(
         half = len(tasks) // 2
         await run.publish(tasks[:half])
         until = time.time() + starting + scenario.heals
-        program = ("parti.prove.delivery_main", f"{until:.3f}")
+        program = ("parti.prove.delivery_main", f"{until:.3f}", str(scenario.descriptors))
         kind = SparkWorker if spark else Worker
         workers = [kind([*run.settings(), *(spark or ())], program) for _ in range(scenario.processes)]
         stack.push_async_callback(_kill, workers)
@@ -311,7 +314,8 @@ async def random_runs(ctx: RunContext, count: int, spark: list[str] | None) -> d
         try:
             with ctx.progress("random situations", total=count) as advance:
                 for seed in range(ctx.seed, ctx.seed + count):
-                    scenario = draw(seed, spark=spark is not None)
+                    hungry = bool(ctx.options.get("hungry"))
+                    scenario = draw(seed, spark=spark is not None, hungry=hungry)
                     figures, found = await run_scenario(scenario, server, JetStreamApi(connection), spark=spark)
                     words += [str(scenario), *found] if found else []
                     for name, value in figures.items():

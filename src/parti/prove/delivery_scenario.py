@@ -32,6 +32,8 @@ class Trigger:
     attempts: int = 0
     """Of the task's own policy; 0: as many as it takes."""
     backoff: float = 0.0
+    hosts: int = 1
+    """Servers of this kind; a document belongs to one of them."""
 
     @property
     def rules(self) -> str:
@@ -53,6 +55,8 @@ class Scenario:
     heals: float
     block_for: str
     max_ack_pending: int
+    descriptors: int = 0
+    """What a process may open at most; 0: as much as it likes."""
 
     @property
     def tasks(self) -> int:
@@ -60,17 +64,18 @@ class Scenario:
 
     def __str__(self) -> str:
         told = [f"{t.rules.partition(': ')[2]} -> {t.host} x{t.tasks}" for t in self.triggers]
-        return (
-            f"seed {self.seed}: {self.partitions}p {self.processes}w {' '.join(self.faults) or 'calm'}; "
-            + "; ".join(told)
-        )
+        faults = " ".join(self.faults) or "calm"
+        faults += f" {self.descriptors} descriptors" if self.descriptors else ""
+        return f"seed {self.seed}: {self.partitions}p {self.processes}w {faults}; {'; '.join(told)}"
 
 
-def draw(seed: int, *, spark: bool = False) -> Scenario:
-    """The situation of this seed."""
+def draw(seed: int, *, spark: bool = False, hungry: bool = False) -> Scenario:
+    """The situation of this seed; `hungry`: with more hosts than a process has descriptors for."""
     rng = random.Random(f"delivery {seed}")
     faults = tuple(rng.choice(FAULTS) for _ in range(rng.choice((0, 0, 1, 2))))
     triggers = [_trigger(rng, number, spark) for number in range(rng.randint(1, 4))]
+    if hungry:
+        triggers.append(Trigger(f"t{len(triggers)}", "block", "well", documents=200, tasks=200, hosts=80))
     triggers.append(Trigger(f"t{len(triggers)}", "block", "well", tasks=40))  # whom the others must not disturb
     return Scenario(
         seed=seed,
@@ -81,6 +86,7 @@ def draw(seed: int, *, spark: bool = False) -> Scenario:
         heals=rng.choice((3.0, 6.0)),
         block_for=rng.choice(("200ms", "2s", "1m")),
         max_ack_pending=rng.choice((64, 2000)),
+        descriptors=100 if hungry else 0,
     )
 
 
