@@ -1,4 +1,4 @@
-"""`parti` with names that cannot be looked up for a while: `python -m parti.prove.delivery_main UNTIL FILES deliver ...`.
+"""`parti` where names cannot be looked up for a while: `python -m parti.prove.delivery_main UNTIL FILES deliver ...`.
 
 Names below `parti.invalid` are this machine; until the given time (Unix seconds) a look-up of them hangs for some
 seconds and fails then. All others are as they are: none is asked for by the proof. FILES is how many descriptors the

@@ -255,8 +255,8 @@ class Gate:
     def _hogs(self, line: Line) -> bool:
         """Whether this line fills the memory without moving."""
         limit, now = self._config.max_bytes, self._clock.now()
-        if self.bytes >= limit and line.bytes * 2 > self.bytes and line.held > 1:
-            return True
+        if self.bytes >= limit * 1.5 and line.bytes * 2 > self.bytes and line.held > max(1, line.speed(now)):
+            return True  # heads out of the park, as the feed stops before: there they take no memory
         if line.held <= _FEW and line.bytes <= limit // 8:
             return False
         if isinstance(line, TriggerLine):
