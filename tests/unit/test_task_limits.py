@@ -205,6 +205,34 @@ async def test_a_host_that_fills_the_memory_without_moving_is_sent_away() -> Non
     assert postponed.why == "crowded"
 
 
+async def test_memory_is_bounded_by_bytes_as_well() -> None:
+    made, _ = gate(max_bytes=1_000)
+    for _ in range(4):
+        made.hold("hangs", 240)
+    assert made.has_room
+    made.hold("hangs", 240)
+    assert not made.has_room
+    assert await made.admit("hangs", "t", OPEN) is None
+    made.hold("hangs", 300)  # out of the park: the feed has stopped
+    postponed = await made.admit("hangs", "t", OPEN)
+    assert isinstance(postponed, Postponed)
+    assert postponed.why == "crowded"
+    assert await made.admit("quick", "t", OPEN) is None
+    made.unhold("hangs", 300)
+    made.unhold("hangs", 240)
+    assert made.has_room
+
+
+async def test_hosts_that_hang_leave_places_for_those_that_have_few() -> None:
+    made, _ = gate(concurrency=16, host_concurrency=8)
+    hanging = [await admitted(made, host) for host in "ab" for _ in range(8)]
+    assert sum(task.done() for task in hanging) < 16
+    assert (await admitted(made, "well")).done()
+    for task in hanging:
+        task.cancel()
+    await asyncio.gather(*hanging, return_exceptions=True)
+
+
 async def turns() -> None:
     """Let everything run that can run now."""
     for _ in range(6):
