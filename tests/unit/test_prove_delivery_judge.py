@@ -59,9 +59,10 @@ def found(
         ("", [request(1, status=429, wait=2.0), request(3.0, attempt=2)], {}),
         ("over_rate", [request(1 + n / 100, n) for n in range(20)], {"rate": 10.0}),
         ("", [request(1 + n / 10, n) for n in range(20)], {"rate": 10.0}),
-        ("letters_wrong", [request(1, status=500)], {"letters": (Rested("d-1", "rejected", 1),), "attempts": 1}),
-        ("", [request(1, status=500)], {"letters": (Rested("d-1", "exhausted", 1),), "attempts": 1}),
-        ("buried_although_accepted", [request(1)], {"letters": (Rested("d-1", "exhausted", 1),), "attempts": 1}),
+        ("letters_wrong", [request(1, status=500)], {"letters": (Rested("d-1", "t", "rejected", 1),), "attempts": 1}),
+        ("attempts_without_a_request", [], {"letters": (Rested("d-1", "t", "exhausted", 1),), "attempts": 1}),
+        ("", [request(1, status=500)], {"letters": (Rested("d-1", "t", "exhausted", 1),), "attempts": 1}),
+        ("buried_although_accepted", [request(1)], {"letters": (Rested("d-1", "t", "exhausted", 1),), "attempts": 1}),
     ],
 )
 def test_what_is_wrong_is_found(kind: str, seen: list[Seen], more: dict[str, Any]) -> None:

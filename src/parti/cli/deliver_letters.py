@@ -19,6 +19,7 @@ from parti.errors import UsageError
 
 if TYPE_CHECKING:
     from parti.tasks import DeadLetters, Letter
+    from parti.tasks.endpoints import Disabled
     from parti.wire.api import JetStreamApi
 
 T = TypeVar("T")
@@ -53,7 +54,8 @@ def list_letters(loaded: LoadedConfig, pattern: str, limit: int, as_json: bool) 
     async def gather(letters: DeadLetters) -> tuple[list[Letter], int]:
         return [letter async for letter in _first(letters.letters(pattern), limit)], await letters.count()
 
-    found, total = _with_letters(loaded, gather, ([], 0))
+    nothing: tuple[list[Letter], int] = ([], 0)
+    found, total = _with_letters(loaded, gather, nothing)
     if as_json:
         print_json([_summary(letter) for letter in found])
         return
@@ -140,7 +142,8 @@ def list_endpoints(loaded: LoadedConfig, as_json: bool) -> None:
     """List disabled endpoints."""
     from parti.tasks.endpoints import disabled_endpoints
 
-    found = _with_bucket(loaded, disabled_endpoints, {})
+    nothing: dict[str, Disabled] = {}
+    found = _with_bucket(loaded, disabled_endpoints, nothing)
     if as_json:
         print_json(found)
         return

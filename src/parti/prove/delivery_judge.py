@@ -59,6 +59,7 @@ class Rested:
     """One dead letter."""
 
     id: str
+    trigger: str
     reason: str
     attempts: int
 
@@ -173,9 +174,8 @@ def _attempts(
             if gap < least - _EARLY:
                 blame("too_early", f"{request.id}: {gap:.3f} s after {before.status}, not {least:.2f} s")
     for letter in rested.values():
-        requests = by_id.get(letter.id, [])
-        trigger = triggers[requests[0].trigger] if requests else None
-        if trigger is None or trigger.host in _UNSEEN:
+        requests, trigger = by_id.get(letter.id, []), triggers[letter.trigger]
+        if trigger.host in _UNSEEN:
             continue
         if letter.attempts > len(requests) + unread[letter.id]:
             blame("attempts_without_a_request", f"letter {letter.id}: {letter.attempts} of {len(requests)}")

@@ -8,6 +8,7 @@ process may open; 0: as many as it likes.
 from __future__ import annotations
 
 import resource
+import runpy
 import socket
 import sys
 import time
@@ -34,9 +35,8 @@ def main() -> None:
     socket.getaddrinfo = look_up
     # uvloop has a resolver of its own, which asks name servers that this proof has nothing to do with.
     sys.modules["uvloop"] = None  # type: ignore[assignment]
-    from parti.cli import main as program
-
-    program(arguments)
+    sys.argv = ["parti", *arguments]
+    runpy.run_module("parti.cli", run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -193,7 +193,7 @@ class Run:
     async def letters(self) -> list[Rested]:
         with suppress(PartiError):
             found = DeadLetters(self.js, Names(self.stream)).letters()
-            return [Rested(letter.id, letter.reason, letter.attempts) async for letter in found]
+            return [Rested(letter.id, letter.trigger, letter.reason, letter.attempts) async for letter in found]
         return []
 
     async def settled(self) -> bool:
