@@ -14,6 +14,7 @@ from parti.clock import SystemClock
 from parti.errors import RequestTimeout
 from parti.tasks.dead_letters import DeadLetters
 from parti.tasks.errors import LeaseLost
+from parti.tasks.feed import Checkpoint, Feed
 from parti.tasks.held import Held, Reader, Wake
 from parti.tasks.names import Names
 from parti.tasks.order import RuleBook
@@ -183,3 +184,39 @@ async def test_letters_of_a_stream_that_was_made_anew_are_letters_of_their_own(s
         await stage.js.stream_create({"name": stage.stream, "subjects": [f"{stage.stream}.>"], "storage": "memory"})
     letters = [letter async for letter in DeadLetters(stage.js, Names(stage.stream)).letters()]
     assert [(letter.source, letter.reason) for letter in letters] == [(f"{stage.stream}:1", "rejected")] * 2
+
+
+async def test_what_was_delivered_before_the_parked_ones_does_not_come_after_them(
+    stage: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner before delivered the first and parked the second; its acknowledgements got lost with it.
+
+    When the parked one is delivered before the stream has brought both once more, nobody may have forgotten.
+    """
+    await ensure_streams(stage.js, stage.config())
+    await stage.publish(stage.task("a"))
+    second = stage.task("a")
+    sequence = await stage.publish(second)
+    reader = Reader(stage.config(), RuleBook((), "block"))
+    held = reader.read(
+        json.dumps(second).encode(), {}, stream=stage.stream, subject="x", sequence=sequence, time=SystemClock().wall()
+    )
+    await Park(stage.js, Names(stage.stream), 0, SystemClock()).append(held)
+    attach = Feed.attach
+
+    async def late(feed: Feed, connection: LiveConnection, checkpoint: Checkpoint | None = None) -> None:
+        if feed.stream == stage.stream:
+            await eventually(lambda: _drained(stage))
+        await attach(feed, connection, checkpoint)
+
+    monkeypatch.setattr(Feed, "attach", late)
+    async with stage.delivering():
+        await eventually(stage.settled)
+        await stage.publish(stage.task("a"))
+        await stage.endpoint.wait_for(2)
+        await eventually(stage.settled)
+    assert stage.order() == {"a": [2, 3]}
+
+
+async def _drained(stage: Scene) -> bool:
+    return bool(stage.endpoint.received) and not await parked(stage)

@@ -24,6 +24,8 @@ from parti.tasks.sleepers import Sleepers
 from parti.tasks.surely import Surely
 from parti.tasks.tools import Tools
 
+_LOOK_EVERY = 64
+
 
 class Lanes:
     """All lanes of one partition. Everything with an effect asks the partition's lease first."""
@@ -46,6 +48,8 @@ class Lanes:
         self._surely = Surely(lease, tools.recorder, tools.clock)
         self._lanes: dict[str, Lane] = {}
         self._stopping = False
+        self._seen = 0  # the highest task of the stream that came
+        self._passed: dict[str, int] = {}  # documents that were drained of tasks which are still to come once more
         self.sleepers = Sleepers(lease.slot, tools.gate, self._call)
         """The documents that are parked, also those without a lane in memory."""
         self._parking = Parking(tools, park, wakes, self._surely, self.sleepers)
@@ -60,6 +64,8 @@ class Lanes:
 
     def offer(self, held: Held) -> None:
         """A task came: it goes behind all others of its document."""
+        if held.feed is not self._wakes:
+            self._see(place(held.source, self._tools.config.stream))
         lane = self._lane(held.key)
         lane.queue.append(held)
         self._came(held)
@@ -93,7 +99,15 @@ class Lanes:
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(key, Mode.PARKED if key in self.sleepers.parked else Mode.LIVE)
+            lane.through = self._passed.get(key, 0)
         return lane
+
+    def _see(self, place: int) -> None:
+        """Tasks come in the order of the stream: what was parked up to here does not come once more."""
+        if place > self._seen:
+            self._seen = place
+            if self._passed and not place % _LOOK_EVERY:
+                self._passed = {key: through for key, through in self._passed.items() if through >= place}
 
     def _stir(self, lane: Lane) -> None:
         if lane.task is None and not self._stopping:
@@ -220,6 +234,10 @@ class Lanes:
         """Nothing is parked any more: the document goes on in memory."""
         lane.mode = Mode.LIVE
         self.sleepers.parked.pop(lane.key, None)
+        if lane.through > self._seen:
+            # The owner before us parked them, and had no time to say so: they are on their way to us, and so may be
+            # what it had delivered before. The lane may be gone by then; what it knew must not.
+            self._passed[lane.key] = lane.through
         self._parking.answered(lane, lane.wake)
 
     async def _serve(self, lane: Lane, head: Held) -> None:
