@@ -305,7 +305,10 @@ def _slowest_well(run: Run) -> float:
 
 
 async def random_runs(ctx: RunContext, count: int, spark: list[str] | None) -> dict[str, Figure]:
-    """So many situations from the run's seed on: what was wrong in all of them, and the worst of what is measured."""
+    """So many situations from the run's seed on: what was wrong in all of them, and the worst of what is measured.
+
+    `spark`: the arguments of that engine, the folder of its checkpoint last.
+    """
     total: Counter[str] = Counter()
     worst = {"messages_per_request": 0.0, "well_p99": 0.0}
     words: list[str] = []
@@ -316,7 +319,8 @@ async def random_runs(ctx: RunContext, count: int, spark: list[str] | None) -> d
                 for seed in range(ctx.seed, ctx.seed + count):
                     hungry = bool(ctx.options.get("hungry"))
                     scenario = draw(seed, spark=spark is not None, hungry=hungry)
-                    figures, found = await run_scenario(scenario, server, JetStreamApi(connection), spark=spark)
+                    own = [*spark[:-1], f"{spark[-1]}-{seed}"] if spark is not None else None  # a checkpoint of its own
+                    figures, found = await run_scenario(scenario, server, JetStreamApi(connection), spark=own)
                     words += [str(scenario), *found] if found else []
                     for name, value in figures.items():
                         if name in worst:
