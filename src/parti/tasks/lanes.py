@@ -24,8 +24,6 @@ from parti.tasks.sleepers import Sleepers
 from parti.tasks.surely import Surely
 from parti.tasks.tools import Tools
 
-_LOOK_EVERY = 64
-
 
 class Lanes:
     """All lanes of one partition. Everything with an effect asks the partition's lease first."""
@@ -48,8 +46,8 @@ class Lanes:
         self._surely = Surely(lease, tools.recorder, tools.clock)
         self._lanes: dict[str, Lane] = {}
         self._stopping = False
-        self._seen = 0  # the highest task of the stream that came
-        self._passed: dict[str, int] = {}  # documents that were drained of tasks which are still to come once more
+        self._dealt: dict[str, int] = {}  # documents whose park ran empty: tasks up to these places were dealt with
+        self._dealt_up_to = 0
         self.sleepers = Sleepers(lease.slot, tools.gate, self._call)
         """The documents that are parked, also those without a lane in memory."""
         self._parking = Parking(tools, park, wakes, self._surely, self.sleepers)
@@ -64,8 +62,8 @@ class Lanes:
 
     def offer(self, held: Held) -> None:
         """A task came: it goes behind all others of its document."""
-        if held.feed is not self._wakes:
-            self._see(place(held.source, self._tools.config.stream))
+        if self._dealt and held.feed is not self._wakes:
+            self._forget_dealt(held)
         lane = self._lane(held.key)
         lane.queue.append(held)
         self._came(held)
@@ -99,15 +97,9 @@ class Lanes:
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(key, Mode.PARKED if key in self.sleepers.parked else Mode.LIVE)
-            lane.through = self._passed.get(key, 0)
+            if self._dealt:
+                lane.through = self._dealt.get(key, 0)
         return lane
-
-    def _see(self, place: int) -> None:
-        """Tasks come in the order of the stream: what was parked up to here does not come once more."""
-        if place > self._seen:
-            self._seen = place
-            if self._passed and not place % _LOOK_EVERY:
-                self._passed = {key: through for key, through in self._passed.items() if through >= place}
 
     def _stir(self, lane: Lane) -> None:
         if lane.task is None and not self._stopping:
@@ -208,6 +200,12 @@ class Lanes:
         self._tools.recorder.duplicate(held.id)
         return True
 
+    def _forget_dealt(self, held: Held) -> None:
+        """Whatever the owner before us had in hand comes before anything newer: then nobody asks for it any more."""
+        if place(held.source, self._tools.config.stream) > self._dealt_up_to:
+            self._dealt.clear()
+            self._dealt_up_to = 0
+
     def _drop_old(self, lane: Lane) -> None:
         while lane.queue and self._is_old(lane, lane.queue[0]):
             self._release(lane.queue.popleft())
@@ -234,10 +232,9 @@ class Lanes:
         """Nothing is parked any more: the document goes on in memory."""
         lane.mode = Mode.LIVE
         self.sleepers.parked.pop(lane.key, None)
-        if lane.through > self._seen:
-            # The owner before us parked them, and had no time to say so: they are on their way to us, and so may be
-            # what it had delivered before. The lane may be gone by then; what it knew must not.
-            self._passed[lane.key] = lane.through
+        if lane.through:
+            self._dealt[lane.key] = lane.through
+            self._dealt_up_to = max(self._dealt_up_to, lane.through)
         self._parking.answered(lane, lane.wake)
 
     async def _serve(self, lane: Lane, head: Held) -> None:
