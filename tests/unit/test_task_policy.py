@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from parti.config.deliver import DeliverSection
 from parti.errors import ConfigError
+from parti.observe import delivery_metrics
 from parti.tasks.errors import Reason
 from parti.tasks.order import Hold, Order, RuleBook, Rules, hold
 from parti.tasks.policy import (
@@ -194,3 +195,8 @@ def test_each_trigger_has_its_rules_and_the_star_the_rest() -> None:
 def test_a_malformed_rule_is_refused(entry: str) -> None:
     with pytest.raises(ConfigError, match=r"deliver\.triggers"):
         RuleBook([entry], "block")
+
+
+def test_every_reason_and_outcome_has_its_label() -> None:
+    assert set(delivery_metrics.DEAD_LETTERS.labels["reason"]) >= {reason.value for reason in Reason}
+    assert set(delivery_metrics.ATTEMPTS.labels["outcome"]) >= {outcome.value for outcome in Outcome}

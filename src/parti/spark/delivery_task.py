@@ -34,6 +34,7 @@ from parti.tasks.errors import Reason
 from parti.tasks.gate import Gate
 from parti.tasks.guard import AddressGuard
 from parti.tasks.held import Held, Reader
+from parti.tasks.journal import Try
 from parti.tasks.names import Names
 from parti.tasks.order import Order, RuleBook
 from parti.tasks.policy import UNSPENT, Again, Attempt, Bury, Decision, Outcome, decide, schedule_of
@@ -47,6 +48,7 @@ from parti.wire.options import ConnectOptions
 from parti.worker.outcomes import Retry
 
 _LOOK_EVERY = 1.0
+_PATIENCE = 5.0  # seconds that a batch waits for the limits of a trigger; then the task waits in the checkpoint
 _STORE_AGAIN = 5.0  # seconds until a task is tried again whose dead letter could not be stored
 
 
@@ -57,6 +59,8 @@ class Before:
     high: int = 0
     open: frozenset[int] = frozenset()
     said: frozenset[int] = frozenset()
+    tries: Mapping[int, Try] = field(default_factory=dict)
+    """How often it had tried tasks that were still open, and when they may be tried again."""
 
     def __contains__(self, sequence: int) -> bool:
         return (sequence <= self.high and sequence not in self.open) or sequence in self.said
@@ -165,6 +169,11 @@ class Desk:
         )
         # Each time that its document was parked because of it was one attempt.
         held.attempts = message.rows.tally.parked.get(message.index, Parked()).times
+        tried = self._delivery.before.tries.get(message.sequence)
+        if tried is not None:
+            if not held.attempts and (left := tried.due - self._clock.wall()) > 0:
+                return _later(held, left, "it was tried by the other engine, and waits", tried=False)
+            held.attempts += tried.attempts
         if held.refusal is not None:
             refused = Attempt(Outcome.REFUSED, error=str(held.refusal))
             return await self._bury(held, held.refusal.reason, refused)
@@ -303,7 +312,7 @@ async def _resources(delivery: Deliver, epoch: int) -> AsyncGenerator[Desk, None
         for name in await disabled_endpoints(bucket):
             endpoints.changed(f"{PREFIX}{name}", True)
         courier = Courier(config, transport, guard, SecretStore(clock, config.secrets_dir), clock)
-        gate = _GATES.setdefault(delivery.name, Gate(config, clock, random.Random()))
+        gate = _GATES.setdefault(delivery.name, Gate(config, clock, random.Random(), patience=_PATIENCE))
         fence = await _fence(js, delivery, epoch)
         letters = DeadLetters(js, names, f"{delivery.name}:" if delivery.replay else "", fence)
         await transport.open()

@@ -36,6 +36,15 @@ class Breaker:
         return self._open_until > 0
 
     @property
+    def open_until(self) -> float:
+        """When the host may be asked again; 0 while it is not down."""
+        return self._open_until
+
+    def wants_probe(self, now: float) -> bool:
+        """Whether it is time to ask the host, and nobody does."""
+        return 0 < self._open_until <= now and not self._probing
+
+    @property
     def idle(self) -> bool:
         """Nothing is remembered that would be missed."""
         return not self._open_until and not self._failed

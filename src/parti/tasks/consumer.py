@@ -168,6 +168,7 @@ class TaskConsumer:
             clock=self._clock,
             rng=self._rng,
         )
+        self._gate.share = lambda: len(shares.slots) / self.config.partitions
         await self._transport.open()
         try:
             async with _unwrapped(), asyncio.TaskGroup() as group:
@@ -183,6 +184,7 @@ class TaskConsumer:
                     for task in beside:
                         task.cancel()
         finally:
+            self._gate.close()
             await self._transport.close()
 
     async def _report(self, shares: Shares) -> None:
@@ -193,7 +195,7 @@ class TaskConsumer:
             for slot in shares.slots.values():
                 if slot.lanes is None:
                     continue
-                parked += len(slot.lanes.parked)
+                parked += len(slot.lanes.sleepers.parked)
                 for lane in slot.lanes:
                     worker = hash(lane.key) % 16
                     active[worker] += lane.busy

@@ -17,6 +17,8 @@ class Reason(StrEnum):
     BAD_HEADER = "bad_header"
     SSRF_BLOCKED = "ssrf_blocked"
     NO_SECRET = "no_secret"
+    MISROUTED = "misrouted"
+    """Its subject is not its document's: another partition could overtake it (deliver.subjects)."""
     REJECTED = "rejected"
     """The endpoint answered with a status that is not tried again."""
     GONE = "gone"
@@ -55,6 +57,12 @@ class BadHeader(TaskRefused):
     """A header of the task would change the request's meaning: correct the trigger."""
 
     reason: ClassVar[Reason] = Reason.BAD_HEADER
+
+
+class Misrouted(TaskRefused):
+    """The subject is not that of the task's document, so that its order cannot be kept: correct the publisher."""
+
+    reason: ClassVar[Reason] = Reason.MISROUTED
 
 
 class SecretMissing(TaskRefused):

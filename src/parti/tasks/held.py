@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from parti.config.deliver import DeliverSection
 from parti.tasks import names as n
-from parti.tasks.errors import TaskRefused
+from parti.tasks.errors import Misrouted, TaskRefused
 from parti.tasks.order import Order, RuleBook, Rules
 from parti.tasks.task import DeliveryTask, decode_task, lane_key, task_id
 from parti.tasks.urls import Endpoint, parse_endpoint
@@ -30,6 +30,7 @@ class Held:
     __slots__ = (
         "attempts",
         "data",
+        "due",
         "endpoint",
         "failed_at",
         "feed",
@@ -65,6 +66,8 @@ class Held:
         self.received = 0.0
         self.first_seen = 0.0
         self.attempts = 0
+        self.due = 0.0
+        """Not to be tried before, by the clock."""
         self.failed_at: float | None = None
         self.task: DeliveryTask | None = None
         self.endpoint: Endpoint | None = None
@@ -75,6 +78,10 @@ class Held:
 
     def __repr__(self) -> str:
         return f"<Held {self.id} attempts={self.attempts} {'refused' if self.refusal else self.host}>"
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
 
     @property
     def database(self) -> str:
@@ -139,6 +146,8 @@ class Reader:
             held.rules = self._book.of(task.trigger_id)
             per_trigger = self._config.lane_per_trigger or held.rules.order is Order.LATEST
             held.key = lane_key(task, per_trigger=per_trigger)
+            if self._config.subjects == "checked" and self._config.partitions > 1:
+                check_subject(held, self._config.stream)
             held.endpoint = parse_endpoint(task.url)
             held.host = held.endpoint.host
         except TaskRefused as refusal:
@@ -146,6 +155,21 @@ class Reader:
             # Without a document it has no order to keep: a lane of its own.
             held.key = held.key or f"refused-{held.source}"
         return held
+
+
+def check_subject(held: Held, stream: str) -> None:
+    """`Misrouted` unless the subject is the one of the task's document: partitions are told by subjects.
+
+    A publisher that hashed the document, as it was too long, says so; then the rest has to agree.
+    """
+    task = held.task
+    assert task is not None
+    place = f"{stream}.{task.database}.{task.collection}."
+    given, _, last = held.subject.rpartition(".")
+    if f"{given}." != place or not (task.subject_hashed or last.rstrip("=") == _document_token(task.document_id)):
+        raise Misrouted(
+            f"the task came on {held.subject!r}, and its document's subject is {place}<base64url of the document id>"
+        )
 
 
 def subject_disagrees(held: Held) -> bool:
