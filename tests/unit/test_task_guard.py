@@ -15,6 +15,7 @@ from parti.config.deliver import DeliverSection
 from parti.errors import ConfigError
 from parti.tasks.errors import AddressBlocked, BadHeader, BadUrl
 from parti.tasks.guard import AddressGuard, AddrInfo, is_public
+from parti.tasks.lookups import Lookup
 from parti.tasks.transport import HttpTransport, Request
 from parti.tasks.urls import check_headers, parse_endpoint
 from parti.testing.http_server import FaultHttpServer, redirect
@@ -78,12 +79,12 @@ class Sockets:
         return socket.socket(family, kind, protocol)
 
 
-async def lookup(host: str, port: int, family: int) -> Sequence[AddrInfo]:
+def lookup(host: str) -> Sequence[AddrInfo]:
     """A resolver of the test's own: no question leaves the process."""
     addresses = NAMES.get(host.lower().removesuffix("."))
     if addresses is None:
         raise socket.gaierror(socket.EAI_NONAME, "unknown")
-    return [_info(address, port) for address in addresses]
+    return [_info(address, 0) for address in addresses]
 
 
 def _info(address: str, port: int) -> AddrInfo:
@@ -102,10 +103,10 @@ async def endpoint() -> AsyncIterator[FaultHttpServer]:
         yield server
 
 
-async def send(url: str, guard: AddressGuard, resolve: object = lookup) -> int:
+async def send(url: str, guard: AddressGuard, resolve: Lookup = lookup) -> int:
     target = parse_endpoint(url)
     guard.check_port(target.port)
-    transport = HttpTransport(DeliverSection(), guard, lookup=resolve)  # type: ignore[arg-type]
+    transport = HttpTransport(DeliverSection(), guard, lookup=resolve)
     await transport.open()
     try:
         return (await transport.post(Request(target.url, {}, b"{}", 2.0))).status
@@ -159,8 +160,8 @@ async def test_a_name_that_turns_to_a_blocked_address_between_two_looks_gets_no_
 ) -> None:
     answers = iter([["127.0.0.1"], ["127.0.0.2"], ["10.0.0.1"]])
 
-    async def rebinding(host: str, port: int, family: int) -> Sequence[AddrInfo]:
-        return [_info(address, port) for address in next(answers)]
+    def rebinding(host: str) -> Sequence[AddrInfo]:
+        return [_info(address, 0) for address in next(answers)]
 
     guard = AddressGuard([endpoint.allowed], create=sockets)
     assert await send(f"http://rebind.test:{endpoint.port}/", guard, rebinding) == 200

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -128,9 +129,20 @@ class DeadLetters:
         try:
             await self._js.publish(subject, held.data, headers=headers)
         except UsageError:
-            # The task and our headers together are over the server's max_payload; the task stream still has the task.
-            headers |= {RESPONSE: "", CUT: str(len(held.data))}
-            await self._js.publish(subject, b"", headers=headers)
+            await self._bury_less(subject, held, headers)
+
+    async def _bury_less(self, subject: str, held: Held, headers: dict[str, str]) -> None:
+        """The task and our headers together are over the server's max_payload: what is dropped first is least missed.
+
+        Without its data the letter names the place in the task stream, which still has the task.
+        """
+        bare = {name: value for name, value in headers.items() if name.startswith(("Parti-", "Nats-"))} | {RESPONSE: ""}
+        cut = {RESPONSE: "", CUT: str(len(held.data))}
+        for data, rest in ((held.data, headers | {RESPONSE: ""}), (held.data, bare), (b"", headers | cut)):
+            with contextlib.suppress(UsageError):
+                await self._js.publish(subject, data, headers=rest)
+                return
+        await self._js.publish(subject, b"", headers=bare | cut)
 
     async def letters(self, pattern: str = ">", *, after: int = 0) -> AsyncIterator[Letter]:
         """The letters whose subject behind the stream's name matches `pattern`, oldest first."""

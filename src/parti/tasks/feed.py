@@ -15,7 +15,7 @@ import msgspec
 
 from parti.config.deliver import DeliverSection
 from parti.errors import PartiError
-from parti.tasks.errors import LeaseLost
+from parti.tasks.errors import LeaseLost, NotTaken
 from parti.tasks.journal import Journal, merged
 from parti.tasks.storage import ensure_consumer
 from parti.wire.api import JetStreamApi
@@ -179,21 +179,27 @@ class Feed:
                 self._at_server += not known
                 self._replies[sequence] = reply
                 continue
+            if sequence <= self.high and sequence not in self._owed:
+                self._on_duplicate(f"{self.durable}:{sequence}")
+                self._write(reply, ACK)
+                continue
+            head = raw[head_at[i] : data_at[i]]
+            headers = parse_headers(head) if head else {}
+            subject = raw[subject_at[i] : subject_end[i]].decode(errors="replace")
+            try:
+                self._take(Incoming(subject, sequence, stamps[i] / 1e9, headers, raw[data_at[i] : data_end[i]]))
+            except Exception as error:
+                # It is in nobody's hand, and must not count as that: it comes again, with all behind it, in order.
+                self.detach()
+                self._on_trouble(NotTaken(f"{self.durable}: message {sequence} was not taken: {error!r}"))
+                return
             if sequence <= self.high:
-                if sequence not in self._owed:
-                    self._on_duplicate(f"{self.durable}:{sequence}")
-                    self._write(reply, ACK)
-                    continue
                 self._owed.discard(sequence)
             else:
                 self.high = sequence
                 self._owed.clear()  # they would have come before: whoever had them had them acknowledged after all
             self._replies[sequence] = reply
             self._at_server += 1
-            head = raw[head_at[i] : data_at[i]]
-            headers = parse_headers(head) if head else {}
-            subject = raw[subject_at[i] : subject_end[i]].decode(errors="replace")
-            self._take(Incoming(subject, sequence, stamps[i] / 1e9, headers, raw[data_at[i] : data_end[i]]))
 
     def done(self, sequence: int, verb: bytes = ACK) -> None:
         """Let the message go. Without a connection, or before it was delivered again, the server is told later."""

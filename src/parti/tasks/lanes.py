@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from parti.errors import UsageError
-from parti.tasks.errors import LeaseLost, Reason
+from parti.tasks.errors import LeaseLost, Reason, unforeseen
 from parti.tasks.feed import Feed
 from parti.tasks.gate import Postponed
 from parti.tasks.held import Held, Wake
 from parti.tasks.lane import Lane, Mode, place
+from parti.tasks.latest import Latest
 from parti.tasks.lease import SlotLease
 from parti.tasks.names import ORIGIN
 from parti.tasks.order import Hold, Order, hold
@@ -22,6 +23,7 @@ from parti.tasks.park import Park
 from parti.tasks.policy import DONE, UNSPENT, Again, Attempt, Bury, Decision, Done, Outcome, decide, schedule_of
 from parti.tasks.surely import Surely
 from parti.tasks.tools import Tools
+from parti.wire.stored import StoredMessage
 
 _SHORT = 2.0  # seconds: a wait for a place that is not worth a round trip to the park
 
@@ -45,6 +47,7 @@ class Lanes:
         self._group = group
         self._on_lost = on_lost
         self._surely = Surely(lease, tools.recorder, tools.clock)
+        self._latest = Latest(park, self._surely, self._parked, self._release)
         self._lanes: dict[str, Lane] = {}
         self._stopping = False
         self.parked: dict[str, int] = {}
@@ -134,7 +137,7 @@ class Lanes:
                     continue
                 head = await self._head(lane)
                 if head is not None:
-                    await self._serve(lane, head)
+                    await self._surely_serve(lane, head)
                 elif lane.mode is Mode.DRAINING:
                     self._drained(lane)
                 else:
@@ -152,11 +155,24 @@ class Lanes:
         if lane.mode is Mode.LIVE:
             self._drop_old(lane)
             if len(lane.queue) > 1 and lane.queue[0].rules.order is Order.LATEST:
-                self._supersede(lane)
+                self._tools.recorder.superseded(self._latest.in_memory(lane))
             return lane.queue[0] if lane.queue else None
         stored = await self._surely(lambda: self._park.first(lane.key))
         if stored is None:
             return None
+        held = self._parked(lane, stored)
+        if held.rules.order is Order.LATEST:
+            self._drop_old(lane)  # a parked task that is also in memory, as its acknowledgement got lost, is not newer
+            if others := await self._latest.parked(lane, held):
+                self._tools.recorder.superseded(others)
+                return await self._head(lane)
+        if lane.wake is not None and lane.wake.head == held.id:
+            held.attempts = max(held.attempts, lane.wake.attempts)
+        self._tools.gate.hold(held.host)
+        lane.reading = held
+        return held
+
+    def _parked(self, lane: Lane, stored: StoredMessage) -> Held:
         held = self._tools.reader.read(
             stored.data,
             stored.headers,
@@ -164,15 +180,9 @@ class Lanes:
             subject=stored.subject,
             sequence=0,
             time=stored.time_ns / 1e9,
+            ours=True,
         )
         held.key, held.park_sequence, held.received = lane.key, stored.seq, self._tools.clock.now()
-        if held.rules.order is Order.LATEST and (newer := await self._newer_parked(lane, stored.seq)):
-            self._tools.recorder.superseded(newer)
-            return await self._head(lane)
-        if lane.wake is not None and lane.wake.head == held.id:
-            held.attempts = max(held.attempts, lane.wake.attempts)
-        self._tools.gate.hold(held.host)
-        lane.reading = held
         return held
 
     async def _learn(self, lane: Lane) -> None:
@@ -199,24 +209,6 @@ class Lanes:
         while lane.queue and self._is_old(lane, lane.queue[0]):
             self._release(lane.queue.popleft())
 
-    async def _newer_parked(self, lane: Lane, first: int) -> int:
-        """Forget parked tasks that a newer one replaces; returns how many there were."""
-        self._drop_old(lane)  # a parked task that is also in memory, as its acknowledgement got lost, is not newer
-        last = await self._surely(lambda: self._park.last(lane.key))
-        if last is None:
-            return 0
-        keep = last.seq + 1 if lane.queue else last.seq
-        if keep <= first:
-            return 0
-        return await self._surely(lambda: self._park.remove_before(lane.key, keep))
-
-    def _supersede(self, lane: Lane) -> None:
-        """Of several that wait, only the newest counts. (A trigger with this policy has its lanes to itself.)"""
-        count = len(lane.queue) - 1
-        for _ in range(count):
-            self._release(lane.queue.popleft())
-        self._tools.recorder.superseded(count)
-
     def _drained(self, lane: Lane) -> None:
         """Nothing is parked any more: the document goes on in memory."""
         lane.mode = Mode.LIVE
@@ -224,6 +216,18 @@ class Lanes:
         if lane.wake is not None:
             self._wakes.done(lane.wake.sequence)
             lane.wake = None
+
+    async def _surely_serve(self, lane: Lane, head: Held) -> None:
+        """Whatever a task brings about is the end of that task alone: it rests, and its document goes on."""
+        try:
+            await self._serve(lane, head)
+        except (LeaseLost, MemoryError):
+            raise
+        except Exception as error:
+            refusal = unforeseen(error, "handled")
+            self._tools.recorder.event("deliver.unforeseen", warn=True, id=head.id, error=repr(error)[:500])
+            await self._bury(lane, head, refusal.reason, Attempt(Outcome.REFUSED, error=str(refusal)))
+            lane.busy = False
 
     async def _serve(self, lane: Lane, head: Held) -> None:
         """One turn of the head: an attempt and what follows from it, or a reason why there is none now."""
@@ -234,9 +238,15 @@ class Lanes:
         if tools.is_disabled(head):
             await self._bury(lane, head, Reason.DISABLED, Attempt(Outcome.REFUSED, error="the endpoint is disabled"))
             return
+        if head.attempts and self._has_expired(head):
+            await self._expire(lane, head)
+            return
         postponed = await tools.gate.admit(head.host, head.trigger, head.rules)
         if postponed is not None:
-            await self._postpone(lane, head, postponed)
+            if self._has_expired(head):  # one that was never tried has a try coming, but not from a host that is down
+                await self._expire(lane, head)
+            else:
+                await self._postpone(lane, head, postponed)
             return
         lane.busy = True
         started, attempt = tools.clock.now(), None
@@ -251,6 +261,14 @@ class Lanes:
         now = tools.clock.now()
         tools.recorder.attempted(head, attempt, now - started)
         await self._follow(lane, head, attempt, now)
+        lane.busy = False
+
+    def _has_expired(self, head: Held) -> bool:
+        return self._tools.clock.wall() - head.first_seen >= self._tools.config.max_task_age
+
+    async def _expire(self, lane: Lane, head: Held) -> None:
+        attempt = Attempt(Outcome.REFUSED, error="older than deliver.max_task_age when its turn came")
+        await self._bury(lane, head, Reason.EXPIRED, attempt)
         lane.busy = False
 
     async def _follow(self, lane: Lane, head: Held, attempt: Attempt, now: float) -> None:
@@ -325,7 +343,7 @@ class Lanes:
                 behind = len(lane.queue) - (lane.mode is Mode.LIVE)
                 if head.rules.order is Order.LATEST and behind:
                     if lane.mode is Mode.LIVE:
-                        self._supersede(lane)
+                        self._tools.recorder.superseded(self._latest.in_memory(lane))
                         head = lane.queue[0]
                 elif behind > limit:
                     await self._park_lane(lane, head, until - clock.now())

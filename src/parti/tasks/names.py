@@ -11,6 +11,11 @@ FIRST_SEEN = "Parti-First-Seen"
 SUBJECT = "Parti-Subject"
 ORIGIN = "Parti-Origin"
 """Stream and sequence of the first publish."""
+DROPPED = "Parti-Dropped-Headers"
+"""How many headers of the publisher no message of ours could carry."""
+FROM_PUBLISHERS = frozenset({TASK_ID})
+"""Of the headers that begin with Parti-, those that count in the task stream, where anybody may write: a replay keeps
+its id by this one, and a publisher could choose that by Nats-Msg-Id as well."""
 SOURCED = "Nats-Stream-Source"
 MSG_ID = "Nats-Msg-Id"
 

@@ -9,7 +9,7 @@ from typing import Any
 from parti.backoff import Backoff
 from parti.errors import PartiError
 from parti.observe import delivery_metrics as m
-from parti.tasks.errors import LeaseLost
+from parti.tasks.errors import LeaseLost, unforeseen
 from parti.tasks.feed import Checkpoint, Feed, Incoming
 from parti.tasks.held import Wake
 from parti.tasks.journal import Journal
@@ -126,7 +126,8 @@ class Slot:
         self._offer(message, self.main)
 
     def _take_wake(self, message: Incoming) -> None:
-        kind, key = message.subject.split(".")[-3::2]
+        tokens = message.subject.split(".")
+        kind, key = tokens[-3], tokens[-1]  # the filters let nothing shorter through
         if kind == "t":
             self._offer(message, self.wakes)
             return
@@ -142,9 +143,15 @@ class Slot:
             subject=message.subject,
             sequence=message.sequence,
             time=message.time,
+            ours=feed is self.wakes,
         )
         held.feed, held.received = feed, self._tools.clock.now()
-        self._tools.recorder.received(held)
+        try:
+            self._tools.recorder.received(held)
+        except MemoryError:
+            raise
+        except Exception as error:  # its policy is looked at there
+            held.refuse(unforeseen(error, "judged"))
         assert self.lanes is not None
         self.lanes.offer(held)
 
