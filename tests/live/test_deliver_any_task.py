@@ -54,12 +54,10 @@ FIELDS = st.one_of(
     st.tuples(st.sampled_from(["triggerId", "documentId", "collection", "event", "payload", "before"]), VALUES),
 )
 LINES = st.one_of(
-    st.sampled_from(
-        [b"Parti-Attempts: inf", b"Parti-Attempts: nan", b"Parti-Attempts: " + b"9" * 400, b"parti-attempts: 7"]
-        + [b"Parti-First-Seen: nan", b"Parti-First-Seen: -1e400", b"Parti-Origin: x:1", b"Parti-Subject: a b"]
-        + [b"Parti-Reason: fence", b"Nats-Stream-Source: T 1 > > a.b x", b"a blank: x", b"\xff\xfe: x", b"X: \xff"]
-        + [b"X: a\rb", b"X: a\nb", b"X: \0", b"no colon", b": no name", b"X:" + b"y" * 5_000, b"K\xc3\xa4se: x"]
-    ),
+    st.sampled_from([b"Parti-Attempts: inf", b"Parti-Attempts: nan", b"Parti-Attempts: " + b"9" * 400]),
+    st.sampled_from([b"parti-attempts: 7", b"Parti-First-Seen: nan", b"Parti-Origin: x:1", b"Parti-Subject: a b"]),
+    st.sampled_from([b"Parti-Reason: fence", b"a blank: x", b"\xff\xfe: x", b"X: \xff", b"X: a\rb", b"X: a\nb"]),
+    st.sampled_from([b"X: \0", b"no colon", b": no name", b"X:" + b"y" * 5_000, b"K\xc3\xa4se: x"]),
     st.binary(max_size=20).filter(lambda line: b"\r\n" not in line and not line.lower().startswith(b"nats-")),
 )
 
@@ -194,7 +192,6 @@ async def test_headers_of_ours_that_somebody_else_wrote_mean_nothing(stage: Scen
         "Parti-Reason": "fence",
         "Parti-Task-Id": "chosen",
         "X-Own": "kept",
-        "Nats-Stream-Source": f"{stage.stream} 999 > > elsewhere x",
     }
     sequence = await stage.publish(stage.task("a", "/down"), headers=headers)
     async with stage.delivering(stage.config(schedule=("10ms",), order="park")):

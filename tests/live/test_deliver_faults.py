@@ -38,7 +38,7 @@ async def reasons(stage: Scene) -> list[str]:
         (Answer(408), "throttled"),
         (Hang(), "timeout"),
         (Reset(), "network"),
-        (Drip(size=200, interval=0.05), "timeout"),
+        (Drip(size=200, interval=0.05, status=503), "server_error"),
         (Garbage(), "network"),
         (Answer(200, {"X-Long": "y" * 20_000}), "network"),
     ],

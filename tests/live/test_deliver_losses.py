@@ -14,6 +14,7 @@ from parti.clock import SystemClock
 from parti.errors import RequestTimeout
 from parti.tasks.dead_letters import DeadLetters
 from parti.tasks.errors import LeaseLost
+from parti.tasks.feed import Feed
 from parti.tasks.held import Held, Reader, Wake
 from parti.tasks.names import Names
 from parti.tasks.order import RuleBook
@@ -182,3 +183,38 @@ async def test_letters_of_a_stream_that_was_made_anew_are_letters_of_their_own(s
         await stage.js.stream_create({"name": stage.stream, "subjects": [f"{stage.stream}.>"], "storage": "memory"})
     letters = [letter async for letter in DeadLetters(stage.js, Names(stage.stream)).letters()]
     assert [(letter.source, letter.reason) for letter in letters] == [(f"{stage.stream}:1", "rejected")] * 2
+
+
+async def test_what_was_parked_and_delivered_does_not_come_again_behind_it(
+    stage: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner before parked tasks and died with the acknowledgements; the wake-up comes sooner than the tasks do.
+
+    Its document's park had run empty by then, and nobody knew any more up to which task it had been parked: the
+    tasks went to the endpoint once more, behind later ones, in one epoch.
+    """
+    ready = False
+    stage.endpoint.on("/hook", lambda _request: Answer(200 if ready else 503))
+    for _ in range(3):
+        await stage.publish(stage.task("a"))
+    config = stage.config(order="park", schedule=("300ms",) * 50)
+    async with stage.delivering(config):
+        await eventually(stage.settled)
+    await stage.js.consumer_delete(stage.stream, config.durable)  # with all that was acknowledged
+    before, ready = len(stage.endpoint.received), True
+    attach = Feed.attach
+
+    async def late(feed: Feed, *given: Any) -> None:
+        if feed.stream == stage.stream:
+            await stage.endpoint.wait_for(before + 3)
+            await eventually(
+                lambda: not [wait for wait in asyncio.all_tasks() if wait.get_name() == "parti-deliver-lane"]
+            )
+        await attach(feed, *given)
+
+    monkeypatch.setattr(Feed, "attach", late)
+    async with stage.delivering(config):
+        await stage.publish(stage.task("a"))
+        await stage.endpoint.wait_for(before + 4)
+        await eventually(stage.settled)
+    assert [body["payload"]["n"] for body in stage.endpoint.bodies("/hook")][before:] == [1, 2, 3, 4]

@@ -38,6 +38,7 @@ _OUTCOMES = (
     "dns",
     "tls",
     "store",
+    "local",
     "blocked",
     "refused",
 )

@@ -50,6 +50,8 @@ class Lanes:
         self._latest = Latest(park, self._surely, self._parked, self._release)
         self._lanes: dict[str, Lane] = {}
         self._stopping = False
+        self._dealt: dict[str, int] = {}  # documents whose park ran empty: tasks up to these places were dealt with
+        self._dealt_up_to = 0
         self.parked: dict[str, int] = {}
         """The documents that are parked, also those without a lane in memory, and up to which task; 0: not known."""
 
@@ -64,6 +66,8 @@ class Lanes:
     def offer(self, held: Held) -> None:
         """A task came: it goes behind all others of its document."""
         self._tools.gate.hold(held.host)
+        if self._dealt and held.feed is not self._wakes:
+            self._forget_dealt(held)
         lane = self._lane(held.key)
         lane.queue.append(held)
         if lane.nudge is not None and (
@@ -89,6 +93,8 @@ class Lanes:
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(key, Mode.PARKED if key in self.parked else Mode.LIVE)
+            if self._dealt:
+                lane.through = self._dealt.get(key, 0)
         return lane
 
     def _stir(self, lane: Lane) -> None:
@@ -189,7 +195,8 @@ class Lanes:
         """Find out up to which task of the document everything is parked or was dealt with before.
 
         A task that comes again with a lower sequence, because its acknowledgement got lost together with the owner
-        before us, must not go behind the parked ones: it was delivered before they were parked.
+        before us, must not go behind the parked ones: it was delivered before they were parked. That holds as well
+        when the park has run empty before it comes (`_dealt`): wake-ups come sooner than the tasks themselves.
         """
         if lane.through:
             return
@@ -205,6 +212,12 @@ class Lanes:
         self._tools.recorder.duplicate(held.id)
         return True
 
+    def _forget_dealt(self, held: Held) -> None:
+        """Whatever the owner before us had in hand comes before anything newer: then nobody asks for it any more."""
+        if place(held.source, self._tools.config.stream) > self._dealt_up_to:
+            self._dealt.clear()
+            self._dealt_up_to = 0
+
     def _drop_old(self, lane: Lane) -> None:
         while lane.queue and self._is_old(lane, lane.queue[0]):
             self._release(lane.queue.popleft())
@@ -213,6 +226,9 @@ class Lanes:
         """Nothing is parked any more: the document goes on in memory."""
         lane.mode = Mode.LIVE
         self.parked.pop(lane.key, None)
+        if lane.through:
+            self._dealt[lane.key] = lane.through
+            self._dealt_up_to = max(self._dealt_up_to, lane.through)
         if lane.wake is not None:
             self._wakes.done(lane.wake.sequence)
             lane.wake = None

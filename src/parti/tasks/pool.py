@@ -8,6 +8,7 @@ request waits for its turn: that is before its time begins, and before anything 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import resource
 import select
@@ -17,6 +18,7 @@ import aiohttp
 from aiohttp.connector import Connection
 
 from parti.tasks.guard import AddressGuard
+from parti.tasks.heads import Handler
 
 _SHARE = 0.75  # of the free descriptors; the rest is for NATS, logs, secrets and look-ups
 _LEAST = 4
@@ -41,9 +43,9 @@ class Pool(aiohttp.TCPConnector):
 
     def __init__(self, guard: AddressGuard, most: int, **settings: object) -> None:
         super().__init__(limit=0, limit_per_host=0, socket_factory=guard.socket, **settings)  # type: ignore[arg-type]
+        self._factory = functools.partial(Handler, loop=self._loop)  # type: ignore[assignment]  # a ResponseHandler
         self._guard = guard
         self._most = most
-        self._opening = 0
         self._turns: deque[asyncio.Future[None]] = deque()
         self._poll = select.poll()
 

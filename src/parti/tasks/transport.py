@@ -18,7 +18,6 @@ import aiohttp
 import msgspec
 from aiohttp.connector import Connection
 from aiohttp.helpers import is_ip_address
-from aiohttp.http import RawResponseMessage
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
@@ -26,6 +25,7 @@ from parti.config.deliver import DeliverSection
 from parti.errors import PartiError
 from parti.tasks.errors import AddressBlocked
 from parti.tasks.guard import LOCAL_ERRORS, AddressGuard, GuardedResolver
+from parti.tasks.heads import Handler, head_of
 from parti.tasks.lookups import Lookup, LookupLate, Lookups, is_definite
 from parti.tasks.policy import Outcome
 from parti.tasks.pool import Pool, affordable
@@ -159,9 +159,9 @@ class HttpTransport:
             try:
                 async with asyncio.timeout(request.timeout):
                     connection = await pool.clean(target.request, self._timeout(request.timeout))
-                    message, content = await self._exchange(connection, data, request.may_send)
+                    status, retry_after, content = await self._exchange(connection, data, request.may_send)
                 # The status line and the headers have decided. What becomes of the body decides about the connection.
-                head = b"" if content.at_eof() else await self._read(content, connection)
+                head = b"" if content is None or content.at_eof() else await self._read(content, connection)
                 if _drop_unsent(connection):
                     connection.close()  # it answered before it had heard everything
             except BaseException:
@@ -170,22 +170,24 @@ class HttpTransport:
                     connection.close()  # whatever is on its way would answer the next request
                 raise
             connection.release()
-            return Response(message.code, message.headers.get("Retry-After"), head)
+            return Response(status, retry_after, head)
         except PartiError:  # what `may_send` says, and the guard
             raise
         except Exception as error:
-            if starved := self.guard.starved > starved:
+            if short := self.guard.starved > starved:
                 pool.close_idle(_RELIEF)
-            raise _failure(error, starved=starved) from None
+            raise _failure(error, starved=short) from None
         finally:
             pool.next_turn()
 
     async def _exchange(
         self, connection: Connection, data: bytes, may_send: Callable[[], object] | None
-    ) -> tuple[RawResponseMessage, aiohttp.StreamReader]:
+    ) -> tuple[int, str | None, aiohttp.StreamReader | None]:
+        """Status, `Retry-After` and the body, None where it was broken from the beginning."""
         protocol, transport = connection.protocol, connection.transport
         if protocol is None or transport is None:
             raise aiohttp.ServerDisconnectedError
+        assert isinstance(protocol, Handler)
         protocol.set_response_params(
             read_until_eof=True,
             auto_decompress=False,  # 64 KB of gzip can be 64 MB
@@ -195,11 +197,18 @@ class HttpTransport:
         )
         if may_send is not None:
             may_send()  # opening the connection may have taken longer than the lease had left
+        protocol.ask()
         transport.write(data)
-        message, content = await protocol.read()
-        while 100 <= message.code < 200 and message.code != _SWITCHING:
+        try:
             message, content = await protocol.read()
-        return message, content
+            while 100 <= message.code < 200 and message.code != _SWITCHING:
+                message, content = await protocol.read()
+        except HttpProcessingError:
+            if (found := head_of(protocol.first)) is None:
+                raise
+            connection.close()
+            return *found, None
+        return message.code, message.headers.get("Retry-After"), content
 
     def _target(self, url: URL) -> _Target:
         target = self._targets.get(url)
