@@ -243,6 +243,29 @@ def test_other_headers_pass_as_they_are() -> None:
     assert check_headers(None) == {}
 
 
+def test_a_header_line_in_place_of_a_name_is_not_shown() -> None:
+    with pytest.raises(BadHeader) as caught:
+        check_headers({"Authorization: Bearer s3cret": "x"})
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "sent"),
+    [
+        ("https://a.test/a%2Fb?X-Amz-Credential=k%2F1&s=a+b%20c", "/a%2Fb?X-Amz-Credential=k%2F1&s=a+b%20c"),
+        ("https://a.test/a/../b//c;d?e=%7E~&f=%c3%a4#part", "/a/../b//c;d?e=%7E~&f=%c3%a4"),
+        ("https://a.test?x=1", "/?x=1"),
+        ("https://a.test", "/"),
+        ("https://a.test#/x", "/"),
+        ("https://a.test/ü?ö=1", "/%C3%BC?%C3%B6=1"),
+    ],
+)
+def test_a_url_is_sent_as_it_was_written(url: str, sent: str) -> None:
+    endpoint = parse_endpoint(url)
+    assert endpoint.url.raw_path_qs == sent
+    assert endpoint.url.host_port_subcomponent == "a.test"
+
+
 def test_an_endpoint_shows_neither_path_nor_query() -> None:
     shown = repr(parse_endpoint("https://Example.com/hook/s3cret?token=t"))
     assert "s3cret" not in shown

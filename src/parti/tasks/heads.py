@@ -19,14 +19,16 @@ class Handler(ResponseHandler):
     """Remembers the first bytes that came since `ask`."""
 
     first = b""
+    _incomplete = False
 
     def ask(self) -> None:
         """A request leaves: what comes from now on is its answer."""
-        self.first = b""
+        self.first, self._incomplete = b"", True
 
     def data_received(self, data: bytes) -> None:
-        if len(self.first) < _LONGEST and b"\r\n\r\n" not in self.first:
-            self.first += data
+        if self._incomplete:
+            self.first += data[: 2 * _LONGEST]
+            self._incomplete = len(self.first) < _LONGEST
         super().data_received(data)
 
 

@@ -15,6 +15,7 @@ import select
 from collections import deque
 
 import aiohttp
+from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.connector import Connection
 
 from parti.tasks.guard import AddressGuard
@@ -52,9 +53,9 @@ class Pool(aiohttp.TCPConnector):
     def __repr__(self) -> str:
         return f"<Pool open={self._guard.alive} most={self._most} waiting={len(self._turns)}>"
 
-    async def room(self, target: aiohttp.ClientRequest) -> None:
+    async def room(self, key: ConnectionKey) -> None:
         """Return when the request can have a connection: an idle one of its host, or a descriptor for a new one."""
-        while not self._conns.get(target.connection_key) and self._guard.alive >= self._most and not self.close_idle():
+        while self._guard.alive >= self._most and not self._conns.get(key) and not self.close_idle():
             turn: asyncio.Future[None] = self._loop.create_future()
             self._turns.append(turn)
             try:
@@ -72,10 +73,12 @@ class Pool(aiohttp.TCPConnector):
                 turn.set_result(None)
                 return
 
-    async def clean(self, target: aiohttp.ClientRequest, timeout: aiohttp.ClientTimeout) -> Connection:
+    async def clean(
+        self, target: aiohttp.ClientRequest, key: ConnectionKey, timeout: aiohttp.ClientTimeout
+    ) -> Connection:
         """A connection on which nothing has come that nobody asked for: it would pass for the next answer."""
         while True:
-            used_before = bool(self._conns.get(target.connection_key))
+            used_before = bool(self._conns.get(key))
             connection = await self.connect(target, [], timeout)
             if not used_before or self._is_clean(connection):
                 return connection

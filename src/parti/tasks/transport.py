@@ -16,6 +16,7 @@ from typing import Protocol
 
 import aiohttp
 import msgspec
+from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.connector import Connection
 from aiohttp.helpers import is_ip_address
 from aiohttp.http_exceptions import HttpProcessingError
@@ -80,6 +81,7 @@ class _Target(msgspec.Struct, frozen=True):
     """What the pool needs to know about a url, and the first lines of every request to it."""
 
     request: aiohttp.ClientRequest
+    key: ConnectionKey
     first_lines: str
     name: str
     """To be looked up; empty for an address."""
@@ -154,11 +156,11 @@ class HttpTransport:
             # Waiting for our own resolver and our own descriptors is not the endpoint's time.
             if target.name:
                 await lookups.known(target.name)
-            await pool.room(target.request)
+            await pool.room(target.key)
             connection: Connection | None = None
             try:
                 async with asyncio.timeout(request.timeout):
-                    connection = await pool.clean(target.request, self._timeout(request.timeout))
+                    connection = await pool.clean(target.request, target.key, self._timeout(request.timeout))
                     status, retry_after, content = await self._exchange(connection, data, request.may_send)
                 # The status line and the headers have decided. What becomes of the body decides about the connection.
                 head = b"" if content is None or content.at_eof() else await self._read(content, connection)
@@ -218,8 +220,8 @@ class HttpTransport:
             lines = f"POST {url.raw_path_qs} HTTP/1.1\r\nHost: {url.host_port_subcomponent}\r\n"
             host = url.raw_host or ""
             name = "" if is_ip_address(host) else host
-            target = _Target(aiohttp.ClientRequest("POST", url, loop=asyncio.get_running_loop()), lines, name)
-            self._targets[url] = target
+            asked = aiohttp.ClientRequest("POST", url, loop=asyncio.get_running_loop())
+            target = self._targets[url] = _Target(asked, asked.connection_key, lines, name)
         return target
 
     def _timeout(self, total: float) -> aiohttp.ClientTimeout:
