@@ -71,15 +71,22 @@ LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOME
 
 
 class _Socket(socket.socket):
-    """Tells its guard when it is closed."""
+    """Tells its guard when it is closed, or left to uvloop to be closed."""
 
     guard: AddressGuard | None = None
 
     def close(self) -> None:
+        self._gone()
+        super().close()
+
+    def detach(self) -> int:
+        self._gone()
+        return super().detach()
+
+    def _gone(self) -> None:
         guard, self.guard = self.guard, None
         if guard is not None:
             guard.alive -= 1
-        super().close()
 
 
 class AddressGuard:
