@@ -237,8 +237,12 @@ class Lanes:
         """Whatever a task brings about is the end of that task alone: it rests, and its document goes on."""
         try:
             await self._serve(lane, head)
-        except (LeaseLost, MemoryError):
+        except LeaseLost:
             raise
+        except MemoryError:
+            lane.busy = False
+            self._tools.recorder.event("deliver.out_of_memory", warn=True, id=head.id)
+            await self._tools.clock.sleep(1.0)  # ours, not the task's: its turn comes again
         except Exception as error:
             refusal = unforeseen(error, "handled")
             self._tools.recorder.event("deliver.unforeseen", warn=True, id=head.id, error=repr(error)[:500])
