@@ -66,6 +66,10 @@ class Allowed:
             ) from None
 
 
+def _nothing() -> None:
+    """Nobody waits for a socket to be closed."""
+
+
 LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """What a socket fails with when this machine or process is at its limits, whatever the host is like."""
 
@@ -87,6 +91,7 @@ class _Socket(socket.socket):
         guard, self.guard = self.guard, None
         if guard is not None:
             guard.alive -= 1
+            guard.on_closed()
 
 
 class AddressGuard:
@@ -105,6 +110,7 @@ class AddressGuard:
         self.opened = 0
         self.alive = 0
         self.starved = 0
+        self.on_closed: Callable[[], None] = _nothing
         self.blocked = 0
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ request waits for its turn: that is before its time begins, and before anything 
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import os
 import resource
@@ -24,6 +25,7 @@ from parti.tasks.heads import Handler
 _SHARE = 0.75  # of the free descriptors; the rest is for NATS, logs, secrets and look-ups
 _LEAST = 4
 _MOST = 1 << 20
+_PATIENCE = 5.0  # seconds
 _UNKNOWN = 64  # descriptors that count as taken where nobody tells
 
 
@@ -49,17 +51,26 @@ class Pool(aiohttp.TCPConnector):
         self._most = most
         self._turns: deque[asyncio.Future[None]] = deque()
         self._poll = select.poll()
+        guard.on_closed = self.next_turn
 
     def __repr__(self) -> str:
         return f"<Pool open={self._guard.alive} most={self._most} waiting={len(self._turns)}>"
 
     async def room(self, key: ConnectionKey) -> None:
-        """Return when the request can have a connection: an idle one of its host, or a descriptor for a new one."""
-        while self._guard.alive >= self._most and not self._conns.get(key) and not self.close_idle():
+        """Return when the request can have a connection: an idle one of its host, or a descriptor for a new one.
+
+        `OSError` when there is none within a few seconds.
+        """
+        while self._guard.alive >= self._most and not self._conns.get(key):
+            self.close_idle()
             turn: asyncio.Future[None] = self._loop.create_future()
             self._turns.append(turn)
             try:
-                await turn
+                # Closing takes a turn of the loop, and only then is the descriptor free.
+                async with asyncio.timeout(_PATIENCE):
+                    await turn
+            except TimeoutError:
+                raise OSError(errno.EMFILE, f"none of {self._most} connections became free") from None
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
                     self.next_turn()
