@@ -6,6 +6,7 @@ packet takes the whole answer with it, although the status had decided.
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 from aiohttp.client_proto import ResponseHandler
@@ -16,20 +17,33 @@ _LONGEST = 16 << 10
 
 
 class Handler(ResponseHandler):
-    """Remembers the first bytes that came since `ask`."""
+    """Remembers the first bytes that came since `ask`, its descriptor, and since when it is idle."""
 
     first = b""
+    descriptor = -1
+    used = False
+    """Whether a request has left by it."""
+    idle_since = 0.0
     _incomplete = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.descriptor = transport.get_extra_info("socket").fileno()
 
     def ask(self) -> None:
         """A request leaves: what comes from now on is its answer."""
-        self.first, self._incomplete = b"", True
+        self.first, self._incomplete, self.used = b"", True, True
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something came since the last answer."""
+        return bool(self._buffer or self._tail or self._exception is not None)
 
     def data_received(self, data: bytes) -> None:
         if self._incomplete:
             self.first += data[: 2 * _LONGEST]
             self._incomplete = len(self.first) < _LONGEST
-        super().data_received(data)
+        ResponseHandler.data_received(self, data)  # not by `super`: it is called for every answer
 
 
 def head_of(data: bytes) -> tuple[int, str | None] | None:

@@ -143,7 +143,12 @@ class Lanes:
                     continue
                 head = await self._head(lane)
                 if head is not None:
-                    await self._surely_serve(lane, head)
+                    try:
+                        await self._serve(lane, head)
+                    except LeaseLost:
+                        raise
+                    except Exception as error:
+                        await self._failed(lane, head, error)
                 elif lane.mode is Mode.DRAINING:
                     self._drained(lane)
                 else:
@@ -233,21 +238,17 @@ class Lanes:
             self._wakes.done(lane.wake.sequence)
             lane.wake = None
 
-    async def _surely_serve(self, lane: Lane, head: Held) -> None:
+    async def _failed(self, lane: Lane, head: Held, error: Exception) -> None:
         """Whatever a task brings about is the end of that task alone: it rests, and its document goes on."""
-        try:
-            await self._serve(lane, head)
-        except LeaseLost:
-            raise
-        except MemoryError:
+        if isinstance(error, MemoryError):
             lane.busy = False
             self._tools.recorder.event("deliver.out_of_memory", warn=True, id=head.id)
             await self._tools.clock.sleep(1.0)  # ours, not the task's: its turn comes again
-        except Exception as error:
-            refusal = unforeseen(error, "handled")
-            self._tools.recorder.event("deliver.unforeseen", warn=True, id=head.id, error=repr(error)[:500])
-            await self._bury(lane, head, refusal.reason, Attempt(Outcome.REFUSED, error=str(refusal)))
-            lane.busy = False
+            return
+        refusal = unforeseen(error, "handled")
+        self._tools.recorder.event("deliver.unforeseen", warn=True, id=head.id, error=repr(error)[:500])
+        await self._bury(lane, head, refusal.reason, Attempt(Outcome.REFUSED, error=str(refusal)))
+        lane.busy = False
 
     async def _serve(self, lane: Lane, head: Held) -> None:
         """One turn of the head: an attempt and what follows from it, or a reason why there is none now."""

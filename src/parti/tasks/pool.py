@@ -14,6 +14,7 @@ import os
 import resource
 import select
 from collections import deque
+from time import monotonic
 
 import aiohttp
 from aiohttp.client_reqrep import ConnectionKey
@@ -26,6 +27,8 @@ _SHARE = 0.75  # of the free descriptors; the rest is for NATS, logs, secrets an
 _LEAST = 4
 _MOST = 1 << 20
 _PATIENCE = 5.0  # seconds
+_AT_ONCE = 0.001  # seconds; within them nobody can tell what came before a request from what came after it
+_SELECTABLE = 1024  # select, which is quicker than poll for one, takes no higher descriptor
 _UNKNOWN = 64  # descriptors that count as taken where nobody tells
 
 
@@ -48,29 +51,29 @@ class Pool(aiohttp.TCPConnector):
         super().__init__(limit=0, limit_per_host=0, socket_factory=guard.socket, **settings)  # type: ignore[arg-type]
         self._factory = functools.partial(Handler, loop=self._loop)  # type: ignore[assignment]  # a ResponseHandler
         self._guard = guard
-        self._most = most
-        self._turns: deque[asyncio.Future[None]] = deque()
+        self.most = most
+        self.turns: deque[asyncio.Future[None]] = deque()
         self._poll = select.poll()
         guard.on_closed = self.next_turn
 
     def __repr__(self) -> str:
-        return f"<Pool open={self._guard.alive} most={self._most} waiting={len(self._turns)}>"
+        return f"<Pool open={self._guard.alive} most={self.most} waiting={len(self.turns)}>"
 
     async def room(self, key: ConnectionKey) -> None:
         """Return when the request can have a connection: an idle one of its host, or a descriptor for a new one.
 
         `OSError` when there is none within a few seconds.
         """
-        while self._guard.alive >= self._most and not self._conns.get(key):
+        while self._guard.alive >= self.most and not self._conns.get(key):
             self.close_idle()
             turn: asyncio.Future[None] = self._loop.create_future()
-            self._turns.append(turn)
+            self.turns.append(turn)
             try:
                 # Closing takes a turn of the loop, and only then is the descriptor free.
                 async with asyncio.timeout(_PATIENCE):
                     await turn
             except TimeoutError:
-                raise OSError(errno.EMFILE, f"none of {self._most} connections became free") from None
+                raise OSError(errno.EMFILE, f"none of {self.most} connections became free") from None
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
                     self.next_turn()
@@ -78,31 +81,32 @@ class Pool(aiohttp.TCPConnector):
 
     def next_turn(self) -> None:
         """A connection became idle, or was closed: the first that waits looks again."""
-        while self._turns:
-            turn = self._turns.popleft()
+        while self.turns:
+            turn = self.turns.popleft()
             if not turn.done():
                 turn.set_result(None)
                 return
 
-    async def clean(
-        self, target: aiohttp.ClientRequest, key: ConnectionKey, timeout: aiohttp.ClientTimeout
-    ) -> Connection:
-        """A connection on which nothing has come that nobody asked for: it would pass for the next answer."""
-        while True:
-            used_before = bool(self._conns.get(key))
-            connection = await self.connect(target, [], timeout)
-            if not used_before or self._is_clean(connection):
-                return connection
-            connection.close()
+    def put_back(self, connection: Connection) -> None:
+        """The answer is complete: the next request may have the connection, unless it was closed."""
+        protocol: Handler | None = connection.protocol  # type: ignore[assignment]  # as all of ours
+        if protocol is not None:
+            protocol.idle_since = monotonic()
+            connection.release()
 
-    def _is_clean(self, connection: Connection) -> bool:
-        protocol, transport = connection.protocol, connection.transport
-        if protocol is None or transport is None or protocol.should_close:
+    def is_clean(self, connection: Connection) -> bool:
+        """Whether nothing has come by it that nobody asked for, and that would pass for the next answer."""
+        protocol: Handler = connection.protocol  # type: ignore[assignment]  # as all of ours
+        if not protocol.used:
+            return True
+        if protocol.has_news or protocol.transport is None:
             return False
+        if monotonic() - protocol.idle_since < _AT_ONCE:
+            return True
         # What the event loop has not read yet counts as well, and so does the end of the connection.
-        descriptor = transport.get_extra_info("socket").fileno()
-        if descriptor < 0:
-            return False
+        descriptor = protocol.descriptor
+        if 0 <= descriptor < _SELECTABLE:
+            return not select.select((descriptor,), (), (), 0)[0]
         self._poll.register(descriptor, select.POLLIN)
         try:
             return not self._poll.poll(0)

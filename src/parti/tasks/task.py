@@ -107,7 +107,8 @@ def lane_key(task: DeliveryTask, *, per_trigger: bool = False) -> str:
     Each part is preceded by its length, so that ("ab", "c") and ("a", "bc") are two documents.
     """
     parts = task.database, task.collection, task.document_id, task.trigger_id if per_trigger else None
-    return (_digest if sum(len(part or "") for part in parts) > _LONG else _cached_digest)(*parts)
+    size = len(task.database) + len(task.collection) + len(task.document_id) + len(task.trigger_id)
+    return (_digest if size > _LONG else _cached_digest)(*parts)
 
 
 def _digest(*parts: str | None) -> str:

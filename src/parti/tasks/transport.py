@@ -12,6 +12,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Protocol
 
 import aiohttp
@@ -75,6 +76,14 @@ class SendFailed(Exception):
         super().__init__(message)
         self.outcome = outcome
         self.wait = wait
+
+
+class _Asked(aiohttp.ClientRequest):
+    """What the pool is asked with, once for all requests to a url: its key is made once, too."""
+
+    @cached_property
+    def connection_key(self) -> ConnectionKey:
+        return super().connection_key
 
 
 class _Target(msgspec.Struct, frozen=True):
@@ -156,22 +165,27 @@ class HttpTransport:
             # Waiting for our own resolver and our own descriptors is not the endpoint's time.
             if target.name:
                 await lookups.known(target.name)
-            await pool.room(target.key)
-            connection: Connection | None = None
+            if self.guard.alive >= pool.most:
+                await pool.room(target.key)
+            taken: Connection | None = None
             try:
                 async with asyncio.timeout(request.timeout):
-                    connection = await pool.clean(target.request, target.key, self._timeout(request.timeout))
+                    limits = self._timeout(request.timeout)
+                    connection = taken = await pool.connect(target.request, [], limits)
+                    while not pool.is_clean(connection):
+                        connection.close()
+                        connection = taken = await pool.connect(target.request, [], limits)
                     status, retry_after, content = await self._exchange(connection, data, request.may_send)
                 # The status line and the headers have decided. What becomes of the body decides about the connection.
                 head = b"" if content is None or content.at_eof() else await self._read(content, connection)
                 if _drop_unsent(connection):
                     connection.close()  # it answered before it had heard everything
             except BaseException:
-                if connection is not None:
-                    _drop_unsent(connection)
-                    connection.close()  # whatever is on its way would answer the next request
+                if taken is not None:
+                    _drop_unsent(taken)
+                    taken.close()  # whatever is on its way would answer the next request
                 raise
-            connection.release()
+            pool.put_back(connection)
             return Response(status, retry_after, head)
         except PartiError:  # what `may_send` says, and the guard
             raise
@@ -180,16 +194,16 @@ class HttpTransport:
                 pool.close_idle(_RELIEF)
             raise _failure(error, starved=short) from None
         finally:
-            pool.next_turn()
+            if pool.turns:
+                pool.next_turn()
 
     async def _exchange(
         self, connection: Connection, data: bytes, may_send: Callable[[], object] | None
     ) -> tuple[int, str | None, aiohttp.StreamReader | None]:
         """Status, `Retry-After` and the body, None where it was broken from the beginning."""
-        protocol, transport = connection.protocol, connection.transport
-        if protocol is None or transport is None:
+        protocol: Handler | None = connection.protocol  # type: ignore[assignment]  # as all of the pool
+        if protocol is None or (transport := protocol.transport) is None:
             raise aiohttp.ServerDisconnectedError
-        assert isinstance(protocol, Handler)
         protocol.set_response_params(
             read_until_eof=True,
             auto_decompress=False,  # 64 KB of gzip can be 64 MB
@@ -220,7 +234,7 @@ class HttpTransport:
             lines = f"POST {url.raw_path_qs} HTTP/1.1\r\nHost: {url.host_port_subcomponent}\r\n"
             host = url.raw_host or ""
             name = "" if is_ip_address(host) else host
-            asked = aiohttp.ClientRequest("POST", url, loop=asyncio.get_running_loop())
+            asked = _Asked("POST", url, loop=asyncio.get_running_loop())
             target = self._targets[url] = _Target(asked, asked.connection_key, lines, name)
         return target
 
@@ -256,7 +270,8 @@ class HttpTransport:
 
 def _drop_unsent(connection: Connection) -> bool:
     """Whether something was still to be sent: a connection that is only closed waits until somebody takes it."""
-    transport = connection.transport
+    protocol = connection.protocol
+    transport = protocol.transport if protocol is not None else None
     if transport is None or not transport.get_write_buffer_size():
         return False
     transport.abort()
