@@ -55,7 +55,7 @@ def parse_size(text: str) -> int:
 
 def _total(text: str, factors: dict[str, Fraction], what: str, examples: str) -> Fraction:
     if len(text) > _LONGEST:
-        raise ConfigError(f"{text[:20]!r}...: it has {len(text)} characters; write {examples}")
+        raise ConfigError(f"{text[:20]!r}...: it is too large; write {examples}")
     cleaned = text.strip().lower().replace("µ", "u")
     if cleaned == "0":
         return Fraction(0)
