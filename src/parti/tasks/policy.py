@@ -21,6 +21,7 @@ from parti.tasks.task import RetryPolicy, duration_seconds, is_bad_duration
 MOST_ATTEMPTS = 50
 LONGEST_TIMEOUT = 30.0
 LONGEST_WAIT = 6 * 3600.0
+_LEAST_WAIT = 0.1  # seconds, where no attempts are counted that would end it
 _RETRY_AFTER = frozenset({429, 503})
 
 
@@ -200,7 +201,7 @@ def decide(
     if attempts >= schedule.max_attempts and attempt.outcome not in UNSPENT:
         return Bury(Reason.EXHAUSTED)
     # The secret store's failure, and our own trouble, is not the endpoint's: it is tried again soon.
-    step = schedule.wait(max(attempts, 1)) if attempt.outcome not in UNSPENT else config.waits[0]
+    step = schedule.wait(max(attempts, 1)) if attempt.outcome not in UNSPENT else max(config.waits[0], _LEAST_WAIT)
     wait = step * (1.0 + rng.uniform(-config.jitter, config.jitter))
     if attempt.retry_after is not None:
         wait = max(wait, min(attempt.retry_after, config.retry_after_max))
