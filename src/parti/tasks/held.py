@@ -44,6 +44,7 @@ class Held:
         "host",
         "id",
         "key",
+        "ours",
         "park_sequence",
         "received",
         "refusal",
@@ -60,6 +61,8 @@ class Held:
         self.key = ""
         self.data = b""
         self.headers: Mapping[str, str] = {}
+        """As they came: those of a publisher may be anything."""
+        self.ours = False
         self.subject = ""
         self.sequence = 0
         """Of the message in the stream it was delivered from; 0 for one that was read from the park."""
@@ -99,7 +102,7 @@ class Held:
     def carried(self) -> dict[str, str]:
         """The headers under which it is parked or scheduled: everything that must survive."""
         return {
-            **self.headers,
+            **_fit_headers(self.headers, self.ours),
             n.TASK_ID: self.id,
             n.ATTEMPTS: str(self.attempts),
             n.FIRST_SEEN: f"{self.first_seen:.3f}",
@@ -153,7 +156,7 @@ class Reader:
                 origin, number, subject = words[0], int(words[1][:20]), words[4]
         held.subject, held.source = subject, f"{origin}:{number}"
         if headers:
-            held.headers = _fit_headers(headers, ours)
+            held.headers, held.ours = headers, ours
             if ours:
                 held.first_seen = _number(headers.get(n.FIRST_SEEN), time)
                 held.attempts = int(min(max(0.0, _number(headers.get(n.ATTEMPTS), 0)), _MOST_ATTEMPTS))
