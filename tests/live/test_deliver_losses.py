@@ -220,3 +220,38 @@ async def test_what_was_delivered_before_the_parked_ones_does_not_come_after_the
 
 async def _drained(stage: Scene) -> bool:
     return bool(stage.endpoint.received) and not await parked(stage)
+
+
+async def test_what_was_parked_and_delivered_does_not_come_again_behind_it(
+    stage: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner before parked tasks and died with the acknowledgements; the wake-up comes sooner than the tasks do.
+
+    Its document's park had run empty by then, and nobody knew any more up to which task it had been parked: the
+    tasks went to the endpoint once more, behind later ones, in one epoch.
+    """
+    ready = False
+    stage.endpoint.on("/hook", lambda _request: Answer(200 if ready else 503))
+    for _ in range(3):
+        await stage.publish(stage.task("a"))
+    config = stage.config(order="park", schedule=("300ms",) * 50)
+    async with stage.delivering(config):
+        await eventually(stage.settled)
+    await stage.js.consumer_delete(stage.stream, config.durable)  # with all that was acknowledged
+    before, ready = len(stage.endpoint.received), True
+    attach = Feed.attach
+
+    async def late(feed: Feed, *given: Any) -> None:
+        if feed.stream == stage.stream:
+            await stage.endpoint.wait_for(before + 3)
+            await eventually(
+                lambda: not [wait for wait in asyncio.all_tasks() if wait.get_name() == "parti-deliver-lane"]
+            )
+        await attach(feed, *given)
+
+    monkeypatch.setattr(Feed, "attach", late)
+    async with stage.delivering(config):
+        await stage.publish(stage.task("a"))
+        await stage.endpoint.wait_for(before + 4)
+        await eventually(stage.settled)
+    assert [body["payload"]["n"] for body in stage.endpoint.bodies("/hook")][before:] == [1, 2, 3, 4]

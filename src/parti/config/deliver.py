@@ -34,6 +34,9 @@ class DeliverSection(Section, frozen=True, kw_only=True):
     connect_timeout: Annotated[
         float, Setting("for the connection; a healthy host answers within one", Unit.DURATION)
     ] = 3.0
+    dns_timeout: Annotated[
+        float, Setting("for the look-up of a host's name; a later one spends no attempt", Unit.DURATION)
+    ] = 3.0
     total_timeout: Annotated[
         float, Setting("for the whole request, unless the task says otherwise; at most 30s", Unit.DURATION, at_most=30)
     ] = 10.0

@@ -39,6 +39,7 @@ _OUTCOMES = (
     "dns",
     "tls",
     "store",
+    "local",
     "blocked",
     "refused",
 )

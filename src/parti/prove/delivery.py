@@ -122,7 +122,9 @@ class Stage:
         self._left.discard(webhook_id)
         this = Accepted(self._clock.now(), epoch, attempt)
         self.accepted.setdefault(webhook_id, []).append(this)
-        return Huge(size=1 << 20) if self.rng.random() < 0.01 else Answer(200)
+        # The status has decided: it is accepted, whether the body is too long or never ends.
+        whim = self.rng.random()
+        return Huge(size=1 << 20) if whim < 0.01 else Drip(size=100, interval=0.1) if whim < 0.02 else Answer(200)
 
     async def publish(self, count: int) -> None:
         """Tasks of random documents; one in twelve has to end in the dead letters."""
@@ -232,7 +234,7 @@ _FAULTS: tuple[Reply, ...] = (
     Answer(408),
     Hang(),
     Reset(),
-    Drip(size=100, interval=0.1),
+    Drip(size=100, interval=0.1, status=503),
     Garbage(),
 )
 

@@ -38,6 +38,7 @@ from parti.tasks.journal import Try
 from parti.tasks.names import Names
 from parti.tasks.order import Order, RuleBook
 from parti.tasks.policy import UNSPENT, Again, Attempt, Bury, Decision, Outcome, decide, schedule_of
+from parti.tasks.recency import is_older
 from parti.tasks.secrets import SecretStore
 from parti.tasks.transport import HttpTransport
 from parti.wire.api import JetStreamApi, expectations
@@ -113,24 +114,36 @@ class TaskRight:
 
 class _Trigger(msgspec.Struct, rename="camel"):
     trigger_id: str
+    lsn: str = ""
+    seq: int = 0
+    ts: int = 0
 
 
 _TRIGGER = msgspec.json.Decoder(_Trigger)
 
 
 def newest(delivery: Deliver, rows: Rows) -> dict[tuple[str, str], int]:
-    """By document and trigger: the sequence of the last task among these rows."""
-    found: dict[tuple[str, str], int] = {}
+    """By document and trigger: the sequence of the newest task among these rows, by the document's own order."""
+    found: dict[tuple[str, str], tuple[_Trigger, int]] = {}
     columns = zip(rows.keys, rows.values, rows.sequences, rows.timestamps, strict=True)
     for key, data, sequence, timestamp in columns:
         if not delivery.covers(sequence, timestamp):
             continue
         try:
-            place = key, _TRIGGER.decode(data).trigger_id
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            task = _TRIGGER.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue  # it is no task, and replaces none
-        found[place] = max(sequence, found.get(place, 0))
-    return found
+        place = key, task.trigger_id
+        if (best := found.get(place)) is None or not _precedes(task, sequence, *best):
+            found[place] = task, sequence
+    return {place: sequence for place, (_, sequence) in found.items()}
+
+
+def _precedes(task: _Trigger, sequence: int, other: _Trigger, its_sequence: int) -> bool:
+    """Whether `task` is the older one; the rows come in any order."""
+    if sequence > its_sequence:
+        return is_older(task, other)
+    return not is_older(other, task)
 
 
 class Desk:
@@ -185,6 +198,9 @@ class Desk:
             return await self._bury(held, Reason.DISABLED, disabled)
         postponed = await self._gate.admit(held.host, held.trigger, held.rules)
         if postponed is not None:
+            if self._age(held) >= self._delivery.config.max_task_age:
+                expired = Attempt(Outcome.REFUSED, error="older than deliver.max_task_age when its turn came")
+                return await self._bury(held, Reason.EXPIRED, expired)
             return _later(held, postponed.wait, postponed.why, tried=False)
         attempt = await self._attempt(held, self._right(message))
         if attempt.outcome is Outcome.DELIVERED:
@@ -213,7 +229,7 @@ class Desk:
         found = self._newest.get(rows)
         if found is None:
             found = self._newest[rows] = newest(self._delivery, rows)
-        return found.get((rows.keys[message.index], trigger), 0) > message.sequence
+        return found.get((rows.keys[message.index], trigger), message.sequence) != message.sequence
 
     async def _attempt(self, held: Held, right: TaskRight) -> Attempt:
         spent: Outcome | None = None
@@ -232,11 +248,14 @@ class Desk:
         return decide(
             attempt,
             attempts=held.attempts,
-            age=0.0 if self._delivery.replay else self._clock.wall() - held.first_seen,
+            age=self._age(held),
             schedule=schedule_of(held.task.retry_policy, config),
             config=config,
             rng=self._rng,
         )
+
+    def _age(self, held: Held) -> float:
+        return 0.0 if self._delivery.replay else self._clock.wall() - held.first_seen
 
     async def _bury(self, held: Held, reason: Reason, attempt: Attempt) -> Rested:
         await self._letters.bury(held, reason, attempt)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,7 +74,7 @@ class Letter:
         """What became of the task before, oldest first: one entry for each letter that was replayed."""
         try:
             return msgspec.json.decode(self.headers.get(n.HISTORY, "[]"), type=list[dict[str, Any]])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return []
 
     @classmethod
@@ -146,9 +147,20 @@ class DeadLetters:
         try:
             await self._store(subject, held.data, headers)
         except UsageError:
-            # The task and our headers together are over the server's max_payload; the task stream still has the task.
-            headers |= {RESPONSE: "", CUT: str(len(held.data))}
-            await self._store(subject, b"", headers)
+            await self._bury_less(subject, held, headers)
+
+    async def _bury_less(self, subject: str, held: Held, headers: dict[str, str]) -> None:
+        """The task and our headers together are over the server's max_payload: what is dropped first is least missed.
+
+        Without its data the letter names the place in the task stream, which still has the task.
+        """
+        bare = {name: value for name, value in headers.items() if name.startswith(("Parti-", "Nats-"))} | {RESPONSE: ""}
+        cut = {RESPONSE: "", CUT: str(len(held.data))}
+        for data, rest in ((held.data, headers | {RESPONSE: ""}), (held.data, bare), (b"", headers | cut)):
+            with contextlib.suppress(UsageError):
+                await self._store(subject, data, rest)
+                return
+        await self._store(subject, b"", bare | cut)
 
     async def _store(self, subject: str, data: bytes, headers: dict[str, str]) -> None:
         """When this returns the letter is there: one that passes for a repetition of a letter that left is none."""

@@ -41,6 +41,14 @@ class Malformed(TaskRefused):
     """The message is no delivery task: correct its publisher."""
 
 
+def unforeseen(error: Exception, what: str) -> Malformed:
+    """A refusal for what nobody thought of: the same bytes would raise it again, in every process.
+
+    The caller lets through what is not of the task's making: `MemoryError`, and errors of ours that say what to do.
+    """
+    return Malformed(f"the task cannot be {what} ({type(error).__name__})")
+
+
 class TooLarge(TaskRefused):
     """The task or its request body is over the limit: send a reference instead of the data."""
 
@@ -82,6 +90,10 @@ class AddressBlocked(TaskRefused, OSError):
 
 class SecretStoreDown(TransientError):
     """The secret could not be read for now: the task is tried again, and never sent unsigned."""
+
+
+class NotTaken(TransientError):
+    """A message could not be handed on, for want of memory perhaps: it is asked for again."""
 
 
 class LeaseLost(TransientError):

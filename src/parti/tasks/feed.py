@@ -15,7 +15,7 @@ import msgspec
 
 from parti.config.deliver import DeliverSection
 from parti.errors import PartiError
-from parti.tasks.errors import LeaseLost
+from parti.tasks.errors import LeaseLost, NotTaken
 from parti.tasks.journal import Journal, Try, merged
 from parti.tasks.storage import ensure_consumer
 from parti.wire.api import JetStreamApi
@@ -200,11 +200,22 @@ class Feed:
                 self._at_server += not known
                 self._replies[sequence] = reply
                 continue
+            if sequence <= self.high and sequence not in self._owed:
+                self._on_duplicate(f"{self.durable}:{sequence}")
+                self._write(reply, ACK)
+                continue
+            head = raw[head_at[i] : data_at[i]]
+            headers = parse_headers(head) if head else {}
+            subject = raw[subject_at[i] : subject_end[i]].decode(errors="replace")
+            data, tried = raw[data_at[i] : data_end[i]], self._tries.get(sequence)
+            try:
+                self._take(Incoming(subject, sequence, stamps[i] / 1e9, headers, data, tried))
+            except Exception as error:
+                # It is in nobody's hand, and must not count as that: it comes again, with all behind it, in order.
+                self.detach()
+                self._on_trouble(NotTaken(f"{self.durable}: message {sequence} was not taken: {error!r}"))
+                return
             if sequence <= self.high:
-                if sequence not in self._owed:
-                    self._on_duplicate(f"{self.durable}:{sequence}")
-                    self._write(reply, ACK)
-                    continue
                 self._owed.discard(sequence)
             else:
                 self.high = sequence
@@ -212,11 +223,6 @@ class Feed:
             self._replies[sequence] = reply
             self._due_beat[sequence] = self._beat + _BEATS
             self._at_server += 1
-            head = raw[head_at[i] : data_at[i]]
-            headers = parse_headers(head) if head else {}
-            subject = raw[subject_at[i] : subject_end[i]].decode(errors="replace")
-            data, tried = raw[data_at[i] : data_end[i]], self._tries.get(sequence)
-            self._take(Incoming(subject, sequence, stamps[i] / 1e9, headers, data, tried))
 
     def done(self, sequence: int, verb: bytes = ACK) -> None:
         """Let the message go. Without a connection, or before it was delivered again, the server is told later."""

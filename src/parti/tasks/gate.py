@@ -138,7 +138,11 @@ class Gate:
                 line.ended(now)
         self._give_back(state, line)
         for each in (state, line):
-            if each is not None and each.outside:
+            if each is None or not each.outside:
+                continue
+            if outcome is None and each.closed:
+                self._arm(each)  # our own trouble: who is asked in its place would have the same, one after the other
+            else:
                 # One for the one that left: those called before are on their way. All at once when it is up again.
                 self._call(each, _LET_IN if closed and not each.closed else 1)
         return opened

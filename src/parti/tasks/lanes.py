@@ -10,10 +10,12 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from parti.errors import UsageError
-from parti.tasks.errors import LeaseLost, Reason
+from parti.tasks.dealt import Dealt
+from parti.tasks.errors import LeaseLost, Reason, unforeseen
 from parti.tasks.feed import Feed
 from parti.tasks.held import Held, Wake
 from parti.tasks.lane import Lane, Mode, alone_key, is_alone, place
+from parti.tasks.latest import Latest
 from parti.tasks.lease import SlotLease
 from parti.tasks.line import Line, Postponed
 from parti.tasks.order import Hold, Order, hold
@@ -23,6 +25,8 @@ from parti.tasks.policy import DONE, UNSPENT, Again, Attempt, Bury, Decision, Do
 from parti.tasks.sleepers import Sleepers
 from parti.tasks.surely import Surely
 from parti.tasks.tools import Tools
+
+_MOMENT = 0.01  # seconds by which two clocks may differ
 
 
 class Lanes:
@@ -46,11 +50,11 @@ class Lanes:
         self._surely = Surely(lease, tools.recorder, tools.clock)
         self._lanes: dict[str, Lane] = {}
         self._stopping = False
-        self._dealt: dict[str, int] = {}  # documents whose park ran empty: tasks up to these places were dealt with
-        self._dealt_up_to = 0
+        self._dealt = Dealt(tools.config.stream)
         self.sleepers = Sleepers(lease.slot, tools.gate, self._call)
         """The documents that are parked, also those without a lane in memory."""
         self._parking = Parking(tools, park, wakes, self._surely, self.sleepers)
+        self._latest = Latest(park, self._surely, self._parking.read, self._release)
 
     def __repr__(self) -> str:
         return f"<Lanes {len(self._lanes)} parked={len(self.sleepers.parked)}>"
@@ -62,11 +66,11 @@ class Lanes:
 
     def offer(self, held: Held) -> None:
         """A task came: it goes behind all others of its document."""
+        self._came(held)
         if self._dealt and held.feed is not self._wakes:
-            self._forget_dealt(held)
+            self._dealt.came(held.source)
         lane = self._lane(held.key)
         lane.queue.append(held)
-        self._came(held)
         if lane.nudge is not None and (
             held.rules.order is Order.LATEST or len(lane.queue) > self._tools.config.block_queue
         ):
@@ -98,7 +102,7 @@ class Lanes:
         if lane is None:
             lane = self._lanes[key] = Lane(key, Mode.PARKED if key in self.sleepers.parked else Mode.LIVE)
             if self._dealt:
-                lane.through = self._dealt.get(key, 0)
+                lane.through = self._dealt.through(key)
         return lane
 
     def _stir(self, lane: Lane) -> None:
@@ -149,7 +153,12 @@ class Lanes:
                     continue
                 head = await self._head(lane)
                 if head is not None:
-                    await self._serve(lane, head)
+                    try:
+                        await self._serve(lane, head)
+                    except LeaseLost:
+                        raise
+                    except Exception as error:
+                        await self._failed(lane, head, error)
                 elif lane.mode is Mode.DRAINING:
                     self._drained(lane)
                 else:
@@ -168,23 +177,17 @@ class Lanes:
         if lane.mode is Mode.LIVE:
             self._drop_old(lane)
             if len(lane.queue) > 1 and lane.queue[0].rules.order is Order.LATEST:
-                self._supersede(lane)
+                self._tools.recorder.superseded(self._latest.in_memory(lane))
             return lane.queue[0] if lane.queue else None
         stored = await self._parking.head(lane)
         if stored is None:
             return None
-        held = self._tools.reader.read(
-            stored.data,
-            stored.headers,
-            stream=self._tools.names.park,
-            subject=stored.subject,
-            sequence=0,
-            time=stored.time_ns / 1e9,
-        )
-        held.key, held.park_sequence, held.received = lane.key, stored.seq, self._tools.clock.now()
-        if held.rules.order is Order.LATEST and (newer := await self._newer_parked(lane, stored.seq)):
-            self._tools.recorder.superseded(newer)
-            return await self._head(lane)
+        held = self._parking.read(lane, stored)
+        if held.rules.order is Order.LATEST:
+            self._drop_old(lane)  # a parked task that is also in memory, as its acknowledgement got lost, is not newer
+            if others := await self._latest.parked(lane, held):
+                self._tools.recorder.superseded(others)
+                return await self._head(lane)
         parked = self.sleepers.parked.get(lane.key)
         if parked is not None and parked.head == held.id:
             held.attempts, held.due = max(held.attempts, parked.attempts), parked.due
@@ -200,42 +203,28 @@ class Lanes:
         self._tools.recorder.duplicate(held.id)
         return True
 
-    def _forget_dealt(self, held: Held) -> None:
-        """Whatever the owner before us had in hand comes before anything newer: then nobody asks for it any more."""
-        if place(held.source, self._tools.config.stream) > self._dealt_up_to:
-            self._dealt.clear()
-            self._dealt_up_to = 0
-
     def _drop_old(self, lane: Lane) -> None:
         while lane.queue and self._is_old(lane, lane.queue[0]):
             self._release(lane.queue.popleft())
-
-    async def _newer_parked(self, lane: Lane, first: int) -> int:
-        """Forget parked tasks that a newer one replaces; returns how many there were."""
-        self._drop_old(lane)  # a parked task that is also in memory, as its acknowledgement got lost, is not newer
-        last = await self._surely(lambda: self._park.last(lane.key))
-        if last is None:
-            return 0
-        keep = last.seq + 1 if lane.queue else last.seq
-        if keep <= first:
-            return 0
-        return await self._surely(lambda: self._park.remove_before(lane.key, keep))
-
-    def _supersede(self, lane: Lane) -> None:
-        """Of several that wait, only the newest counts. (A trigger with this policy has its lanes to itself.)"""
-        count = len(lane.queue) - 1
-        for _ in range(count):
-            self._release(lane.queue.popleft())
-        self._tools.recorder.superseded(count)
 
     def _drained(self, lane: Lane) -> None:
         """Nothing is parked any more: the document goes on in memory."""
         lane.mode = Mode.LIVE
         self.sleepers.parked.pop(lane.key, None)
-        if lane.through:
-            self._dealt[lane.key] = lane.through
-            self._dealt_up_to = max(self._dealt_up_to, lane.through)
+        self._dealt.drained(lane)
         self._parking.answered(lane, lane.wake)
+
+    async def _failed(self, lane: Lane, head: Held, error: Exception) -> None:
+        """Whatever a task brings about is the end of that task alone: it rests, and its document goes on."""
+        if isinstance(error, MemoryError):
+            lane.busy = False
+            self._tools.recorder.event("deliver.out_of_memory", warn=True, id=head.id)
+            await self._tools.clock.sleep(1.0)  # ours, not the task's: its turn comes again
+            return
+        refusal = unforeseen(error, "handled")
+        self._tools.recorder.event("deliver.unforeseen", warn=True, id=head.id, error=repr(error)[:500])
+        await self._bury(lane, head, refusal.reason, Attempt(Outcome.REFUSED, error=str(refusal)))
+        lane.busy = False
 
     async def _serve(self, lane: Lane, head: Held) -> None:
         """One turn of the head: an attempt and what follows from it, or a reason why there is none now."""
@@ -246,13 +235,19 @@ class Lanes:
         if tools.is_disabled(head):
             await self._bury(lane, head, Reason.DISABLED, Attempt(Outcome.REFUSED, error="the endpoint is disabled"))
             return
+        if head.attempts and self._has_expired(head):
+            await self._expire(lane, head)
+            return
         if (left := head.due - tools.clock.now()) > 0.001:
             # It was tried before it came to us, or was called too early: the endpoint's word holds all the same.
             await self._hold(lane, head, left, self._where(lane, head, left))
             return
         postponed = await tools.gate.admit(head.host, head.trigger, head.rules)
         if postponed is not None:
-            await self._postpone(lane, head, postponed)
+            if self._has_expired(head):  # one that was never tried has a try coming, but not from a host that is down
+                await self._expire(lane, head)
+            else:
+                await self._postpone(lane, head, postponed)
             return
         lane.busy = True
         started, attempt = tools.clock.now(), None
@@ -267,6 +262,15 @@ class Lanes:
         now = tools.clock.now()
         tools.recorder.attempted(head, attempt, now - started)
         await self._follow(lane, head, attempt, now)
+        lane.busy = False
+
+    def _has_expired(self, head: Held) -> bool:
+        # A wait that ends with the task's time may end a moment early, and must not become one more attempt.
+        return self._tools.clock.wall() - head.first_seen >= self._tools.config.max_task_age - _MOMENT
+
+    async def _expire(self, lane: Lane, head: Held) -> None:
+        attempt = Attempt(Outcome.REFUSED, error="older than deliver.max_task_age when its turn came")
+        await self._bury(lane, head, Reason.EXPIRED, attempt)
         lane.busy = False
 
     async def _follow(self, lane: Lane, head: Held, attempt: Attempt, now: float) -> None:
@@ -315,10 +319,6 @@ class Lanes:
     async def _postpone(self, lane: Lane, head: Held, postponed: Postponed) -> None:
         """Nothing is sent for now: the document waits outside the line, which calls it."""
         tools = self._tools
-        if tools.clock.wall() - head.first_seen >= tools.config.max_task_age:
-            why = f"the task was too old when it was its turn ({postponed.why})"
-            await self._bury(lane, head, Reason.EXPIRED, Attempt(Outcome.REFUSED, error=why))
-            return
         alone = head.rules.order is Order.SKIP and not is_alone(lane.key)
         tools.recorder.postponed(head, postponed.wait, postponed.why, Hold.ALONE if alone else Hold.PARK)
         assert postponed.line is not None
@@ -376,7 +376,7 @@ class Lanes:
                 behind = len(lane.queue) - (lane.mode is Mode.LIVE)
                 if head.rules.order is Order.LATEST and behind:
                     if lane.mode is Mode.LIVE:
-                        self._supersede(lane)
+                        self._tools.recorder.superseded(self._latest.in_memory(lane))
                         head = lane.queue[0]
                 elif behind > limit:
                     await self._parking.park(lane, head, until - clock.now())

@@ -13,6 +13,11 @@ ORIGIN = "Parti-Origin"
 """Stream and sequence of the first publish."""
 HISTORY = "Parti-History"
 """The letters that a replayed task had before, as JSON. It and `TASK_ID` are what a replay gives a task of ours."""
+DROPPED = "Parti-Dropped-Headers"
+"""How many headers of the publisher no message of ours could carry."""
+FROM_PUBLISHERS = frozenset({TASK_ID, HISTORY})
+"""Of the headers that begin with Parti-, those that count in the task stream, where anybody may write: a replay keeps
+its id by the one, and a publisher could choose that by Nats-Msg-Id as well; the other is only ever shown."""
 SOURCED = "Nats-Stream-Source"
 MSG_ID = "Nats-Msg-Id"
 

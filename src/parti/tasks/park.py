@@ -31,6 +31,7 @@ class WakeUp(msgspec.Struct, frozen=True):
     """Unix seconds."""
 
 
+_MOST_ATTEMPTS = 1_000_000
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(WakeUp)
 
@@ -38,9 +39,10 @@ _DECODER = msgspec.json.Decoder(WakeUp)
 def decode_wake(data: bytes) -> WakeUp:
     """What a wake-up says; a damaged one says nothing about the head, which is then tried from its own count."""
     try:
-        return _DECODER.decode(data)
-    except msgspec.DecodeError:
+        said = _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return WakeUp()
+    return said if 0 <= said.attempts <= _MOST_ATTEMPTS else WakeUp(said.head)
 
 
 class Park:
@@ -138,6 +140,14 @@ class Park:
         """The end of a document's queue."""
         try:
             return await self._js.msg_get(self._names.park, last_by_subj=self._names.parked(self._slot, key))
+        except MessageNotFound:
+            return None
+
+    async def after(self, key: str, sequence: int) -> StoredMessage | None:
+        """The next of the document's queue behind a place."""
+        subject = self._names.parked(self._slot, key)
+        try:
+            return await self._js.msg_get(self._names.park, seq=sequence + 1, next_by_subj=subject)
         except MessageNotFound:
             return None
 

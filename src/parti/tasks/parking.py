@@ -31,7 +31,8 @@ class Parking:
         """Find out up to which task of the document everything is parked or was dealt with before.
 
         A task that comes again with a lower sequence, because its acknowledgement got lost together with the owner
-        before us, must not go behind the parked ones: it was delivered before they were parked.
+        before us, must not go behind the parked ones: it was delivered before they were parked. That holds as well
+        when the park has run empty before it comes (`Dealt`).
         """
         if lane.through or is_alone(lane.key):
             return
@@ -46,6 +47,20 @@ class Parking:
         """The parked head, by as few looks as it takes."""
         peeked, lane.peeked = lane.peeked, None
         return peeked or await self._surely(lambda: self._park.first(lane.key))
+
+    def read(self, lane: Lane, stored: StoredMessage) -> Held:
+        """A parked task of the document, as it was when it came."""
+        held = self._tools.reader.read(
+            stored.data,
+            stored.headers,
+            stream=self._tools.names.park,
+            subject=stored.subject,
+            sequence=0,
+            time=stored.time_ns / 1e9,
+            ours=True,
+        )
+        held.key, held.park_sequence, held.received = lane.key, stored.seq, self._tools.clock.now()
+        return held
 
     async def learn_head(self, lane: Lane) -> None:
         """Find out how often the parked head was tried, and until when it waits: the wake-up in hand may be an old one.

@@ -17,6 +17,7 @@ from parti.tasks.names import Names
 from parti.tasks.order import Hold
 from parti.tasks.policy import Attempt, Outcome, schedule_of
 
+_LONGEST = 1_024  # characters of a name in the attempt log: the server cuts a connection that sends too large a message
 _WARNED = 1_000  # triggers warned about once; beyond, the warnings stop rather than the memory grow
 
 
@@ -81,10 +82,10 @@ class Recorder:
         assert task is not None
         record = AttemptRecord(
             id=held.id,
-            trigger=task.trigger_id,
-            database=task.database,
-            collection=task.collection,
-            document=task.document_id,
+            trigger=task.trigger_id[:_LONGEST],
+            database=task.database[:_LONGEST],
+            collection=task.collection[:_LONGEST],
+            document=task.document_id[:_LONGEST],
             host=held.host,
             attempt=held.attempts,
             outcome=attempt.outcome.value,

@@ -9,7 +9,7 @@ from typing import Any
 from parti.backoff import Backoff
 from parti.errors import PartiError
 from parti.observe import delivery_metrics as m
-from parti.tasks.errors import LeaseLost
+from parti.tasks.errors import LeaseLost, unforeseen
 from parti.tasks.feed import Checkpoint, Feed, Incoming
 from parti.tasks.held import Wake
 from parti.tasks.journal import Journal
@@ -129,7 +129,8 @@ class Slot:
         self._offer(message, self.main)
 
     def _take_wake(self, message: Incoming) -> None:
-        kind, key = message.subject.split(".")[-3::2]
+        tokens = message.subject.split(".")
+        kind, key = tokens[-3], tokens[-1]  # the filters let nothing shorter through
         if kind == "t":
             self._offer(message, self.wakes)
             return
@@ -145,13 +146,19 @@ class Slot:
             subject=message.subject,
             sequence=message.sequence,
             time=message.time,
+            ours=feed is self.wakes,
         )
         clock = self._tools.clock
         held.feed, held.received = feed, clock.now()
         if (tried := message.tried) is not None:
             held.attempts = max(held.attempts, tried.attempts)
             held.due = clock.now() + max(0.0, tried.due - clock.wall())
-        self._tools.recorder.received(held)
+        try:
+            self._tools.recorder.received(held)
+        except MemoryError:
+            raise
+        except Exception as error:  # its policy is looked at there
+            held.refuse(unforeseen(error, "judged"))
         assert self.lanes is not None
         self.lanes.offer(held)
 
@@ -222,7 +229,8 @@ class Slot:
 
     async def _sweep_often(self) -> None:
         while True:
-            await self._tools.clock.sleep(_SWEEP_EVERY)
+            # What grows too old outside a line is found by this; where tasks live for seconds, seconds count.
+            await self._tools.clock.sleep(min(_SWEEP_EVERY, max(1.0, self._tools.config.max_task_age / 4)))
             assert self.lanes is not None
             try:
                 await self._sweep(self.lanes)
