@@ -56,6 +56,7 @@ FIELDS = st.one_of(
 LINES = st.one_of(
     st.sampled_from([b"Parti-Attempts: inf", b"Parti-Attempts: nan", b"Parti-Attempts: " + b"9" * 400]),
     st.sampled_from([b"parti-attempts: 7", b"Parti-First-Seen: nan", b"Parti-Origin: x:1", b"Parti-Subject: a b"]),
+    st.sampled_from([b"Parti-History: [{}]", b"Parti-History: " + b"[" * 4_000, b"Parti-History: " + b"9" * 9_000]),
     st.sampled_from([b"Parti-Reason: fence", b"a blank: x", b"\xff\xfe: x", b"X: \xff", b"X: a\rb", b"X: a\nb"]),
     st.sampled_from([b"X: \0", b"no colon", b": no name", b"X:" + b"y" * 5_000, b"K\xc3\xa4se: x"]),
     st.binary(max_size=20).filter(lambda line: b"\r\n" not in line and not line.lower().startswith(b"nats-")),

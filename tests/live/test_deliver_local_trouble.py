@@ -80,6 +80,35 @@ async def test_names_that_are_never_resolved_cost_the_other_hosts_nothing(stage:
     assert await reasons(stage) == []
 
 
+async def test_documents_of_a_name_that_is_not_resolved_wait_for_it_without_messages(stage: Scene) -> None:
+    let_go = threading.Event()
+
+    def look_up(_host: str) -> Sequence[AddrInfo]:
+        let_go.wait(60)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+    config = stage.config(dns_timeout=0.3, order="park", schedule=("100ms",) * 3)
+    guard = AddressGuard(config.allow_addresses)
+    for number in range(400):
+        await stage.publish(stage.task(f"h{number}", url=f"http://hang.test:{stage.endpoint.port}/hung"))
+    try:
+        transport = HttpTransport(config, guard, lookup=look_up)
+        async with stage.delivering(config, guard=guard, transport=transport) as consumer:
+            await eventually(stage.settled)  # all are parked
+            wakes = f"{stage.stream}_PARK.s.>"
+            scheduled = 0
+            async for page in stage.js.stream_subjects(f"{stage.stream}_PARK", wakes):
+                scheduled += len(page)
+            assert scheduled <= 64  # those that had asked; the others wait for the name, not for a time
+            assert consumer.health() is None
+            let_go.set()
+            hung = await stage.endpoint.wait_for(400, path="/hung")
+            assert {request.headers["x-parti-attempt"] for request in hung} == {"1"}
+    finally:
+        let_go.set()
+    assert await reasons(stage) == []
+
+
 async def test_hosts_that_hang_leave_places_to_the_others(stage: Scene) -> None:
     """Eight hosts at 32 requests each had all 256 places."""
     stage.endpoint.on("/hung", Hang())

@@ -307,6 +307,50 @@ async def test_documents_outside_a_host_that_is_down_are_called_one_at_a_time_un
     made.close()
 
 
+async def test_our_own_trouble_with_a_host_calls_in_one_document_at_a_time_and_blames_nobody() -> None:
+    made, clock = gate(breaker_calls=1, breaker_open=30)
+    assert await made.admit("a", "t", OPEN) is None
+    assert not made.release("a", "t", OPEN, None, rest=8.0)
+    called: list[int] = []
+    for number in range(100):
+        postponed = await made.admit("a", "t", OPEN)
+        assert postponed is not None
+        assert postponed.line is not None
+        made.wait_outside(postponed.line, (0, str(number)), lambda number=number: called.append(number))
+    for round_ in range(1, 4):
+        for _ in range(3):  # not before its time, however often somebody looks
+            await turns()
+            clock.advance(2.5)
+            await turns()
+            assert len(called) == round_ - 1
+        clock.advance(1)
+        await turns()
+        assert called == list(range(round_))
+        assert await made.admit("a", "t", OPEN) is None  # the one that was called
+        assert made.release("a", "t", OPEN, None, rest=8.0) is False
+    clock.advance(9)
+    await turns()
+    assert await made.admit("a", "t", OPEN) is None
+    made.release("a", "t", OPEN, Outcome.DELIVERED)
+    assert 4 < len(called) <= 40
+    made.close()
+
+
+def test_a_host_that_rested_is_judged_by_what_it_says_afterwards() -> None:
+    made = breaker(breaker_calls=4)
+    made.rest(0.0, 5.0)
+    assert made.ask(1.0) == 4.0
+    assert made.ask(5.0) == 0.0
+    assert not made.record(5.1, failed=True)  # one failure of four
+    assert not made.is_open
+    made = breaker(breaker_calls=1)
+    assert made.record(0.0, failed=True)
+    made.rest(1.0, 40.0)  # down, and not to be asked: it stays down
+    assert made.ask(41.0) == 0.0
+    made.record(41.0, failed=True)
+    assert made.is_open
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 3.0, 25.0]), st.integers(0, 3), st.booleans())
 def test_limits_hold_and_everybody_has_a_turn(seed: int, rate: float, concurrency: int, second_host: bool) -> None:

@@ -124,12 +124,19 @@ class Gate:
             return Postponed(wait * self._rng.uniform(1.0, 1.2), "breaker", state)
         return None
 
-    def release(self, host: str, trigger: str, rules: Rules, outcome: Outcome | None) -> bool:
-        """The call has ended; None when it never took place. True when the host counts as down from now on."""
+    def release(
+        self, host: str, trigger: str, rules: Rules, outcome: Outcome | None, rest: float | None = None
+    ) -> bool:
+        """The call has ended; None when it never took place. True when the host counts as down from now on.
+
+        `rest`: so many seconds no call to this host can take place, by our own trouble. Its documents wait outside.
+        """
         state, line = self._host(host), self._trigger(trigger, rules)
         opened, closed = False, state.closed
         if outcome is None:
             state.breaker.forget_probe()
+            if rest:
+                state.breaker.rest(self._clock.now(), rest)
         else:
             now = self._clock.now()
             opened = state.breaker.record(now, failed=outcome.hurts_host)

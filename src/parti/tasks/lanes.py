@@ -255,7 +255,8 @@ class Lanes:
             attempt = await tools.courier.attempt(head, self._lease)
         finally:
             outcome = attempt.outcome if attempt is not None and attempt.outcome not in UNSPENT else None
-            if tools.gate.release(head.host, head.trigger, head.rules, outcome):
+            rest = attempt.retry_after if attempt is not None and outcome is None else None  # its name is not known
+            if tools.gate.release(head.host, head.trigger, head.rules, outcome, rest):
                 tools.recorder.breaker_opened(head.host)
         if attempt.outcome not in UNSPENT:
             head.attempts += 1
