@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 from deliver_support import Scene, scene
 
+from parti.clock import SystemClock
 from parti.errors import UsageError
+from parti.spark.delivery import _prepare
 from parti.spark.pipeline.lease import DriverLease, Standby
 from parti.tasks import TaskConsumer
 from parti.tasks.engines import KEY, SparkWord, spark_word
@@ -17,6 +19,7 @@ from parti.tasks.names import Names
 from parti.tasks.storage import ensure_streams
 from parti.testing import NatsServer, eventually
 from parti.testing.eventually import PATIENCE
+from parti.testing.http_server import Answer
 from parti.wire.kv import KeyValue
 from parti.wire.kv_model import KeyNotFound
 
@@ -108,3 +111,18 @@ async def test_a_word_that_is_not_ours_is_told(stage: Scene) -> None:
     with pytest.raises(UsageError, match=rf"{KEY}.*not ours"):
         async with stage.delivering():
             pass
+
+
+async def test_the_engine_spark_knows_what_was_tried_before_it_and_until_when_to_wait(stage: Scene) -> None:
+    stage.endpoint.on("/busy", Answer(429, {"Retry-After": "30"}))
+    sequence = await stage.publish(stage.task("a", "/busy"))
+    await stage.publish(stage.task("b"))
+    started = SystemClock().wall()
+    async with stage.delivering(stage.config()):
+        await stage.endpoint.wait_for(2)
+    _, _, _, before = await _prepare(stage.config(), stage.options, "/nowhere")
+    assert sequence not in before
+    assert sequence + 1 in before
+    tried = before.tries[sequence]
+    assert tried.attempts == 1
+    assert tried.due >= started + 30

@@ -38,7 +38,7 @@ async def reasons(stage: Scene) -> list[str]:
         (Answer(408), "throttled"),
         (Hang(), "timeout"),
         (Reset(), "network"),
-        (Drip(size=200, interval=0.05), "timeout"),
+        (Drip(size=200, interval=0.05, status=503), "server_error"),
         (Garbage(), "network"),
         (Answer(200, {"X-Long": "y" * 20_000}), "network"),
     ],
@@ -219,3 +219,18 @@ async def test_failed_attempts_are_written_to_the_attempt_log(stage: Scene) -> N
     record = json.loads((await stage.js.msg_get(f"{stage.stream}_ATTEMPTS", seq=1)).data)
     assert (record["outcome"], record["status"], record["attempt"], record["document"]) == ("server_error", 503, 1, "a")
     assert "url" not in record
+
+
+async def test_a_start_while_the_server_restarts_waits_for_it(own_server: NatsServer, name: str) -> None:
+    async with scene(own_server, name, storage="file") as stage:
+        await stage.publish(stage.task("a"))
+        await asyncio.to_thread(own_server.kill)
+        starting = asyncio.create_task(_deliver_one(stage))
+        await asyncio.sleep(0)  # it finds nobody
+        await asyncio.to_thread(own_server.start)
+        await starting
+
+
+async def _deliver_one(stage: Scene) -> None:
+    async with stage.delivering(stage.config(storage="file")):
+        await stage.endpoint.wait_for(1)

@@ -150,6 +150,12 @@ def test_the_payload_is_passed_on_byte_for_byte() -> None:
     assert raw in request_body(decode_task(data).task, "m")
 
 
+def test_bytes_that_are_no_text_are_refused_also_where_nobody_looks() -> None:
+    data = task(payload=...)[:-1] + b', "payload": {"a": "\xff"}}'
+    with pytest.raises(Malformed, match="utf-8"):
+        decode_task(data)
+
+
 def test_a_task_shows_no_secret_when_printed() -> None:
     shown = repr(decode_task(task()).task)
     assert shown == "<DeliveryTask t1 update shop/orders/o-1>"
@@ -192,6 +198,10 @@ def test_an_id_is_fixed_by_the_place_in_the_stream() -> None:
         (1e400, None),
         (10**40, None),
         ("1e99s", None),
+        ("9" * 5_000 + "s", None),
+        (1, None),
+        ("900us", None),
+        (1_000_000, 0.001),
     ],
 )
 def test_durations_are_go_texts_or_nanoseconds(value: Any, seconds: float | None) -> None:

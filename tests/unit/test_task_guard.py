@@ -15,6 +15,7 @@ from parti.config.deliver import DeliverSection
 from parti.errors import ConfigError
 from parti.tasks.errors import AddressBlocked, BadHeader, BadUrl
 from parti.tasks.guard import AddressGuard, AddrInfo, is_public
+from parti.tasks.lookups import Lookup
 from parti.tasks.transport import HttpTransport, Request
 from parti.tasks.urls import check_headers, parse_endpoint
 from parti.testing.http_server import FaultHttpServer, redirect
@@ -78,12 +79,12 @@ class Sockets:
         return socket.socket(family, kind, protocol)
 
 
-async def lookup(host: str, port: int, family: int) -> Sequence[AddrInfo]:
+def lookup(host: str) -> Sequence[AddrInfo]:
     """A resolver of the test's own: no question leaves the process."""
     addresses = NAMES.get(host.lower().removesuffix("."))
     if addresses is None:
         raise socket.gaierror(socket.EAI_NONAME, "unknown")
-    return [_info(address, port) for address in addresses]
+    return [_info(address, 0) for address in addresses]
 
 
 def _info(address: str, port: int) -> AddrInfo:
@@ -102,10 +103,10 @@ async def endpoint() -> AsyncIterator[FaultHttpServer]:
         yield server
 
 
-async def send(url: str, guard: AddressGuard, resolve: object = lookup) -> int:
+async def send(url: str, guard: AddressGuard, resolve: Lookup = lookup) -> int:
     target = parse_endpoint(url)
     guard.check_port(target.port)
-    transport = HttpTransport(DeliverSection(), guard, lookup=resolve)  # type: ignore[arg-type]
+    transport = HttpTransport(DeliverSection(), guard, lookup=resolve)
     await transport.open()
     try:
         return (await transport.post(Request(target.url, {}, b"{}", 2.0))).status
@@ -159,8 +160,8 @@ async def test_a_name_that_turns_to_a_blocked_address_between_two_looks_gets_no_
 ) -> None:
     answers = iter([["127.0.0.1"], ["127.0.0.2"], ["10.0.0.1"]])
 
-    async def rebinding(host: str, port: int, family: int) -> Sequence[AddrInfo]:
-        return [_info(address, port) for address in next(answers)]
+    def rebinding(host: str) -> Sequence[AddrInfo]:
+        return [_info(address, 0) for address in next(answers)]
 
     guard = AddressGuard([endpoint.allowed], create=sockets)
     assert await send(f"http://rebind.test:{endpoint.port}/", guard, rebinding) == 200
@@ -240,6 +241,29 @@ def test_other_headers_pass_as_they_are() -> None:
     headers = {"Authorization": "Bearer x", "X-Tenant": "a b", "Content-Type": "application/json"}
     assert check_headers(headers) == headers
     assert check_headers(None) == {}
+
+
+def test_a_header_line_in_place_of_a_name_is_not_shown() -> None:
+    with pytest.raises(BadHeader) as caught:
+        check_headers({"Authorization: Bearer s3cret": "x"})
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "sent"),
+    [
+        ("https://a.test/a%2Fb?X-Amz-Credential=k%2F1&s=a+b%20c", "/a%2Fb?X-Amz-Credential=k%2F1&s=a+b%20c"),
+        ("https://a.test/a/../b//c;d?e=%7E~&f=%c3%a4#part", "/a/../b//c;d?e=%7E~&f=%c3%a4"),
+        ("https://a.test?x=1", "/?x=1"),
+        ("https://a.test", "/"),
+        ("https://a.test#/x", "/"),
+        ("https://a.test/ü?ö=1", "/%C3%BC?%C3%B6=1"),
+    ],
+)
+def test_a_url_is_sent_as_it_was_written(url: str, sent: str) -> None:
+    endpoint = parse_endpoint(url)
+    assert endpoint.url.raw_path_qs == sent
+    assert endpoint.url.host_port_subcomponent == "a.test"
 
 
 def test_an_endpoint_shows_neither_path_nor_query() -> None:

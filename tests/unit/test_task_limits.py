@@ -205,21 +205,215 @@ async def test_a_host_that_fills_the_memory_without_moving_is_sent_away() -> Non
     assert postponed.why == "crowded"
 
 
+async def test_memory_is_bounded_by_bytes_as_well() -> None:
+    made, _ = gate(max_bytes=1_000)
+    for _ in range(4):
+        made.hold("hangs", 240)
+    assert made.has_room
+    made.hold("hangs", 240)
+    assert not made.has_room
+    assert await made.admit("hangs", "t", OPEN) is None
+    made.hold("hangs", 300)  # out of the park: the feed has stopped
+    postponed = await made.admit("hangs", "t", OPEN)
+    assert isinstance(postponed, Postponed)
+    assert postponed.why == "crowded"
+    assert await made.admit("quick", "t", OPEN) is None
+    made.unhold("hangs", 300)
+    made.unhold("hangs", 240)
+    assert made.has_room
+
+
+async def test_hosts_that_hang_leave_places_for_those_that_have_few() -> None:
+    made, _ = gate(concurrency=16, host_concurrency=8)
+    hanging = [await admitted(made, host) for host in "ab" for _ in range(8)]
+    assert sum(task.done() for task in hanging) < 16
+    assert (await admitted(made, "well")).done()
+    for task in hanging:
+        task.cancel()
+    await asyncio.gather(*hanging, return_exceptions=True)
+
+
+async def turns() -> None:
+    """Let everything run that can run now."""
+    for _ in range(6):
+        await asyncio.sleep(0)
+
+
 async def test_a_trigger_keeps_its_rate_and_its_concurrency() -> None:
     made, clock = gate(concurrency=100, host_concurrency=100)
     rules = Rules(rate=2.0)
-    at_once = [await admitted(made, "a", rules) for _ in range(3)]
-    assert all(task.done() for task in at_once)  # a second's worth, and the first of the next
-    later = await admitted(made, "a", rules)
-    assert not later.done()
-    clock.advance(0.6)
-    assert await later is None
+    tasks = [await admitted(made, "a", rules) for _ in range(4)]
+    for number in range(4):
+        await turns()
+        assert sum(task.done() for task in tasks) == number + 1  # one each half second, and no burst at the start
+        clock.advance(0.5)
     busy = Rules(concurrency=1)
     assert await made.admit("b", "u", busy) is None
-    refused = await made.admit("b", "u", busy)
-    assert isinstance(refused, Postponed)
+    second = asyncio.create_task(made.admit("b", "u", busy))
+    await turns()
+    assert not second.done()
     made.release("b", "u", busy, Outcome.DELIVERED)
-    assert await made.admit("b", "u", busy) is None
+    assert await second is None
+    made.close()
+
+
+async def test_a_process_has_its_part_of_a_trigger_s_rate() -> None:
+    made, clock = gate(concurrency=100, host_concurrency=100)
+    made.share = lambda: 0.25
+    tasks = [await admitted(made, "a", Rules(rate=100.0)) for _ in range(40)]
+    for _ in range(100):
+        await turns()
+        clock.advance(0.01)
+    assert 23 <= sum(task.done() for task in tasks) <= 27
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    made.close()
+
+
+async def test_who_is_patient_for_so_long_only_is_sent_away() -> None:
+    clock = SimulatedClock()
+    made = Gate(DeliverSection(), clock, random.Random(1), patience=0.01)
+    rules = Rules(rate=0.1)
+    assert await made.admit("a", "t", rules) is None
+    postponed = await made.admit("a", "t", rules)
+    assert isinstance(postponed, Postponed)
+    assert postponed.why == "trigger_limit"
+    made.close()
+
+
+async def test_documents_outside_a_host_that_is_down_are_called_one_at_a_time_until_it_is_up() -> None:
+    made, clock = gate(breaker_calls=1, breaker_open=30)
+    assert await made.admit("a", "t", OPEN) is None
+    made.release("a", "t", OPEN, Outcome.TIMEOUT)
+    called: list[int] = []
+    for number in range(100):
+        postponed = await made.admit("a", "t", OPEN)
+        assert postponed is not None
+        assert postponed.line is not None
+        made.wait_outside(postponed.line, (0, str(number)), lambda number=number: called.append(number))
+    for round_ in range(1, 4):
+        await turns()
+        clock.advance(31)
+        await turns()
+        assert called == list(range(round_))
+        assert await made.admit("a", "t", OPEN) is None  # the probe
+        made.release("a", "t", OPEN, Outcome.TIMEOUT if round_ < 3 else Outcome.DELIVERED)
+    assert 3 < len(called) <= 40  # it is up: as many as it has room for
+    for _ in range(200):
+        await turns()
+        clock.advance(1)
+    assert called == list(range(100))
+    made.close()
+
+
+async def test_our_own_trouble_with_a_host_calls_in_one_document_at_a_time_and_blames_nobody() -> None:
+    made, clock = gate(breaker_calls=1, breaker_open=30)
+    assert await made.admit("a", "t", OPEN) is None
+    assert not made.release("a", "t", OPEN, None, rest=8.0)
+    called: list[int] = []
+    for number in range(100):
+        postponed = await made.admit("a", "t", OPEN)
+        assert postponed is not None
+        assert postponed.line is not None
+        made.wait_outside(postponed.line, (0, str(number)), lambda number=number: called.append(number))
+    for round_ in range(1, 4):
+        for _ in range(3):  # not before its time, however often somebody looks
+            await turns()
+            clock.advance(2.5)
+            await turns()
+            assert len(called) == round_ - 1
+        clock.advance(1)
+        await turns()
+        assert called == list(range(round_))
+        assert await made.admit("a", "t", OPEN) is None  # the one that was called
+        assert made.release("a", "t", OPEN, None, rest=8.0) is False
+    clock.advance(9)
+    await turns()
+    assert await made.admit("a", "t", OPEN) is None
+    made.release("a", "t", OPEN, Outcome.DELIVERED)
+    assert 4 < len(called) <= 40
+    made.close()
+
+
+def test_a_host_that_rested_is_judged_by_what_it_says_afterwards() -> None:
+    made = breaker(breaker_calls=4)
+    made.rest(0.0, 5.0)
+    assert made.ask(1.0) == 4.0
+    assert made.ask(5.0) == 0.0
+    assert not made.record(5.1, failed=True)  # one failure of four
+    assert not made.is_open
+    made = breaker(breaker_calls=1)
+    assert made.record(0.0, failed=True)
+    made.rest(1.0, 40.0)  # down, and not to be asked: it stays down
+    assert made.ask(41.0) == 0.0
+    made.record(41.0, failed=True)
+    assert made.is_open
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 3.0, 25.0]), st.integers(0, 3), st.booleans())
+def test_limits_hold_and_everybody_has_a_turn(seed: int, rate: float, concurrency: int, second_host: bool) -> None:
+    """Random lanes come, call, leave and give up: no limit is ever passed, no place is lost, nobody waits for ever."""
+    asyncio.run(_crowd(random.Random(seed), Rules(rate=rate, concurrency=concurrency), second_host))
+
+
+class TickingClock(SimulatedClock):
+    """Time passes while somebody looks: between two looks a moment may come."""
+
+    def now(self) -> float:
+        self._now += 2e-4
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds - 3e-4)  # as timers do that count in milliseconds
+
+
+async def _crowd(rng: random.Random, rules: Rules, second_host: bool) -> None:
+    clock = TickingClock()
+    made = Gate(DeliverSection(concurrency=5, host_concurrency=3), clock, random.Random(1))
+    starts: list[float] = []
+    running: list[tuple[str, str, Rules]] = []
+    most = 0
+
+    async def lane(host: str, name: str, own: Rules) -> None:
+        nonlocal most
+        assert await made.admit(host, name, own) is None
+        if own is rules:
+            starts.append(clock.now())
+            most = max(most, 1 + sum(entry[2] is rules for entry in running))
+        running.append((host, name, own))
+        assert len(running) <= made.running <= 5  # who was let in and has not noticed yet counts
+        assert sum(entry[0] == host for entry in running) <= 3
+
+    lanes = []
+    for _ in range(60):
+        ruled, host = rng.random() < 0.5, rng.choice("ab") if second_host else "a"
+        lanes.append(asyncio.create_task(lane(host, "r" if ruled else "o", rules if ruled else OPEN)))
+    given_up = 0
+    for _ in range(3_000):
+        await turns()
+        if running and rng.random() < 0.7:
+            made.release(*running.pop(rng.randrange(len(running))), Outcome.DELIVERED)  # type: ignore[arg-type]
+        waiting = [task for task in lanes if not task.done()]
+        if not waiting and not running:
+            break
+        if waiting and given_up < 5 and rng.random() < 0.1:
+            rng.choice(waiting).cancel()
+            given_up += 1
+        await turns()  # who was let in notices before time goes on
+        due = [entry[0] - clock._now for entry in clock._sleepers]
+        clock.advance(min(due) if due and rng.random() < 0.5 else rng.uniform(0, 0.1))
+    stuck = [task for task in lanes if task.cancel()]
+    results = await asyncio.gather(*lanes, return_exceptions=True)
+    assert not stuck
+    assert not [error for error in results if error and not isinstance(error, asyncio.CancelledError)]
+    assert made.running == 0
+    assert not rules.concurrency or most <= rules.concurrency
+    if rules.rate:
+        for index, start in enumerate(starts):
+            assert sum(start <= other < start + 0.98 for other in starts[index:]) <= max(1.2 * rules.rate, 1) + 1e-9
+    made.close()
 
 
 @settings(deadline=None)  # the machine may be busy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 
 from parti.config.deliver import DeliverSection
 from parti.errors import ConfigError
+from parti.observe import delivery_metrics
 from parti.tasks.errors import Reason
 from parti.tasks.order import Hold, Order, RuleBook, Rules, hold
 from parti.tasks.policy import (
     DONE,
+    UNSPENT,
     Again,
     Attempt,
     Bury,
@@ -27,7 +30,7 @@ from parti.tasks.policy import (
     request_timeout,
     schedule_of,
 )
-from parti.tasks.task import RetryPolicy
+from parti.tasks.task import RetryPolicy, is_bad_duration
 
 CONFIG = DeliverSection()
 NOW = 1_800_000_000.0
@@ -117,7 +120,7 @@ def test_a_delivery_is_done_and_a_refusal_is_buried() -> None:
     assert after(Outcome.REFUSED, reason=Reason.NO_SECRET) == Bury(Reason.NO_SECRET)
 
 
-@pytest.mark.parametrize("outcome", ["throttled", "server_error", "timeout", "network", "dns", "tls", "store"])
+@pytest.mark.parametrize("outcome", ["throttled", "server_error", "timeout", "network", "dns", "tls"])
 def test_what_may_pass_is_tried_again_nine_times_over_ten_hours(outcome: str) -> None:
     waits = []
     for attempts in range(1, 9):
@@ -127,6 +130,43 @@ def test_what_may_pass_is_tried_again_nine_times_over_ten_hours(outcome: str) ->
     for wait, step in zip(waits, (1, 5, 30, 120, 600, 3600, 10800, 21600), strict=True):
         assert 0.8 * step <= wait <= 1.2 * step
     assert after(Outcome(outcome), 9) == Bury(Reason.EXHAUSTED)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.STORE, Outcome.LOCAL])
+@given(attempts=st.integers(0, 60), wanted=st.none() | st.integers(0, 60))
+def test_our_own_trouble_is_tried_again_soon_and_spends_nothing(
+    outcome: Outcome, attempts: int, wanted: int | None
+) -> None:
+    assert outcome in UNSPENT
+    assert not outcome.hurts_host
+    decision = after(outcome, attempts, policy=RetryPolicy(wanted))
+    assert isinstance(decision, Again)
+    assert decision.wait <= 1.2
+
+
+@given(st.sampled_from([Outcome.TIMEOUT, Outcome.LOCAL]), st.integers(0, 8), st.floats(0, 90_000))
+def test_no_wait_outlasts_the_age_limit(outcome: Outcome, attempts: int, age: float) -> None:
+    decision = after(outcome, attempts, age=age, retry_after=3600)
+    if age >= CONFIG.max_task_age:
+        assert decision == Bury(Reason.EXPIRED)
+    else:
+        assert isinstance(decision, Again)
+        assert 0 <= decision.wait <= CONFIG.max_task_age - age
+
+
+NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([10**400, -(10**400), 1e308]))
+DURATIONS = st.one_of(
+    NUMBERS, st.none(), st.text(), st.sampled_from(["9" * 5_000 + "s", "1" * 400 + "h", "1e9s", "²s"])
+)
+
+
+@given(NUMBERS | st.none(), DURATIONS, DURATIONS, DURATIONS, st.integers(1, 10**6))
+def test_no_policy_raises(attempts: float | None, initial: Any, most: Any, timeout: Any, number: int) -> None:
+    schedule = schedule_of(RetryPolicy(attempts, initial, most), CONFIG)
+    assert 1 <= schedule.max_attempts <= 50
+    assert 0 < schedule.wait(number) <= 6 * 3600
+    assert 0 < request_timeout(timeout, CONFIG) <= 30
+    assert isinstance(is_bad_duration(initial), bool)
 
 
 def test_retry_after_lengthens_and_never_shortens() -> None:
@@ -194,3 +234,8 @@ def test_each_trigger_has_its_rules_and_the_star_the_rest() -> None:
 def test_a_malformed_rule_is_refused(entry: str) -> None:
     with pytest.raises(ConfigError, match=r"deliver\.triggers"):
         RuleBook([entry], "block")
+
+
+def test_every_reason_and_outcome_has_its_label() -> None:
+    assert set(delivery_metrics.DEAD_LETTERS.labels["reason"]) >= {reason.value for reason in Reason}
+    assert set(delivery_metrics.ATTEMPTS.labels["outcome"]) >= {outcome.value for outcome in Outcome}

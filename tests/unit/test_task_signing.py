@@ -59,6 +59,24 @@ def test_a_key_that_is_none_is_refused_without_showing_it(text: str) -> None:
     assert not text or text not in str(caught.value)
 
 
+def test_a_key_may_be_written_without_its_padding() -> None:
+    for size in range(16, 34):
+        padded = "whsec_" + base64.b64encode(b"k" * size).decode()
+        assert Key.parse(padded.rstrip("=")) == Key.parse(padded) == Key(b"k" * size)
+
+
+def test_a_key_of_any_bytes_in_the_environment_signs() -> None:
+    found = SecretStore(SimulatedClock(), "", {"PARTI_WEBHOOK_SECRET_X": "\udcff" * 20}).keys("d", "x")
+    assert found == (Key(b"\xff" * 20),)
+    assert sign(found, "m", 1, b"")
+
+
+def test_a_secret_pasted_in_place_of_its_name_is_not_shown() -> None:
+    with pytest.raises(SecretMissing) as caught:
+        SecretStore(SimulatedClock(), "", {}).keys("d", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    assert "mfkq" not in str(caught.value).lower()
+
+
 def test_a_key_does_not_show_its_bytes() -> None:
     assert repr(Key.parse(SECRET)) == "Key()"
 

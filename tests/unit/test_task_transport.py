@@ -13,7 +13,7 @@ import pytest
 from yarl import URL
 
 from parti.clock import SystemClock
-from parti.tasks import AddressGuard, DeliverSection, HttpTransport, Request
+from parti.tasks import AddressGuard, DeliverSection, HttpTransport, Request, Response
 from parti.tasks.courier import Courier
 from parti.tasks.errors import LeaseLost
 from parti.tasks.held import Reader
@@ -214,3 +214,32 @@ async def test_a_header_of_the_task_takes_the_place_of_ours_however_it_is_writte
         assert len(names) == len(set(names))
         assert b"content-type: application/cloudevents+json" in head
         assert {b"x-parti-partition: 3", b"x-parti-epoch: 7", b"user-agent: parti-deliver/1"} <= set(head)
+
+
+async def test_of_two_authorizations_the_token_is_sent_and_the_other_is_not() -> None:
+    config = DeliverSection(token_hosts=("a.test",))
+    posted: list[Request] = []
+
+    class Kept:
+        async def post(self, request: Request) -> Response:
+            posted.append(request)
+            return Response(200, None, b"")
+
+    task = {
+        "triggerId": "t1",
+        "database": "shop",
+        "collection": "orders",
+        "documentId": "d1",
+        "event": "update",
+        "url": "https://a.test/x",
+        "headers": {"authorization": "Basic x", "X-A": "y"},
+        "preIssuedToken": "jwt",
+    }
+    held = Reader(config, RuleBook((), "block")).read(
+        json.dumps(task).encode(), {}, stream="S", subject="S.x", sequence=1, time=0.0
+    )
+    clock = SystemClock()
+    courier = Courier(config, Kept(), AddressGuard(), SecretStore(clock), clock)  # type: ignore[arg-type]
+    assert (await courier.attempt(held, Right())).outcome is Outcome.DELIVERED
+    names = [name for name in posted[0].headers if name.lower() == "authorization"]
+    assert [posted[0].headers[name] for name in names] == ["Bearer jwt"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ import click
 from parti.cli.output import json_option, note, plain, print_json, print_table
 from parti.cli.settings import log_quietly, with_config
 from parti.config import LoadedConfig
-from parti.errors import UsageError
+from parti.errors import FatalError, UsageError
 
 T = TypeVar("T")
 
@@ -103,19 +103,46 @@ def show(loaded: LoadedConfig, stream: str, letter: int, as_json: bool) -> None:
 def replay(loaded: LoadedConfig, stream: str, letters: tuple[int, ...], subject: str | None, as_json: bool) -> None:
     """Publish messages of LETTERS again to their own subject, and remove each letter once it is stored."""
 
-    async def send(office: Any) -> int:
-        count = 0
-        if letters:
-            for sequence in letters:
-                await office.replay(await office.get(sequence))
+    async def send(office: Any) -> tuple[int, dict[int, str]]:
+        found = letters or [letter.sequence async for letter in office.walk(subject=subject or ">")]
+        count, failed = 0, {}
+        for sequence in found:
+            try:
+                await _send_back(office, await office.get(sequence))
+            except FatalError as error:  # it stays, and so do its reasons; the others go on
+                failed[sequence] = str(error)
+            else:
                 count += 1
-            return count
-        async for letter in office.walk(subject=subject or ">"):
-            await office.replay(letter)
-            count += 1
-        return count
+        return count, failed
 
-    _tell("replayed", _run(loaded, stream, send), as_json)
+    count, failed = _run(loaded, stream, send)
+    tell_replayed(count, failed, as_json)
+
+
+async def _send_back(office: Any, letter: Any) -> None:
+    """A letter of `parti deliver` goes back as that does it: by its own command the task keeps its id and its story."""
+    from parti.tasks import DeadLetters
+    from parti.tasks.dead_letters import is_delivery_letter
+    from parti.tasks.names import Names
+
+    stored = await office.stored(letter.sequence)
+    if is_delivery_letter(stored):
+        deliveries = DeadLetters(office.js, Names(office.stream))
+        await deliveries.replay_one(await deliveries.get(letter.sequence))
+    else:
+        await office.replay(letter)
+
+
+def tell_replayed(count: int, failed: Mapping[int, str], as_json: bool) -> None:
+    """Say how many letters left, and why others did not; then the exit code is 1."""
+    if as_json:
+        print_json({"replayed": count} | ({"failed": failed} if failed else {}))
+    else:
+        click.echo(f"{count} replayed")
+    for sequence, error in failed.items():
+        note(f"letter {sequence} stays: {error}")
+    if failed:
+        raise SystemExit(1)
 
 
 @dlq.command("purge")

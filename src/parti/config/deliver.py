@@ -18,14 +18,24 @@ class DeliverSection(Section, frozen=True, kw_only=True):
     partitions: Annotated[
         int, Setting("1: one active process, others stand by; more: processes share them", at_least=1, at_most=256)
     ] = 1
+    subjects: Annotated[
+        Literal["trusted", "checked"],
+        Setting("checked: with several partitions, a task on a subject that is not its document's is refused"),
+    ] = "trusted"
     ack_wait: Annotated[
         float, Setting("seed 004's; heartbeats every third of it, so only a dead process lets it pass", Unit.DURATION)
     ] = 30.0
     max_ack_pending: Annotated[int, Setting("tasks held at once, waiting ones included", at_least=16)] = 2000
+    max_bytes: Annotated[
+        int, Setting("bytes of tasks held at once; large tasks of a host that hangs fill no memory", Unit.SIZE)
+    ] = 32 << 20
     concurrency: Annotated[int, Setting("requests at once, over all hosts", at_least=1)] = 256
     host_concurrency: Annotated[int, Setting("requests at once to one host; few endpoints take more", at_least=1)] = 32
     connect_timeout: Annotated[
         float, Setting("for the connection; a healthy host answers within one", Unit.DURATION)
+    ] = 3.0
+    dns_timeout: Annotated[
+        float, Setting("for the look-up of a host's name; a later one spends no attempt", Unit.DURATION)
     ] = 3.0
     total_timeout: Annotated[
         float, Setting("for the whole request, unless the task says otherwise; at most 30s", Unit.DURATION, at_most=30)

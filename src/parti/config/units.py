@@ -37,6 +37,7 @@ _BYTES: Final[dict[str, int]] = {
 _SIZE_NAMES: Final = ("TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "KB")
 _PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
 _LARGEST: Final = 2**63  # what the server's counters hold; seconds and bytes beyond it are typing errors
+_LONGEST: Final = 100  # characters; Python itself refuses numbers of more than 4,300 digits, with another error
 
 
 def parse_duration(text: str) -> float:
@@ -53,6 +54,8 @@ def parse_size(text: str) -> int:
 
 
 def _total(text: str, factors: dict[str, Fraction], what: str, examples: str) -> Fraction:
+    if len(text) > _LONGEST:
+        raise ConfigError(f"{text[:20]!r}...: it is too large; write {examples}")
     cleaned = text.strip().lower().replace("µ", "u")
     if cleaned == "0":
         return Fraction(0)

@@ -20,6 +20,7 @@ _REASONS = (
     "bad_header",
     "ssrf_blocked",
     "no_secret",
+    "misrouted",
     "rejected",
     "gone",
     "disabled",
@@ -38,6 +39,7 @@ _OUTCOMES = (
     "dns",
     "tls",
     "store",
+    "local",
     "blocked",
     "refused",
 )
@@ -89,7 +91,7 @@ POSTPONED: Final = Metric(
     "parti_delivery_postponed_total",
     Kind.COUNTER,
     "Tasks that were not tried for now; no attempt was spent.",
-    {"why": ("breaker", "crowded", "trigger_concurrency", "trigger_rate")},
+    {"why": ("breaker", "crowded", "trigger_limit")},
 )
 SUPERSEDED: Final = Metric(
     "parti_delivery_superseded_total", Kind.COUNTER, "Tasks let go because a newer one of their document took over."

@@ -29,8 +29,10 @@ class Worker:
     _READY, _LOST = b'"ready"', b"deliver.lease_lost"
     """What it says when it has joined, and when a lease of it has run out."""
 
-    def __init__(self, settings: Sequence[str]) -> None:
+    def __init__(self, settings: Sequence[str], program: Sequence[str] = ("parti.cli",)) -> None:
+        """`program`: the module that is run, and its own arguments before those of the command."""
         self._settings = list(settings)
+        self._program = list(program)
         self._process: subprocess.Popen[bytes] | None = None
         self._clock = SystemClock()
         self.lease_losses: list[float] = []
@@ -47,7 +49,7 @@ class Worker:
 
     def start(self) -> None:
         """After this returns the process has joined; it takes partitions as they become free."""
-        command = [sys.executable, "-m", "parti.cli", "deliver", "run", "--json", *self._settings]
+        command = [sys.executable, "-m", *self._program, "deliver", "run", "--json", *self._settings]
         process = self._process = spawn(command)
         ready = threading.Event()
         lines: list[str] = []

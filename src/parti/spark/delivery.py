@@ -149,7 +149,9 @@ async def _done_before(bucket: KeyValue, journal: Journal, created: str) -> Befo
     """
     saved = await Checkpoint.load(bucket, 0)
     checkpoint = saved if saved is not None and saved.created == created else Checkpoint()
-    return Before(checkpoint.high, frozenset(checkpoint.open), frozenset(await journal.done(created)))
+    said, tries = await journal.read(created)
+    tries = {tried.sequence: tried for tried in checkpoint.tries} | tries
+    return Before(checkpoint.high, frozenset(checkpoint.open), frozenset(said), tries)
 
 
 async def _refuse_others(js: JetStreamApi, bucket: KeyValue, names: Names, checkpoint: str) -> None:

@@ -34,9 +34,11 @@ from parti.tasks.errors import Reason
 from parti.tasks.gate import Gate
 from parti.tasks.guard import AddressGuard
 from parti.tasks.held import Held, Reader
+from parti.tasks.journal import Try
 from parti.tasks.names import Names
 from parti.tasks.order import Order, RuleBook
 from parti.tasks.policy import UNSPENT, Again, Attempt, Bury, Decision, Outcome, decide, schedule_of
+from parti.tasks.recency import is_older
 from parti.tasks.secrets import SecretStore
 from parti.tasks.transport import HttpTransport
 from parti.wire.api import JetStreamApi, expectations
@@ -47,6 +49,7 @@ from parti.wire.options import ConnectOptions
 from parti.worker.outcomes import Retry
 
 _LOOK_EVERY = 1.0
+_PATIENCE = 5.0  # seconds that a batch waits for the limits of a trigger; then the task waits in the checkpoint
 _STORE_AGAIN = 5.0  # seconds until a task is tried again whose dead letter could not be stored
 
 
@@ -57,6 +60,8 @@ class Before:
     high: int = 0
     open: frozenset[int] = frozenset()
     said: frozenset[int] = frozenset()
+    tries: Mapping[int, Try] = field(default_factory=dict)
+    """How often it had tried tasks that were still open, and when they may be tried again."""
 
     def __contains__(self, sequence: int) -> bool:
         return (sequence <= self.high and sequence not in self.open) or sequence in self.said
@@ -109,24 +114,36 @@ class TaskRight:
 
 class _Trigger(msgspec.Struct, rename="camel"):
     trigger_id: str
+    lsn: str = ""
+    seq: int = 0
+    ts: int = 0
 
 
 _TRIGGER = msgspec.json.Decoder(_Trigger)
 
 
 def newest(delivery: Deliver, rows: Rows) -> dict[tuple[str, str], int]:
-    """By document and trigger: the sequence of the last task among these rows."""
-    found: dict[tuple[str, str], int] = {}
+    """By document and trigger: the sequence of the newest task among these rows, by the document's own order."""
+    found: dict[tuple[str, str], tuple[_Trigger, int]] = {}
     columns = zip(rows.keys, rows.values, rows.sequences, rows.timestamps, strict=True)
     for key, data, sequence, timestamp in columns:
         if not delivery.covers(sequence, timestamp):
             continue
         try:
-            place = key, _TRIGGER.decode(data).trigger_id
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            task = _TRIGGER.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue  # it is no task, and replaces none
-        found[place] = max(sequence, found.get(place, 0))
-    return found
+        place = key, task.trigger_id
+        if (best := found.get(place)) is None or not _precedes(task, sequence, *best):
+            found[place] = task, sequence
+    return {place: sequence for place, (_, sequence) in found.items()}
+
+
+def _precedes(task: _Trigger, sequence: int, other: _Trigger, its_sequence: int) -> bool:
+    """Whether `task` is the older one; the rows come in any order."""
+    if sequence > its_sequence:
+        return is_older(task, other)
+    return not is_older(other, task)
 
 
 class Desk:
@@ -165,6 +182,11 @@ class Desk:
         )
         # Each time that its document was parked because of it was one attempt.
         held.attempts = message.rows.tally.parked.get(message.index, Parked()).times
+        tried = self._delivery.before.tries.get(message.sequence)
+        if tried is not None:
+            if not held.attempts and (left := tried.due - self._clock.wall()) > 0:
+                return _later(held, left, "it was tried by the other engine, and waits", tried=False)
+            held.attempts += tried.attempts
         if held.refusal is not None:
             refused = Attempt(Outcome.REFUSED, error=str(held.refusal))
             return await self._bury(held, held.refusal.reason, refused)
@@ -176,6 +198,9 @@ class Desk:
             return await self._bury(held, Reason.DISABLED, disabled)
         postponed = await self._gate.admit(held.host, held.trigger, held.rules)
         if postponed is not None:
+            if self._age(held) >= self._delivery.config.max_task_age:
+                expired = Attempt(Outcome.REFUSED, error="older than deliver.max_task_age when its turn came")
+                return await self._bury(held, Reason.EXPIRED, expired)
             return _later(held, postponed.wait, postponed.why, tried=False)
         attempt = await self._attempt(held, self._right(message))
         if attempt.outcome is Outcome.DELIVERED:
@@ -204,7 +229,7 @@ class Desk:
         found = self._newest.get(rows)
         if found is None:
             found = self._newest[rows] = newest(self._delivery, rows)
-        return found.get((rows.keys[message.index], trigger), 0) > message.sequence
+        return found.get((rows.keys[message.index], trigger), message.sequence) != message.sequence
 
     async def _attempt(self, held: Held, right: TaskRight) -> Attempt:
         spent: Outcome | None = None
@@ -223,11 +248,14 @@ class Desk:
         return decide(
             attempt,
             attempts=held.attempts,
-            age=0.0 if self._delivery.replay else self._clock.wall() - held.first_seen,
+            age=self._age(held),
             schedule=schedule_of(held.task.retry_policy, config),
             config=config,
             rng=self._rng,
         )
+
+    def _age(self, held: Held) -> float:
+        return 0.0 if self._delivery.replay else self._clock.wall() - held.first_seen
 
     async def _bury(self, held: Held, reason: Reason, attempt: Attempt) -> Rested:
         await self._letters.bury(held, reason, attempt)
@@ -303,7 +331,7 @@ async def _resources(delivery: Deliver, epoch: int) -> AsyncGenerator[Desk, None
         for name in await disabled_endpoints(bucket):
             endpoints.changed(f"{PREFIX}{name}", True)
         courier = Courier(config, transport, guard, SecretStore(clock, config.secrets_dir), clock)
-        gate = _GATES.setdefault(delivery.name, Gate(config, clock, random.Random()))
+        gate = _GATES.setdefault(delivery.name, Gate(config, clock, random.Random(), patience=_PATIENCE))
         fence = await _fence(js, delivery, epoch)
         letters = DeadLetters(js, names, f"{delivery.name}:" if delivery.replay else "", fence)
         await transport.open()

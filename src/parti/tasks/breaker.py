@@ -15,7 +15,7 @@ class Breaker:
     Opens when, within the window, at least `breaker_calls` calls ended and `breaker_ratio` of them failed.
     """
 
-    __slots__ = ("_calls", "_failed", "_open_for", "_open_until", "_probing", "_ratio", "_recent", "_span")
+    __slots__ = ("_calls", "_failed", "_open_for", "_open_until", "_probing", "_ratio", "_recent", "_resting", "_span")
 
     def __init__(self, config: DeliverSection) -> None:
         self._calls = config.breaker_calls
@@ -26,14 +26,25 @@ class Breaker:
         self._failed = 0  # in a row: a host that answers nothing at all needs no whole window to be judged
         self._open_until = 0.0
         self._probing = False
+        self._resting = False  # left alone for our own sake: it has not failed
 
     def __repr__(self) -> str:
         state = "closed" if not self._open_until else "probing" if self._probing else "open"
+        state = "resting" if self._resting and state == "open" else state
         return f"<Breaker {state}>"
 
     @property
     def is_open(self) -> bool:
         return self._open_until > 0
+
+    @property
+    def open_until(self) -> float:
+        """When the host may be asked again; 0 while it is not down."""
+        return self._open_until
+
+    def wants_probe(self, now: float) -> bool:
+        """Whether it is time to ask the host, and nobody does."""
+        return 0 < self._open_until <= now and not self._probing
 
     @property
     def idle(self) -> bool:
@@ -55,8 +66,16 @@ class Breaker:
         """A call that was let through never took place."""
         self._probing = False
 
+    def rest(self, now: float, wait: float) -> None:
+        """The host cannot be asked for now, and is not to blame: as when it is down, one call will find out."""
+        self._resting = self._resting or not self._open_until
+        self._open_until = max(self._open_until, now + wait)
+
     def record(self, now: float, *, failed: bool) -> bool:
         """Count a call that ended; True when the host counts as down from now on and did not before."""
+        if self._resting:  # it could be asked after all, and is judged by what it says as if nothing had been
+            self._resting = self._probing = False
+            self._open_until = 0.0
         if self._open_until:
             self._probing = False
             if failed:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TypeVar
 
+from parti.backoff import Backoff, retry
 from parti.clock import Clock, Randomness, SystemClock
 from parti.config.deliver import DeliverSection
 from parti.errors import PartiError, UsageError
@@ -35,6 +37,8 @@ from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 
 _REPORT_EVERY = 1.0
+_START = Backoff(base=0.1, cap=2.0, max_tries=8)  # about 6 s: as long as a server takes to restart
+T = TypeVar("T")
 
 
 @contextlib.asynccontextmanager
@@ -98,13 +102,14 @@ class TaskConsumer:
     async def start(self) -> None:
         """Deliver until `stop` or a cancellation; in both cases what is in flight is finished first.
 
-        Raises what makes delivery impossible from the start: no server, no stream, refused credentials.
+        Raises what makes delivery impossible from the start: no server (one that restarts is waited for), no stream,
+        refused credentials.
         """
         if self._started:
             raise UsageError("a TaskConsumer is started once: make another one")
         self._started = True
         try:
-            connection = await connect(self._options)
+            connection = await self._patiently(lambda: connect(self._options))
             try:
                 await self._serve(JetStreamApi(connection))
             finally:
@@ -134,8 +139,16 @@ class TaskConsumer:
         waiting = [number for number, slot in self._shares.slots.items() if not slot.attached.is_set()]
         return f"partitions {waiting} are not attached to the server" if waiting else None
 
+    async def _patiently(self, step: Callable[[], Awaitable[T]]) -> T:
+        """The step's result, also where the server restarts in this moment."""
+
+        def told(tries: int, wait: float, error: PartiError) -> None:
+            self._recorder.event("deliver.start_delayed", warn=True, tries=tries, wait=round(wait, 2), error=str(error))
+
+        return await retry(step, backoff=_START, clock=self._clock, on_retry=told)
+
     async def _serve(self, js: JetStreamApi) -> None:
-        bucket = await ensure_streams(js, self.config)
+        bucket = await self._patiently(lambda: ensure_streams(js, self.config))
         names = Names(self.config.stream)
         endpoints = Endpoints(bucket)
         tools = Tools(
@@ -151,7 +164,7 @@ class TaskConsumer:
             recorder=self._recorder,
         )
         other = OtherEngine(js, bucket, self.config.stream, self._clock)
-        await other.refuse()
+        await self._patiently(other.refuse)
         link = Link(self._options, self._recorder, self._clock)
 
         def make_slot(lease: SlotLease) -> Slot:
@@ -168,6 +181,7 @@ class TaskConsumer:
             clock=self._clock,
             rng=self._rng,
         )
+        self._gate.share = lambda: len(shares.slots) / self.config.partitions
         await self._transport.open()
         try:
             async with _unwrapped(), asyncio.TaskGroup() as group:
@@ -183,6 +197,7 @@ class TaskConsumer:
                     for task in beside:
                         task.cancel()
         finally:
+            self._gate.close()
             await self._transport.close()
 
     async def _report(self, shares: Shares) -> None:
@@ -193,7 +208,7 @@ class TaskConsumer:
             for slot in shares.slots.values():
                 if slot.lanes is None:
                     continue
-                parked += len(slot.lanes.parked)
+                parked += len(slot.lanes.sleepers.parked)
                 for lane in slot.lanes:
                     worker = hash(lane.key) % 16
                     active[worker] += lane.busy

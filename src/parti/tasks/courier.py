@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from parti.clock import Clock
 from parti.config.deliver import DeliverSection
-from parti.tasks.errors import AddressBlocked, Reason, SecretStoreDown, TaskRefused
+from parti.tasks.errors import AddressBlocked, Reason, SecretStoreDown, TaskRefused, unforeseen
 from parti.tasks.guard import AddressGuard
 from parti.tasks.held import Held
 from parti.tasks.lease import SendRight
@@ -47,11 +47,15 @@ class Courier:
             return Attempt(outcome, error=str(refusal), reason=refusal.reason)
         except SecretStoreDown as error:
             return Attempt(Outcome.STORE, error=str(error))
+        except MemoryError:
+            return Attempt(Outcome.LOCAL, error="out of memory")
+        except Exception as error:
+            return Attempt(Outcome.REFUSED, error=str(unforeseen(error, "sent")), reason=Reason.MALFORMED)
         lease.check()
         try:
             response = await self._transport.post(request)
         except SendFailed as failure:
-            return Attempt(failure.outcome, error=str(failure))
+            return Attempt(failure.outcome, error=str(failure), retry_after=failure.wait)
         except AddressBlocked as blocked:
             return Attempt(Outcome.BLOCKED, error=str(blocked), reason=Reason.SSRF_BLOCKED)
         status = response.status
@@ -83,6 +87,8 @@ class Courier:
                 headers["X-Syntrix-Signature"] = legacy_signature(keys[0], timestamp, body)
         if task.pre_issued_token and endpoint.secure and endpoint.host.rpartition(":")[0] in self._token_hosts:
             check_headers({"Authorization": f"Bearer {task.pre_issued_token}"})
+            for name in [name for name in headers if name.lower() == "authorization"]:
+                del headers[name]  # of two, receivers choose one or the other
             headers["Authorization"] = f"Bearer {task.pre_issued_token}"
         return Request(endpoint.url, headers, body, request_timeout(task.timeout, config), lease.check)
 

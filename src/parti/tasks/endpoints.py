@@ -10,6 +10,7 @@ from parti.tasks.task import DeliveryTask
 from parti.wire.kv import KeyValue
 
 PREFIX = "disabled."
+_LONGEST = 1_024  # characters of a name in a record
 
 
 class Disabled(msgspec.Struct, frozen=True):
@@ -53,7 +54,7 @@ class Endpoints:
     async def disable(self, task: DeliveryTask, host: str, why: str, now: float) -> None:
         """When this returns, no task of the trigger goes to this url until `enable`."""
         key = endpoint_key(task)
-        record = Disabled(task.trigger_id, task.database, host, why, now)
+        record = Disabled(task.trigger_id[:_LONGEST], task.database[:_LONGEST], host, why, now)
         await self._bucket.put(key, msgspec.json.encode(record))
         self._disabled.add(key)
 

@@ -17,6 +17,8 @@ class Reason(StrEnum):
     BAD_HEADER = "bad_header"
     SSRF_BLOCKED = "ssrf_blocked"
     NO_SECRET = "no_secret"
+    MISROUTED = "misrouted"
+    """Its subject is not its document's: another partition could overtake it (deliver.subjects)."""
     REJECTED = "rejected"
     """The endpoint answered with a status that is not tried again."""
     GONE = "gone"
@@ -39,6 +41,14 @@ class Malformed(TaskRefused):
     """The message is no delivery task: correct its publisher."""
 
 
+def unforeseen(error: Exception, what: str) -> Malformed:
+    """A refusal for what nobody thought of: the same bytes would raise it again, in every process.
+
+    The caller lets through what is not of the task's making: `MemoryError`, and errors of ours that say what to do.
+    """
+    return Malformed(f"the task cannot be {what} ({type(error).__name__})")
+
+
 class TooLarge(TaskRefused):
     """The task or its request body is over the limit: send a reference instead of the data."""
 
@@ -55,6 +65,12 @@ class BadHeader(TaskRefused):
     """A header of the task would change the request's meaning: correct the trigger."""
 
     reason: ClassVar[Reason] = Reason.BAD_HEADER
+
+
+class Misrouted(TaskRefused):
+    """The subject is not that of the task's document, so that its order cannot be kept: correct the publisher."""
+
+    reason: ClassVar[Reason] = Reason.MISROUTED
 
 
 class SecretMissing(TaskRefused):
@@ -74,6 +90,10 @@ class AddressBlocked(TaskRefused, OSError):
 
 class SecretStoreDown(TransientError):
     """The secret could not be read for now: the task is tried again, and never sent unsigned."""
+
+
+class NotTaken(TransientError):
+    """A message could not be handed on, for want of memory perhaps: it is asked for again."""
 
 
 class LeaseLost(TransientError):

@@ -15,8 +15,8 @@ import msgspec
 
 from parti.config.deliver import DeliverSection
 from parti.errors import PartiError
-from parti.tasks.errors import LeaseLost
-from parti.tasks.journal import Journal, merged
+from parti.tasks.errors import LeaseLost, NotTaken
+from parti.tasks.journal import Journal, Try, merged
 from parti.tasks.storage import ensure_consumer
 from parti.wire.api import JetStreamApi
 from parti.wire.columns import Deliveries
@@ -28,6 +28,7 @@ from parti.wire.stored import parse_headers
 
 ACK, NAK, IN_PROGRESS = b"+ACK", b"-NAK", b"+WPI"
 _BATCH = 256
+_BEATS = 2  # of three that AckWait is long: who is let go before costs no heartbeat at all
 
 
 class Incoming(msgspec.Struct, frozen=True):
@@ -39,6 +40,8 @@ class Incoming(msgspec.Struct, frozen=True):
     """Unix seconds when the stream stored it."""
     headers: Mapping[str, str]
     data: bytes
+    tried: Try | None = None
+    """What the owner before us has said of it."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -47,6 +50,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
     created: str = ""
     high: int = 0
     open: tuple[int, ...] = ()
+    tries: tuple[Try, ...] = ()
+    """Of those that are open: which were tried, and wait in memory."""
 
     @classmethod
     async def load(cls, bucket: KeyValue, slot: int) -> Checkpoint | None:
@@ -81,12 +86,20 @@ class Feed:
         on_trouble: Callable[[PartiError], None],
         on_duplicate: Callable[[str], None],
         journal: Journal | None = None,
+        keeps: bool = False,
+        has_room: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`journal` is for a stream that keeps what was acknowledged."""
+        """`keeps`: the stream keeps what was acknowledged. `has_room`: whether memory may hold more, by bytes."""
         self.stream = stream
         self.durable = durable
         self.high = 0
         self._journal = journal
+        self._keeps = keeps
+        self._has_room = has_room
+        self._tries: dict[int, Try] = {}  # of what is in hand, or owed
+        self._new_tries: list[int] = []  # since the journal was last written
+        self._beat = 0
+        self._due_beat: dict[int, int] = {}  # of what is in hand: which heartbeat it is due for
         self._unsaid: list[int] = []  # done and acknowledged since the journal was last written
         self._untold: list[int] = []  # done while the server could not be told
         self._js = js
@@ -124,9 +137,12 @@ class Feed:
             raise LeaseLost(f"the stream {self.stream} was made anew: begin anew with it")
         if checkpoint is not None and checkpoint.created == created:
             self.high, self._owed = checkpoint.high, set(checkpoint.open)
+            self._tries |= {tried.sequence: tried for tried in checkpoint.tries}
         if not self._created and self._journal is not None:
-            said = await self._journal.done(created)
-            self.high, self._owed = merged(self.high, self._owed, said, int(info["ack_floor"]["stream_seq"]))
+            said, tries = await self._journal.read(created)
+            self._tries |= tries
+            if self._keeps:
+                self.high, self._owed = merged(self.high, self._owed, said, int(info["ack_floor"]["stream_seq"]))
         # What the owner before (or we, before the trouble) had pending would come back after AckWait, behind newer
         # messages of the same document. After a reset it comes at once, and in order (JETSTREAM.md 6).
         await self._js.consumer_reset(self.stream, self.durable)
@@ -142,12 +158,17 @@ class Feed:
             self.durable,
             on_batch=self._on_batch,
             on_trouble=self._on_trouble,
-            capacity=lambda: self._limit - self._at_server,
+            capacity=lambda: self._limit - self._at_server if self._has_room() else 0,
             # After a reset the server counts from 1. Another number means that a pull of the owner before, frozen and
             # not expired yet, was served first: what it swallowed would come back below `high`, and pass for done.
             next_sequence=1,
             settings=PullSettings(
-                batch=min(_BATCH, self._limit), prefetch=self._limit, expires=expires, heartbeat=min(1.0, expires / 2)
+                batch=min(_BATCH, self._limit),
+                prefetch=self._limit,
+                expires=expires,
+                heartbeat=min(1.0, expires / 2),
+                # Several pulls are on their way at once; together they must not bring much more than there is room.
+                max_bytes=max(1 << 18, self._config.max_bytes // 16 // min(self._config.partitions, 8)),
             ),
         )
         self._pull.start()
@@ -179,38 +200,65 @@ class Feed:
                 self._at_server += not known
                 self._replies[sequence] = reply
                 continue
+            if sequence <= self.high and sequence not in self._owed:
+                self._on_duplicate(f"{self.durable}:{sequence}")
+                self._write(reply, ACK)
+                continue
+            head = raw[head_at[i] : data_at[i]]
+            headers = parse_headers(head) if head else {}
+            subject = raw[subject_at[i] : subject_end[i]].decode(errors="replace")
+            data, tried = raw[data_at[i] : data_end[i]], self._tries.get(sequence)
+            try:
+                self._take(Incoming(subject, sequence, stamps[i] / 1e9, headers, data, tried))
+            except Exception as error:
+                # It is in nobody's hand, and must not count as that: it comes again, with all behind it, in order.
+                self.detach()
+                self._on_trouble(NotTaken(f"{self.durable}: message {sequence} was not taken: {error!r}"))
+                return
             if sequence <= self.high:
-                if sequence not in self._owed:
-                    self._on_duplicate(f"{self.durable}:{sequence}")
-                    self._write(reply, ACK)
-                    continue
                 self._owed.discard(sequence)
             else:
                 self.high = sequence
                 self._owed.clear()  # they would have come before: whoever had them had them acknowledged after all
             self._replies[sequence] = reply
+            self._due_beat[sequence] = self._beat + _BEATS
             self._at_server += 1
-            head = raw[head_at[i] : data_at[i]]
-            headers = parse_headers(head) if head else {}
-            subject = raw[subject_at[i] : subject_end[i]].decode(errors="replace")
-            self._take(Incoming(subject, sequence, stamps[i] / 1e9, headers, raw[data_at[i] : data_end[i]]))
 
     def done(self, sequence: int, verb: bytes = ACK) -> None:
         """Let the message go. Without a connection, or before it was delivered again, the server is told later."""
-        if not self._kick_due and self._pull is not None:
-            self._kick_due = True
-            self._loop.call_soon(self._kick)  # before the first write of this turn, so that one write takes all
+        self._kick_soon()
+        self._tries.pop(sequence, None)
+        self._due_beat.pop(sequence, None)
         reply = self._replies.pop(sequence, None)
         if reply:
             self._at_server -= 1
             self._write(reply, verb)
-        if self._journal is not None:
+        if self._keeps:
             (self._unsaid if reply and self._connection is not None else self._untold).append(sequence)
 
+    def tried(self, sequence: int, attempts: int, due: float) -> None:
+        """The task has failed and waits in memory until `due`: whoever takes over will know."""
+        self._tries[sequence] = Try(sequence, attempts, round(due, 3))
+        self._new_tries.append(sequence)
+        self._kick_soon()
+
+    def kick(self) -> None:
+        """Ask for more, if there is room."""
+        if self._pull is not None:
+            self._pull.kick()
+
     def heartbeat(self) -> None:
-        """Tell the server that everything in hand is in progress: only then is AckWait about us and not the task."""
-        if self._connection is not None and self._replies:
-            frames = [b"PUB %s 4\r\n+WPI\r\n" % reply for reply in self._replies.values() if reply]
+        """Every third of AckWait: tell the server what has been in hand for a while. AckWait is about us, not the task.
+
+        Also who was delivered again since: what it has done to the server's clock is not worth knowing.
+        """
+        self._beat += 1
+        if self._connection is None:
+            return
+        due = [sequence for sequence, beat in self._due_beat.items() if beat <= self._beat]
+        self._due_beat |= dict.fromkeys(due, self._beat + _BEATS)
+        replies = [self._replies.get(sequence) for sequence in due]
+        if frames := [b"PUB %s 4\r\n+WPI\r\n" % reply for reply in replies if reply]:
             self._connection.write(b"".join(frames))
 
     def hand_back(self) -> int:
@@ -221,16 +269,24 @@ class Feed:
                 self._write(reply, NAK)
         self._owed.update(self._replies)  # the checkpoint must not count them as done
         self._replies.clear()
+        self._due_beat.clear()
         self._at_server = 0
         return count
 
     def checkpoint(self) -> Checkpoint:
         """What is done, for whoever takes over without having been told more."""
-        return Checkpoint(self._created, self.high, tuple(sorted([*self._replies, *self._owed])))
+        still = sorted([*self._replies, *self._owed])
+        tries = tuple(self._tries[sequence] for sequence in still if sequence in self._tries)
+        return Checkpoint(self._created, self.high, tuple(still), tries)
 
     def _write(self, reply: bytes, verb: bytes) -> None:
         if self._connection is not None:
             self._connection.write(b"PUB %s %d\r\n%s\r\n" % (reply, len(verb), verb))
+
+    def _kick_soon(self) -> None:
+        if not self._kick_due and self._pull is not None:
+            self._kick_due = True
+            self._loop.call_soon(self._kick)  # before the first write of this turn, so that one write takes all
 
     def _kick(self) -> None:
         self._kick_due = False
@@ -245,6 +301,7 @@ class Feed:
         # Those in hand are in the order of the stream: what is below the first of them, the server knows by the acks.
         lowest = 0 if self._owed else next(iter(self._replies), self.high + 1)
         said = self._untold + [sequence for sequence in self._unsaid if sequence > lowest]
-        self._untold, self._unsaid = [], []
-        if said:
-            self._connection.publish(self._journal.subject, self._journal.entry(self._created, said))
+        tries = [self._tries[sequence] for sequence in self._new_tries if sequence in self._tries]
+        self._untold, self._unsaid, self._new_tries = [], [], []
+        if said or tries:
+            self._connection.publish(self._journal.subject, self._journal.entry(self._created, said, tries))

@@ -7,10 +7,10 @@ a literal, for which HTTP clients ask no resolver (DELIVERY.md 3.4).
 
 from __future__ import annotations
 
-import asyncio
+import errno
 import ipaddress
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,20 +66,51 @@ class Allowed:
             ) from None
 
 
+def _nothing() -> None:
+    """Nobody waits for a socket to be closed."""
+
+
+LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""What a socket fails with when this machine or process is at its limits, whatever the host is like."""
+
+
+class _Socket(socket.socket):
+    """Tells its guard when it is closed, or left to uvloop to be closed."""
+
+    guard: AddressGuard | None = None
+
+    def close(self) -> None:
+        self._gone()
+        super().close()
+
+    def detach(self) -> int:
+        self._gone()
+        return super().detach()
+
+    def _gone(self) -> None:
+        guard, self.guard = self.guard, None
+        if guard is not None:
+            guard.alive -= 1
+            guard.on_closed()
+
+
 class AddressGuard:
-    """Decides about addresses, and makes the sockets: `opened` counts them."""
+    """Decides about addresses, and makes the sockets: `opened` counts them, `alive` those that are not closed."""
 
     def __init__(
         self,
         allow: Iterable[str] = (),
         ports: Iterable[int] = (80, 443),
         *,
-        create: Callable[[int, int, int], socket.socket] = socket.socket,
+        create: Callable[[int, int, int], socket.socket] = _Socket,
     ) -> None:
         self._allowed = tuple(Allowed.parse(entry) for entry in allow)
         self._ports = frozenset(ports)
         self._create = create
         self.opened = 0
+        self.alive = 0
+        self.starved = 0
+        self.on_closed: Callable[[], None] = _nothing
         self.blocked = 0
 
     def __repr__(self) -> str:
@@ -112,24 +143,33 @@ class AddressGuard:
         """The socket for one address: the only place where delivery opens any."""
         family, kind, protocol, _, address = info
         self.check(str(address[0]), int(address[1]))
+        try:
+            made = self._create(family, kind, protocol)
+        except OSError as error:
+            self.starved += error.errno in LOCAL_ERRORS
+            raise
         self.opened += 1
-        return self._create(family, kind, protocol)
+        if isinstance(made, _Socket):
+            made.guard = self
+            self.alive += 1
+        return made
 
 
-Lookup = Callable[[str, int, int], "asyncio.Future[Sequence[AddrInfo]] | Any"]
+Find = Callable[[str, int, int], Awaitable[Sequence[AddrInfo]]]
+"""Host, port and family to addresses."""
 
 
 class GuardedResolver(AbstractResolver):
     """Names to addresses. One address that is not allowed is enough to refuse them all: an honest name has none."""
 
-    def __init__(self, guard: AddressGuard, lookup: Lookup | None = None) -> None:
+    def __init__(self, guard: AddressGuard, find: Find) -> None:
         self._guard = guard
-        self._lookup = lookup or _system_lookup
+        self._find = find
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        found = await self._lookup(host, port, family)
+        found = await self._find(host, port, family)
         results = []
         for found_family, _, protocol, _, address in found:
             self._guard.check(str(address[0]), port)
@@ -148,8 +188,4 @@ class GuardedResolver(AbstractResolver):
         return results
 
     async def close(self) -> None:
-        """Nothing to close: lookups run in the loop's own threads."""
-
-
-async def _system_lookup(host: str, port: int, family: int) -> Sequence[AddrInfo]:
-    return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
+        """Nothing to close: see `Lookups`."""

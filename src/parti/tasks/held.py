@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from parti.config.deliver import DeliverSection
 from parti.tasks import names as n
-from parti.tasks.errors import TaskRefused
+from parti.tasks.errors import Misrouted, TaskRefused, unforeseen
 from parti.tasks.order import Order, RuleBook, Rules
 from parti.tasks.task import DeliveryTask, decode_task, lane_key, task_id
 from parti.tasks.urls import Endpoint, parse_endpoint
@@ -21,7 +22,13 @@ if TYPE_CHECKING:
     from parti.tasks.feed import Feed
 
 NO_HOST = ""
-_ID = re.compile(r"[\x21-\x7e]{1,256}")
+_ID = re.compile(r"[\x21-\x2d\x2f-\x7e]{1,256}")
+"""Without a dot: what is signed is `<id>.<timestamp>.<body>`, and must be read in one way only."""
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
+_HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
+_MOST_ATTEMPTS = 1_000_000
+_LONGEST_HISTORY = 4_096  # characters; ten letters take a third
+_LONG = 256  # characters of a document's name; longer ones are not worth a place in the cache
 
 
 class Held:
@@ -30,6 +37,7 @@ class Held:
     __slots__ = (
         "attempts",
         "data",
+        "due",
         "endpoint",
         "failed_at",
         "feed",
@@ -38,6 +46,7 @@ class Held:
         "host",
         "id",
         "key",
+        "ours",
         "park_sequence",
         "received",
         "refusal",
@@ -54,6 +63,8 @@ class Held:
         self.key = ""
         self.data = b""
         self.headers: Mapping[str, str] = {}
+        """As they came: those of a publisher may be anything."""
+        self.ours = False
         self.subject = ""
         self.sequence = 0
         """Of the message in the stream it was delivered from; 0 for one that was read from the park."""
@@ -65,6 +76,8 @@ class Held:
         self.received = 0.0
         self.first_seen = 0.0
         self.attempts = 0
+        self.due = 0.0
+        """Not to be tried before, by the clock."""
         self.failed_at: float | None = None
         self.task: DeliveryTask | None = None
         self.endpoint: Endpoint | None = None
@@ -77,6 +90,10 @@ class Held:
         return f"<Held {self.id} attempts={self.attempts} {'refused' if self.refusal else self.host}>"
 
     @property
+    def size(self) -> int:
+        return len(self.data)
+
+    @property
     def database(self) -> str:
         return self.task.database if self.task is not None else ""
 
@@ -84,10 +101,16 @@ class Held:
     def trigger(self) -> str:
         return self.task.trigger_id if self.task is not None else ""
 
+    def refuse(self, refusal: TaskRefused) -> None:
+        """It can never be delivered as it is, and says why."""
+        self.refusal = refusal
+        # Without a document it has no order to keep: a lane of its own.
+        self.key = self.key or f"refused-{self.source}"
+
     def carried(self) -> dict[str, str]:
         """The headers under which it is parked or scheduled: everything that must survive."""
-        kept = {name: value for name, value in self.headers.items() if not name.lower().startswith("nats-")}
-        return kept | {
+        return {
+            **_fit_headers(self.headers, self.ours),
             n.TASK_ID: self.id,
             n.ATTEMPTS: str(self.attempts),
             n.FIRST_SEEN: f"{self.first_seen:.3f}",
@@ -113,39 +136,77 @@ class Reader:
     def __init__(self, config: DeliverSection, book: RuleBook) -> None:
         self._config = config
         self._book = book
+        self._lanes = n.Names(config.stream).lanes
 
     def read(
-        self, data: bytes, headers: Mapping[str, str], *, stream: str, subject: str, sequence: int, time: float
+        self,
+        data: bytes,
+        headers: Mapping[str, str],
+        *,
+        stream: str,
+        subject: str,
+        sequence: int,
+        time: float,
+        ours: bool = False,
     ) -> Held:
-        """The task of one message; what is wrong with it is its `refusal`."""
+        """The task of one message; what is wrong with it is its `refusal`.
+
+        `ours` is a message that this library stored, in the park: only there do its headers say how often the task was
+        tried and where it came from. In the task stream anybody may write them.
+        """
         held = Held()
-        held.data, held.headers = data, headers
-        held.sequence = sequence
-        held.first_seen = _number(headers.get(n.FIRST_SEEN), time)
-        held.attempts = max(0, int(_number(headers.get(n.ATTEMPTS), 0)))
+        held.data, held.sequence, held.first_seen = data, sequence, time
         origin, number = stream, sequence
-        if source := headers.get(n.SOURCED):
+        if stream == self._lanes and (source := headers.get(n.SOURCED)):
             # "TRIGGERS 12 <filters> <transforms> <subject> <id>": written by the server for sourced messages.
             words = source.split(" ")
             if len(words) >= 5 and words[1].isdecimal():
-                origin, number, subject = words[0], int(words[1]), words[4]
-        held.subject = headers.get(n.SUBJECT) or subject
-        held.source = headers.get(n.ORIGIN) or f"{origin}:{number}"
+                origin, number, subject = words[0], int(words[1][:20]), words[4]
+        held.subject, held.source = subject, f"{origin}:{number}"
+        if headers:
+            held.headers, held.ours = headers, ours
+            if ours:
+                held.first_seen = _number(headers.get(n.FIRST_SEEN), time)
+                held.attempts = int(min(max(0.0, _number(headers.get(n.ATTEMPTS), 0)), _MOST_ATTEMPTS))
+                held.subject = headers.get(n.SUBJECT) or subject
+                held.source = headers.get(n.ORIGIN) or held.source
         held.id = _fit_id(headers.get(n.TASK_ID) or headers.get(n.MSG_ID)) or task_id(origin, number)
         try:
-            decoded = decode_task(data, max_size=self._config.max_task)
-            task = held.task = decoded.task
-            held.unknown_fields = decoded.unknown_fields
-            held.rules = self._book.of(task.trigger_id)
-            per_trigger = self._config.lane_per_trigger or held.rules.order is Order.LATEST
-            held.key = lane_key(task, per_trigger=per_trigger)
-            held.endpoint = parse_endpoint(task.url)
-            held.host = held.endpoint.host
+            self._decode(held)
         except TaskRefused as refusal:
-            held.refusal = refusal
-            # Without a document it has no order to keep: a lane of its own.
-            held.key = held.key or f"refused-{held.source}"
+            held.refuse(refusal)
+        except MemoryError:
+            raise  # our trouble, not the task's
+        except Exception as error:
+            held.refuse(unforeseen(error, "read"))
         return held
+
+    def _decode(self, held: Held) -> None:
+        decoded = decode_task(held.data, max_size=self._config.max_task)
+        task = held.task = decoded.task
+        held.unknown_fields = decoded.unknown_fields
+        held.rules = self._book.of(task.trigger_id)
+        per_trigger = self._config.lane_per_trigger or held.rules.order is Order.LATEST
+        held.key = lane_key(task, per_trigger=per_trigger)
+        if self._config.subjects == "checked" and self._config.partitions > 1:
+            check_subject(held, self._config.stream)
+        held.endpoint = parse_endpoint(task.url)
+        held.host = held.endpoint.host
+
+
+def check_subject(held: Held, stream: str) -> None:
+    """`Misrouted` unless the subject is the one of the task's document: partitions are told by subjects.
+
+    A publisher that hashed the document, as it was too long, says so; then the rest has to agree.
+    """
+    task = held.task
+    assert task is not None
+    place = f"{stream}.{task.database}.{task.collection}."
+    given, _, last = held.subject.rpartition(".")
+    if f"{given}." != place or not (task.subject_hashed or last.rstrip("=") == _document_token(task.document_id)):
+        raise Misrouted(
+            f"the task came on {held.subject!r}, and its document's subject is {place}<base64url of the document id>"
+        )
 
 
 def subject_disagrees(held: Held) -> bool:
@@ -153,12 +214,36 @@ def subject_disagrees(held: Held) -> bool:
     task = held.task
     if task is None or task.subject_hashed:
         return False
-    return _document_token(task.document_id) != held.subject.rpartition(".")[2].rstrip("=")
+    document = task.document_id
+    token = _document_token(document) if len(document) > _LONG else _cached_token(document)
+    return token != held.subject.rpartition(".")[2].rstrip("=")
 
 
-@lru_cache(maxsize=8_192)
 def _document_token(document: str) -> str:
     return base64.urlsafe_b64encode(document.encode(errors="surrogatepass")).decode().rstrip("=")
+
+
+_cached_token = lru_cache(maxsize=8_192)(_document_token)
+
+
+def _fit_headers(headers: Mapping[str, str], ours: bool) -> dict[str, str]:
+    """The headers that go with the task wherever it is stored: none that steers the server, and none that it or a
+    client refuses, as a letter that cannot be stored is no letter."""
+    kept: dict[str, str] = {}
+    dropped = 0
+    for name, value in headers.items():
+        lowered = name.lower()
+        if lowered.startswith("nats-") or (lowered.startswith("parti-") and not ours and name not in n.FROM_PUBLISHERS):
+            continue
+        if name == n.HISTORY and len(value) > _LONGEST_HISTORY:
+            continue  # not one that we wrote
+        if _HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value):
+            kept[name] = value
+        else:
+            dropped += 1
+    if dropped:
+        kept[n.DROPPED] = str(dropped)
+    return kept
 
 
 def _fit_id(given: str | None) -> str:
@@ -170,6 +255,7 @@ def _fit_id(given: str | None) -> str:
 
 def _number(text: str | None, default: float) -> float:
     try:
-        return float(text) if text is not None else default
+        number = float(text) if text is not None else default
     except ValueError:
         return default
+    return number if math.isfinite(number) else default

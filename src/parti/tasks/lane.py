@@ -7,6 +7,8 @@ from collections import deque
 from enum import Enum, auto
 
 from parti.tasks.held import Held, Wake
+from parti.tasks.names import token
+from parti.wire.stored import StoredMessage
 
 
 class Mode(Enum):
@@ -23,14 +25,16 @@ class Mode(Enum):
 class Lane:
     """One document."""
 
-    __slots__ = ("busy", "key", "mode", "nudge", "queue", "reading", "task", "through", "wake")
+    __slots__ = ("busy", "called", "key", "mode", "nudge", "peeked", "queue", "reading", "task", "through", "wake")
 
     def __init__(self, key: str, mode: Mode) -> None:
         self.key = key
         self.mode = mode
         self.queue: deque[Held] = deque()
         self.wake: Wake | None = None
+        self.called = False  # its parked head has its turn
         self.through = 0  # tasks up to this sequence of the task stream are parked, or were dealt with before
+        self.peeked: StoredMessage | None = None  # the parked head, when a look at the end of the queue has shown it
         self.reading: Held | None = None  # the parked head, while it is in memory
         self.task: asyncio.Task[None] | None = None
         self.busy = False  # in the middle of something that a stop had better let end
@@ -38,6 +42,16 @@ class Lane:
 
     def __repr__(self) -> str:
         return f"<Lane {self.key[:8]} {self.mode.name.lower()} queued={len(self.queue)}>"
+
+
+def alone_key(held: Held) -> str:
+    """The key of a lane for this task alone: no document has it, and no other task."""
+    place = held.source.rpartition(":")[2]
+    return f"{held.key}-{token(f'{place}-{held.first_seen:.3f}')}"
+
+
+def is_alone(key: str) -> bool:
+    return "-" in key
 
 
 def place(source: str, stream: str) -> int:

@@ -10,20 +10,23 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from parti.errors import UsageError
-from parti.tasks.errors import LeaseLost, Reason
+from parti.tasks.dealt import Dealt
+from parti.tasks.errors import LeaseLost, Reason, unforeseen
 from parti.tasks.feed import Feed
-from parti.tasks.gate import Postponed
 from parti.tasks.held import Held, Wake
-from parti.tasks.lane import Lane, Mode, place
+from parti.tasks.lane import Lane, Mode, alone_key, is_alone, place
+from parti.tasks.latest import Latest
 from parti.tasks.lease import SlotLease
-from parti.tasks.names import ORIGIN
+from parti.tasks.line import Line, Postponed
 from parti.tasks.order import Hold, Order, hold
 from parti.tasks.park import Park
+from parti.tasks.parking import Parking
 from parti.tasks.policy import DONE, UNSPENT, Again, Attempt, Bury, Decision, Done, Outcome, decide, schedule_of
+from parti.tasks.sleepers import Sleepers
 from parti.tasks.surely import Surely
 from parti.tasks.tools import Tools
 
-_SHORT = 2.0  # seconds: a wait for a place that is not worth a round trip to the park
+_MOMENT = 0.01  # seconds by which two clocks may differ
 
 
 class Lanes:
@@ -47,11 +50,14 @@ class Lanes:
         self._surely = Surely(lease, tools.recorder, tools.clock)
         self._lanes: dict[str, Lane] = {}
         self._stopping = False
-        self.parked: dict[str, int] = {}
-        """The documents that are parked, also those without a lane in memory, and up to which task; 0: not known."""
+        self._dealt = Dealt(tools.config.stream)
+        self.sleepers = Sleepers(lease.slot, tools.gate, self._call)
+        """The documents that are parked, also those without a lane in memory."""
+        self._parking = Parking(tools, park, wakes, self._surely, self.sleepers)
+        self._latest = Latest(park, self._surely, self._parking.read, self._release)
 
     def __repr__(self) -> str:
-        return f"<Lanes {len(self._lanes)} parked={len(self.parked)}>"
+        return f"<Lanes {len(self._lanes)} parked={len(self.sleepers.parked)}>"
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes.values())
@@ -60,7 +66,9 @@ class Lanes:
 
     def offer(self, held: Held) -> None:
         """A task came: it goes behind all others of its document."""
-        self._tools.gate.hold(held.host)
+        self._came(held)
+        if self._dealt and held.feed is not self._wakes:
+            self._dealt.came(held.source)
         lane = self._lane(held.key)
         lane.queue.append(held)
         if lane.nudge is not None and (
@@ -80,12 +88,21 @@ class Lanes:
                 wake.head, wake.attempts = lane.wake.head, lane.wake.attempts
         # Also when it is not parked as far as we know: looking costs one read.
         lane.wake = wake
+        self._call(wake.key)
+
+    def _call(self, key: str) -> None:
+        """The document's parked head has its turn."""
+        self.sleepers.called(key)
+        lane = self._lane(key)
+        lane.called = True
         self._stir(lane)
 
     def _lane(self, key: str) -> Lane:
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = Lane(key, Mode.PARKED if key in self.parked else Mode.LIVE)
+            lane = self._lanes[key] = Lane(key, Mode.PARKED if key in self.sleepers.parked else Mode.LIVE)
+            if self._dealt:
+                lane.through = self._dealt.through(key)
         return lane
 
     def _stir(self, lane: Lane) -> None:
@@ -109,14 +126,15 @@ class Lanes:
     def asleep(self, key: str) -> bool:
         """Whether nothing in this process is about to look at the document."""
         lane = self._lanes.get(key)
-        return lane is None or (lane.task is None and lane.wake is None)
+        return key not in self.sleepers and (lane is None or (lane.task is None and lane.wake is None))
 
     def forget(self) -> None:
         """What is still in memory is not ours to deliver any more."""
         for lane in self._lanes.values():
             for held in lane.queue:
-                self._tools.gate.unhold(held.host)
+                self._went(held)
         self._lanes.clear()
+        self.sleepers.forget()
 
     # -- one lane -----------------------------------------------------------------------------------------------------
 
@@ -124,8 +142,9 @@ class Lanes:
         limit = self._tools.config.block_queue
         try:
             while not self._stopping:
-                if lane.wake is not None and lane.mode is not Mode.DRAINING:
-                    await self._learn(lane)
+                if lane.called and lane.mode is not Mode.DRAINING:
+                    await self._parking.learn(lane)
+                    await self._parking.learn_head(lane)
                     lane.mode = Mode.DRAINING
                 if lane.mode is Mode.PARKED or (lane.mode is Mode.DRAINING and len(lane.queue) > limit):
                     if lane.mode is Mode.PARKED and not lane.queue:
@@ -134,7 +153,12 @@ class Lanes:
                     continue
                 head = await self._head(lane)
                 if head is not None:
-                    await self._serve(lane, head)
+                    try:
+                        await self._serve(lane, head)
+                    except LeaseLost:
+                        raise
+                    except Exception as error:
+                        await self._failed(lane, head, error)
                 elif lane.mode is Mode.DRAINING:
                     self._drained(lane)
                 else:
@@ -142,50 +166,34 @@ class Lanes:
         except LeaseLost:
             self._on_lost()
         finally:
-            self._unread(lane)
+            self._parking.unread(lane)
             lane.task, lane.busy, lane.nudge = None, False, None
-            if not lane.queue and lane.wake is None:
+            if not lane.queue and lane.wake is None and not lane.called:
                 self._lanes.pop(lane.key, None)
+            self.sleepers.looked_at(lane.key)
 
     async def _head(self, lane: Lane) -> Held | None:
-        self._unread(lane)
+        self._parking.unread(lane)
         if lane.mode is Mode.LIVE:
             self._drop_old(lane)
             if len(lane.queue) > 1 and lane.queue[0].rules.order is Order.LATEST:
-                self._supersede(lane)
+                self._tools.recorder.superseded(self._latest.in_memory(lane))
             return lane.queue[0] if lane.queue else None
-        stored = await self._surely(lambda: self._park.first(lane.key))
+        stored = await self._parking.head(lane)
         if stored is None:
             return None
-        held = self._tools.reader.read(
-            stored.data,
-            stored.headers,
-            stream=self._tools.names.park,
-            subject=stored.subject,
-            sequence=0,
-            time=stored.time_ns / 1e9,
-        )
-        held.key, held.park_sequence, held.received = lane.key, stored.seq, self._tools.clock.now()
-        if held.rules.order is Order.LATEST and (newer := await self._newer_parked(lane, stored.seq)):
-            self._tools.recorder.superseded(newer)
-            return await self._head(lane)
-        if lane.wake is not None and lane.wake.head == held.id:
-            held.attempts = max(held.attempts, lane.wake.attempts)
-        self._tools.gate.hold(held.host)
+        held = self._parking.read(lane, stored)
+        if held.rules.order is Order.LATEST:
+            self._drop_old(lane)  # a parked task that is also in memory, as its acknowledgement got lost, is not newer
+            if others := await self._latest.parked(lane, held):
+                self._tools.recorder.superseded(others)
+                return await self._head(lane)
+        parked = self.sleepers.parked.get(lane.key)
+        if parked is not None and parked.head == held.id:
+            held.attempts, held.due = max(held.attempts, parked.attempts), parked.due
+        self._came(held)
         lane.reading = held
         return held
-
-    async def _learn(self, lane: Lane) -> None:
-        """Find out up to which task of the document everything is parked or was dealt with before.
-
-        A task that comes again with a lower sequence, because its acknowledgement got lost together with the owner
-        before us, must not go behind the parked ones: it was delivered before they were parked.
-        """
-        if lane.through:
-            return
-        lane.through = self.parked.get(lane.key, 0)
-        if not lane.through and (last := await self._surely(lambda: self._park.last(lane.key))) is not None:
-            lane.through = place(last.headers.get(ORIGIN, ""), self._tools.config.stream)
 
     def _is_old(self, lane: Lane, held: Held) -> bool:
         if held.feed is self._wakes or not lane.through:
@@ -199,31 +207,24 @@ class Lanes:
         while lane.queue and self._is_old(lane, lane.queue[0]):
             self._release(lane.queue.popleft())
 
-    async def _newer_parked(self, lane: Lane, first: int) -> int:
-        """Forget parked tasks that a newer one replaces; returns how many there were."""
-        self._drop_old(lane)  # a parked task that is also in memory, as its acknowledgement got lost, is not newer
-        last = await self._surely(lambda: self._park.last(lane.key))
-        if last is None:
-            return 0
-        keep = last.seq + 1 if lane.queue else last.seq
-        if keep <= first:
-            return 0
-        return await self._surely(lambda: self._park.remove_before(lane.key, keep))
-
-    def _supersede(self, lane: Lane) -> None:
-        """Of several that wait, only the newest counts. (A trigger with this policy has its lanes to itself.)"""
-        count = len(lane.queue) - 1
-        for _ in range(count):
-            self._release(lane.queue.popleft())
-        self._tools.recorder.superseded(count)
-
     def _drained(self, lane: Lane) -> None:
         """Nothing is parked any more: the document goes on in memory."""
         lane.mode = Mode.LIVE
-        self.parked.pop(lane.key, None)
-        if lane.wake is not None:
-            self._wakes.done(lane.wake.sequence)
-            lane.wake = None
+        self.sleepers.parked.pop(lane.key, None)
+        self._dealt.drained(lane)
+        self._parking.answered(lane, lane.wake)
+
+    async def _failed(self, lane: Lane, head: Held, error: Exception) -> None:
+        """Whatever a task brings about is the end of that task alone: it rests, and its document goes on."""
+        if isinstance(error, MemoryError):
+            lane.busy = False
+            self._tools.recorder.event("deliver.out_of_memory", warn=True, id=head.id)
+            await self._tools.clock.sleep(1.0)  # ours, not the task's: its turn comes again
+            return
+        refusal = unforeseen(error, "handled")
+        self._tools.recorder.event("deliver.unforeseen", warn=True, id=head.id, error=repr(error)[:500])
+        await self._bury(lane, head, refusal.reason, Attempt(Outcome.REFUSED, error=str(refusal)))
+        lane.busy = False
 
     async def _serve(self, lane: Lane, head: Held) -> None:
         """One turn of the head: an attempt and what follows from it, or a reason why there is none now."""
@@ -234,9 +235,19 @@ class Lanes:
         if tools.is_disabled(head):
             await self._bury(lane, head, Reason.DISABLED, Attempt(Outcome.REFUSED, error="the endpoint is disabled"))
             return
+        if head.attempts and self._has_expired(head):
+            await self._expire(lane, head)
+            return
+        if (left := head.due - tools.clock.now()) > 0.001:
+            # It was tried before it came to us, or was called too early: the endpoint's word holds all the same.
+            await self._hold(lane, head, left, self._where(lane, head, left))
+            return
         postponed = await tools.gate.admit(head.host, head.trigger, head.rules)
         if postponed is not None:
-            await self._postpone(lane, head, postponed)
+            if self._has_expired(head):  # one that was never tried has a try coming, but not from a host that is down
+                await self._expire(lane, head)
+            else:
+                await self._postpone(lane, head, postponed)
             return
         lane.busy = True
         started, attempt = tools.clock.now(), None
@@ -244,13 +255,23 @@ class Lanes:
             attempt = await tools.courier.attempt(head, self._lease)
         finally:
             outcome = attempt.outcome if attempt is not None and attempt.outcome not in UNSPENT else None
-            if tools.gate.release(head.host, head.trigger, head.rules, outcome):
+            rest = attempt.retry_after if attempt is not None and outcome is None else None  # its name is not known
+            if tools.gate.release(head.host, head.trigger, head.rules, outcome, rest):
                 tools.recorder.breaker_opened(head.host)
         if attempt.outcome not in UNSPENT:
             head.attempts += 1
         now = tools.clock.now()
         tools.recorder.attempted(head, attempt, now - started)
         await self._follow(lane, head, attempt, now)
+        lane.busy = False
+
+    def _has_expired(self, head: Held) -> bool:
+        # A wait that ends with the task's time may end a moment early, and must not become one more attempt.
+        return self._tools.clock.wall() - head.first_seen >= self._tools.config.max_task_age - _MOMENT
+
+    async def _expire(self, lane: Lane, head: Held) -> None:
+        attempt = Attempt(Outcome.REFUSED, error="older than deliver.max_task_age when its turn came")
+        await self._bury(lane, head, Reason.EXPIRED, attempt)
         lane.busy = False
 
     async def _follow(self, lane: Lane, head: Held, attempt: Attempt, now: float) -> None:
@@ -277,20 +298,49 @@ class Lanes:
             case Again(wait):
                 if head.failed_at is None:
                     head.failed_at = now
-                queued = len(lane.queue) - (lane.mode is Mode.LIVE)
-                where = hold(
-                    head.rules.order, wait=wait, blocked=now - head.failed_at, queued=queued, config=tools.config
-                )
+                head.due = now + wait
+                where = self._where(lane, head, wait)
                 tools.recorder.failed(head, attempt, wait, where)
                 await self._hold(lane, head, wait, where)
 
+    def _where(self, lane: Lane, head: Held, wait: float) -> Hold:
+        """Where the head waits for its time. That is known to whoever comes after us, wherever it is."""
+        tools = self._tools
+        blocked = tools.clock.now() - head.failed_at if head.failed_at is not None else 0.0
+        queued = len(lane.queue) - (lane.mode is Mode.LIVE)
+        where = hold(head.rules.order, wait=wait, blocked=blocked, queued=queued, config=tools.config)
+        if where is Hold.MEMORY and (head.feed is None or head.feed is self._wakes):
+            where = Hold.PARK  # what is said of it stands in wake-ups
+        if where is Hold.ALONE and is_alone(lane.key):
+            where = Hold.PARK
+        if where is Hold.MEMORY and head.feed is not None:
+            head.feed.tried(head.sequence, head.attempts, tools.clock.wall() + wait)
+        return where
+
     async def _postpone(self, lane: Lane, head: Held, postponed: Postponed) -> None:
-        order, wait = head.rules.order, postponed.wait
-        where = Hold.ALONE if order is Order.SKIP else Hold.PARK
-        if wait <= _SHORT and postponed.why != "crowded" and order is not Order.PARK:
-            where = Hold.MEMORY
-        self._tools.recorder.postponed(head, wait, postponed.why, where)
-        await self._hold(lane, head, wait, where)
+        """Nothing is sent for now: the document waits outside the line, which calls it."""
+        tools = self._tools
+        alone = head.rules.order is Order.SKIP and not is_alone(lane.key)
+        tools.recorder.postponed(head, postponed.wait, postponed.why, Hold.ALONE if alone else Hold.PARK)
+        assert postponed.line is not None
+        try:
+            if alone:
+                await self._put_aside(lane, head, postponed.line)
+            else:
+                await self._parking.go_outside(lane, head, postponed.line)
+        except UsageError as error:
+            await self._bury(lane, head, Reason.TOO_LARGE, Attempt(Outcome.REFUSED, error=str(error)))
+
+    async def _put_aside(self, lane: Lane, head: Held, line: Line) -> None:
+        """The task alone waits outside, as a document of its own; its own document goes on."""
+        lane.busy = True
+        key = alone_key(head)
+        await self._surely(lambda: self._park.append(head, key))
+        parked = self.sleepers.entry(key)
+        parked.born = head.first_seen
+        self.sleepers.wait_outside(key, line)
+        await self._let_go(lane, head)
+        lane.busy = False
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
@@ -303,7 +353,7 @@ class Lanes:
                 await self._surely(lambda: self._park.alone(head, wait))
                 await self._let_go(lane, head)
             else:
-                await self._park_lane(lane, head, wait)
+                await self._parking.park(lane, head, wait)
         except UsageError as error:
             # The server takes no message of this size with our headers: it cannot wait anywhere but in memory.
             await self._bury(lane, head, Reason.TOO_LARGE, Attempt(Outcome.REFUSED, error=str(error)))
@@ -311,6 +361,8 @@ class Lanes:
     async def _pause(self, lane: Lane, head: Held, wait: float) -> None:
         """Wait in memory; give up the place when too many queue up behind, or when a newer task takes over."""
         lane.busy = False
+        if self._stopping:
+            return  # the next owner knows until when it waits
         clock, limit = self._tools.clock, self._tools.config.block_queue
         until = clock.now() + wait
         lane.nudge = asyncio.Event()
@@ -320,40 +372,23 @@ class Lanes:
                     async with asyncio.timeout(left):
                         await lane.nudge.wait()
                 except TimeoutError:
-                    break
+                    continue
                 lane.nudge.clear()
                 behind = len(lane.queue) - (lane.mode is Mode.LIVE)
                 if head.rules.order is Order.LATEST and behind:
                     if lane.mode is Mode.LIVE:
-                        self._supersede(lane)
+                        self._tools.recorder.superseded(self._latest.in_memory(lane))
                         head = lane.queue[0]
                 elif behind > limit:
-                    await self._park_lane(lane, head, until - clock.now())
+                    await self._parking.park(lane, head, until - clock.now())
                     return
         finally:
             lane.nudge = None
-        # A parked head is read again, and takes its attempts from the wake-up.
-        if lane.mode is Mode.DRAINING and lane.wake is not None:
-            lane.wake.head, lane.wake.attempts = head.id, head.attempts
-
-    async def _park_lane(self, lane: Lane, head: Held, wait: float) -> None:
-        """The wake-up is stored first: a crash in between leaves a wake-up too many, never a document asleep."""
-        lane.busy = True
-        before = lane.wake
-        await self._surely(lambda: self._park.wake_after(lane.key, wait, head.id, head.attempts))
-        self.parked.setdefault(lane.key, lane.through)
-        if lane.mode is Mode.DRAINING:
-            self._unread(lane)
-            if lane.wake is not None and lane.wake is before:
-                self._wakes.done(lane.wake.sequence)
-                lane.wake = None
-        lane.mode = Mode.PARKED
-        lane.busy = False
 
     async def _forward(self, lane: Lane) -> None:
         """Put what is in memory behind what is parked."""
         lane.busy = True
-        await self._learn(lane)
+        await self._parking.learn(lane)
         while lane.queue and not self._stopping:
             held = lane.queue[0]
             if self._is_old(lane, held):
@@ -373,7 +408,7 @@ class Lanes:
             if held.feed is not self._wakes:
                 lane.through = place(held.source, self._tools.config.stream) or lane.through
         if lane.mode is not Mode.LIVE:
-            self.parked[lane.key] = lane.through
+            self.sleepers.entry(lane.key).through = lane.through
         lane.busy = False
 
     # -- letting go ---------------------------------------------------------------------------------------------------
@@ -387,18 +422,19 @@ class Lanes:
     async def _let_go(self, lane: Lane, held: Held, verb: bytes = b"+ACK") -> None:
         if held.park_sequence:
             await self._surely(lambda: self._park.remove(held.park_sequence))
+            await self._parking.forget_note(lane)
             return
         if lane.queue and lane.queue[0] is held:
             lane.queue.popleft()
         self._release(held, verb)
 
     def _release(self, held: Held, verb: bytes = b"+ACK") -> None:
-        self._tools.gate.unhold(held.host)
+        self._went(held)
         if held.feed is not None:
             held.feed.done(held.sequence, verb)
 
-    def _unread(self, lane: Lane) -> None:
-        """The parked head leaves memory; in the park it stays what it is."""
-        if lane.reading is not None:
-            self._tools.gate.unhold(lane.reading.host)
-            lane.reading = None
+    def _came(self, held: Held) -> None:
+        self._tools.gate.hold(held.host, held.size, held.trigger, held.rules)
+
+    def _went(self, held: Held) -> None:
+        self._tools.gate.unhold(held.host, held.size, held.trigger, held.rules)

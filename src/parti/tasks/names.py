@@ -11,6 +11,13 @@ FIRST_SEEN = "Parti-First-Seen"
 SUBJECT = "Parti-Subject"
 ORIGIN = "Parti-Origin"
 """Stream and sequence of the first publish."""
+HISTORY = "Parti-History"
+"""The letters that a replayed task had before, as JSON. It and `TASK_ID` are what a replay gives a task of ours."""
+DROPPED = "Parti-Dropped-Headers"
+"""How many headers of the publisher no message of ours could carry."""
+FROM_PUBLISHERS = frozenset({TASK_ID, HISTORY})
+"""Of the headers that begin with Parti-, those that count in the task stream, where anybody may write: a replay keeps
+its id by the one, and a publisher could choose that by Nats-Msg-Id as well; the other is only ever shown."""
 SOURCED = "Nats-Stream-Source"
 MSG_ID = "Nats-Msg-Id"
 
@@ -65,6 +72,10 @@ class Names:
     def alone_schedule(self, slot: int, key: str, task: str) -> str:
         """One pending schedule a task; `task` is a token that no other task of the document has."""
         return f"{self.park}.s.{slot}.{key}.{task}"
+
+    def note(self, slot: int, key: str) -> str:
+        """How often the head of a document was tried that waits for its host, and for no time."""
+        return f"{self.park}.n.{slot}.{key}"
 
     def marker(self, slot: int) -> str:
         """Who may write to the park of a partition: the one whose message it holds."""

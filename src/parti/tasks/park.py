@@ -23,12 +23,15 @@ from parti.wire.stored import StoredMessage
 
 
 class WakeUp(msgspec.Struct, frozen=True):
-    """What a wake-up says: which task is the head, and how often it was tried."""
+    """What a wake-up says: which task is the head, how often it was tried, and when it may be tried again."""
 
     head: str = ""
     attempts: int = 0
+    due: float = 0.0
+    """Unix seconds."""
 
 
+_MOST_ATTEMPTS = 1_000_000
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(WakeUp)
 
@@ -36,9 +39,10 @@ _DECODER = msgspec.json.Decoder(WakeUp)
 def decode_wake(data: bytes) -> WakeUp:
     """What a wake-up says; a damaged one says nothing about the head, which is then tried from its own count."""
     try:
-        return _DECODER.decode(data)
-    except msgspec.DecodeError:
+        said = _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return WakeUp()
+    return said if 0 <= said.attempts <= _MOST_ATTEMPTS else WakeUp(said.head)
 
 
 class Park:
@@ -62,11 +66,11 @@ class Park:
         self._fence = expectations(last_subject_seq=stored.seq, last_subject_filter=subject)
         await self._js.stream_purge(self._names.park, filter=subject, keep=1)
 
-    async def keys(self) -> set[str]:
-        """The documents that are parked now."""
-        found: set[str] = set()
+    async def keys(self) -> dict[str, int]:
+        """The documents that are parked now, and how many tasks of each."""
+        found: dict[str, int] = {}
         async for page in self._js.stream_subjects(self._names.park, self._names.parked(self._slot, "*")):
-            found.update(subject.rpartition(".")[2] for subject in page)
+            found |= {subject.rpartition(".")[2]: count for subject, count in page.items()}
         return found
 
     async def scheduled(self) -> set[str]:
@@ -77,20 +81,45 @@ class Park:
                 found.update(subject.rpartition(".")[2] for subject in page)
         return found
 
-    async def append(self, held: Held) -> None:
+    async def noted(self) -> set[str]:
+        """The documents that there is a note about."""
+        found: set[str] = set()
+        async for page in self._js.stream_subjects(self._names.park, self._names.note(self._slot, "*")):
+            found.update(subject.rpartition(".")[2] for subject in page)
+        return found
+
+    async def append(self, held: Held, key: str = "") -> None:
         """When this returns, the task stands at the end of its document's queue; a second time changes nothing.
 
         The id names the message in hand: a task that was parked, drained, scheduled alone and came back is another
         one. Under the id of the first time the server would drop it and say that it is stored.
         """
         headers = held.carried() | {n.MSG_ID: f"q:{held.source}:{held.first_seen:.3f}:{held.sequence}"}
-        await self._store(self._names.parked(self._slot, held.key), held.data, headers)
+        await self._store(self._names.parked(self._slot, key or held.key), held.data, headers)
 
     async def wake_after(self, key: str, wait: float, head: str, attempts: int) -> None:
         """When this returns, the document will be woken after `wait` seconds, by whoever owns it then."""
         headers = self._schedule(wait, self._names.wake(self._slot, key))
         subject = self._names.wake_schedule(self._slot, key)
-        await self._store(subject, _ENCODER.encode(WakeUp(head, attempts)), headers)
+        await self._store(subject, _ENCODER.encode(WakeUp(head, attempts, self._clock.wall() + wait)), headers)
+
+    async def note(self, key: str, head: str, attempts: int) -> None:
+        """When this returns, the next owner will know how often the head was tried, although no wake-up says it."""
+        subject = self._names.note(self._slot, key)
+        await self._store(subject, _ENCODER.encode(WakeUp(head, attempts)), {})
+
+    async def forget_note(self, key: str) -> None:
+        await self._js.stream_purge(self._names.park, filter=self._names.note(self._slot, key))
+
+    async def said(self, key: str, *, noted: bool) -> WakeUp | None:
+        """What the owner before has left about the head: in a wake-up that is still to come, or in a note."""
+        subjects = [self._names.wake_schedule(self._slot, key)] + [self._names.note(self._slot, key)] * noted
+        for subject in subjects:
+            try:
+                return decode_wake((await self._js.msg_get(self._names.park, last_by_subj=subject)).data)
+            except MessageNotFound:
+                continue
+        return None
 
     async def alone(self, held: Held, wait: float) -> None:
         """When this returns, the task alone will come back after `wait` seconds."""
@@ -111,6 +140,14 @@ class Park:
         """The end of a document's queue."""
         try:
             return await self._js.msg_get(self._names.park, last_by_subj=self._names.parked(self._slot, key))
+        except MessageNotFound:
+            return None
+
+    async def after(self, key: str, sequence: int) -> StoredMessage | None:
+        """The next of the document's queue behind a place."""
+        subject = self._names.parked(self._slot, key)
+        try:
+            return await self._js.msg_get(self._names.park, seq=sequence + 1, next_by_subj=subject)
         except MessageNotFound:
             return None
 

@@ -5,7 +5,6 @@ The same functions decide in the TaskConsumer and in a Spark job.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from parti.tasks.task import RetryPolicy, duration_seconds, is_bad_duration
 MOST_ATTEMPTS = 50
 LONGEST_TIMEOUT = 30.0
 LONGEST_WAIT = 6 * 3600.0
+_LEAST_WAIT = 0.1  # seconds, where no attempts are counted that would end it
 _RETRY_AFTER = frozenset({429, 503})
 
 
@@ -40,6 +40,8 @@ class Outcome(StrEnum):
     TLS = "tls"
     STORE = "store"
     """The secret could not be read for now; nothing was sent."""
+    LOCAL = "local"
+    """Our own trouble (descriptors, memory, the resolver): nothing was sent, and the host is not to blame."""
     BLOCKED = "blocked"
     REFUSED = "refused"
     """The task itself cannot be sent; nothing was."""
@@ -53,7 +55,7 @@ class Outcome(StrEnum):
 _HOST_FAILURES = frozenset(
     {Outcome.THROTTLED, Outcome.SERVER_ERROR, Outcome.TIMEOUT, Outcome.NETWORK, Outcome.DNS, Outcome.TLS}
 )
-UNSPENT = frozenset({Outcome.STORE, Outcome.REFUSED, Outcome.BLOCKED})
+UNSPENT = frozenset({Outcome.STORE, Outcome.LOCAL, Outcome.REFUSED, Outcome.BLOCKED})
 """Nothing was sent: no attempt of the task's is spent."""
 
 
@@ -146,7 +148,7 @@ def schedule_of(policy: RetryPolicy | None, config: DeliverSection) -> Schedule:
 def _attempts(wanted: int | float | None, default: int) -> tuple[int, bool]:
     if wanted is None or wanted == 0:
         return default, False
-    if not math.isfinite(wanted) or wanted < 1 or wanted > MOST_ATTEMPTS:
+    if not 1 <= wanted <= MOST_ATTEMPTS:  # NaN, infinity and numbers of any length compare; `isfinite` would raise
         return default, True
     return int(wanted), False
 
@@ -196,11 +198,11 @@ def decide(
             return Bury(attempt.reason or Reason.MALFORMED)
     if age >= config.max_task_age:
         return Bury(Reason.EXPIRED)
-    if attempts >= schedule.max_attempts:
+    if attempts >= schedule.max_attempts and attempt.outcome not in UNSPENT:
         return Bury(Reason.EXHAUSTED)
-    # The secret store's failure is not the endpoint's: it is tried again soon, and spends no attempt.
-    step = schedule.wait(max(attempts, 1))
+    # The secret store's failure, and our own trouble, is not the endpoint's: it is tried again soon.
+    step = schedule.wait(max(attempts, 1)) if attempt.outcome not in UNSPENT else max(config.waits[0], _LEAST_WAIT)
     wait = step * (1.0 + rng.uniform(-config.jitter, config.jitter))
     if attempt.retry_after is not None:
         wait = max(wait, min(attempt.retry_after, config.retry_after_max))
-    return Again(wait)
+    return Again(min(wait, config.max_task_age - age))  # it expires in its time, also while it waits

@@ -17,6 +17,7 @@ from parti.tasks.names import Names
 from parti.tasks.order import Hold
 from parti.tasks.policy import Attempt, Outcome, schedule_of
 
+_LONGEST = 1_024  # characters of a name in the attempt log: the server cuts a connection that sends too large a message
 _WARNED = 1_000  # triggers warned about once; beyond, the warnings stop rather than the memory grow
 
 
@@ -46,7 +47,7 @@ class Recorder:
         self._clock = clock
         self._log = get_logger("deliver").bind()  # bound once: binding costs more than a message that nobody reads
         self._subjects = {outcome: f"{Names(config.stream).attempts}.{outcome.value}" for outcome in Outcome}
-        self._warned: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
         self.write: Callable[[str, bytes], None] | None = None
         """Publishes one message without waiting; None while there is no connection."""
 
@@ -56,12 +57,19 @@ class Recorder:
             self.metrics.count(m.ODDITIES, what="unknown_field")
         if subject_disagrees(held):
             self.metrics.count(m.ODDITIES, what="subject_mismatch")
+            if self._config.partitions > 1:
+                # Harmless as long as each document has one subject, whichever; nobody here can know that.
+                self._warn_once("deliver.subject_mismatch", held, "another partition may overtake it")
         policy = held.task.retry_policy if held.task is not None else None
         if policy is not None and schedule_of(policy, self._config).clamped:
             self.metrics.count(m.ODDITIES, what="policy_clamped")
-            if held.trigger not in self._warned and len(self._warned) < _WARNED:
-                self._warned.add(held.trigger)
-                self._log.warning("deliver.policy_clamped", trigger=held.trigger, id=held.id)
+            self._warn_once("deliver.policy_clamped", held, "a limit of ours is used instead")
+
+    def _warn_once(self, event: str, held: Held, why: str) -> None:
+        """Once for each trigger."""
+        if (event, held.trigger) not in self._warned and len(self._warned) < _WARNED:
+            self._warned.add((event, held.trigger))
+            self._log.warning(event, trigger=held.trigger, id=held.id, why=why)
 
     def attempted(self, held: Held, attempt: Attempt, seconds: float) -> None:
         self.metrics.count(m.ATTEMPTS, outcome=attempt.outcome.value)
@@ -74,10 +82,10 @@ class Recorder:
         assert task is not None
         record = AttemptRecord(
             id=held.id,
-            trigger=task.trigger_id,
-            database=task.database,
-            collection=task.collection,
-            document=task.document_id,
+            trigger=task.trigger_id[:_LONGEST],
+            database=task.database[:_LONGEST],
+            collection=task.collection[:_LONGEST],
+            document=task.document_id[:_LONGEST],
             host=held.host,
             attempt=held.attempts,
             outcome=attempt.outcome.value,

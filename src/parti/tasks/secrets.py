@@ -10,6 +10,7 @@ from pathlib import Path
 from parti.clock import Clock
 from parti.errors import ConfigError
 from parti.tasks.errors import SecretMissing, SecretStoreDown
+from parti.tasks.masking import looks_like_a_value, masked
 from parti.tasks.signing import Key
 
 VARIABLE = "PARTI_WEBHOOK_SECRET_"
@@ -54,9 +55,10 @@ class SecretStore:
         try:
             keys = tuple(Key.parse(word) for word in text.split())
         except ConfigError as error:
-            raise SecretMissing(f"the secret {name!r} cannot be used: {error}") from None
+            raise SecretMissing(f"the secret {masked(name)} cannot be used: {error}") from None
         if not keys:
-            raise SecretMissing(f"the secret {name!r} is not known: add its file, or {VARIABLE}{_variable(name)}")
+            variable = f"{VARIABLE}<NAME>" if looks_like_a_value(name) else VARIABLE + _variable(name)
+            raise SecretMissing(f"the secret {masked(name)} is not known: add its file, or {variable}")
         return keys
 
     def _from_files(self, database: str, name: str) -> str:
@@ -73,7 +75,7 @@ class SecretStore:
                 continue
             except (OSError, UnicodeDecodeError) as error:
                 reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-                raise SecretStoreDown(f"the secret {name!r} cannot be read: {reason}") from None
+                raise SecretStoreDown(f"the secret {masked(name)} cannot be read: {reason}") from None
         return ""
 
 

@@ -30,12 +30,13 @@ class Key:
         """From `whsec_<base64>`, or from any other text, which then counts as it is."""
         cleaned = text.strip()
         if cleaned.startswith(_PREFIX):
+            coded = cleaned[len(_PREFIX) :].rstrip("=")
             try:
-                secret = base64.b64decode(cleaned[len(_PREFIX) :], validate=True)
+                secret = base64.b64decode(coded + "=" * (-len(coded) % 4), validate=True)  # many write it unpadded
             except (binascii.Error, ValueError):
                 raise ConfigError("a signing key begins with whsec_ and is no base64 behind it") from None
         else:
-            secret = cleaned.encode()
+            secret = cleaned.encode(errors="surrogateescape")  # a variable of the environment may hold any bytes
         if len(secret) < _LEAST_KEY:
             raise ConfigError(f"a signing key has {len(secret)} bytes: use at least {_LEAST_KEY}, better 32")
         return cls(secret)

@@ -9,7 +9,7 @@ from typing import Any
 from parti.backoff import Backoff
 from parti.errors import PartiError
 from parti.observe import delivery_metrics as m
-from parti.tasks.errors import LeaseLost
+from parti.tasks.errors import LeaseLost, unforeseen
 from parti.tasks.feed import Checkpoint, Feed, Incoming
 from parti.tasks.held import Wake
 from parti.tasks.journal import Journal
@@ -17,6 +17,7 @@ from parti.tasks.lanes import Lanes
 from parti.tasks.lease import SlotLease
 from parti.tasks.link import Link
 from parti.tasks.park import Park, decode_wake
+from parti.tasks.sleepers import Parked
 from parti.tasks.tools import Tools
 from parti.wire.api import JetStreamApi
 from parti.wire.kv import KeyValue
@@ -44,7 +45,7 @@ class Slot:
         self._saved = Checkpoint()
         self._park = Park(js, names, number, tools.clock)
         alone = config.partitions == 1
-        self._journal = Journal(js, names, number) if alone else None
+        self._journal = Journal(js, names, number)
         self.main = Feed(
             js,
             config,
@@ -56,6 +57,8 @@ class Slot:
             on_trouble=self._troubled,
             on_duplicate=tools.recorder.duplicate,
             journal=self._journal,
+            keeps=alone,
+            has_room=lambda: tools.gate.has_room,
         )
         self.wakes = Feed(
             js,
@@ -126,7 +129,8 @@ class Slot:
         self._offer(message, self.main)
 
     def _take_wake(self, message: Incoming) -> None:
-        kind, key = message.subject.split(".")[-3::2]
+        tokens = message.subject.split(".")
+        kind, key = tokens[-3], tokens[-1]  # the filters let nothing shorter through
         if kind == "t":
             self._offer(message, self.wakes)
             return
@@ -142,9 +146,19 @@ class Slot:
             subject=message.subject,
             sequence=message.sequence,
             time=message.time,
+            ours=feed is self.wakes,
         )
-        held.feed, held.received = feed, self._tools.clock.now()
-        self._tools.recorder.received(held)
+        clock = self._tools.clock
+        held.feed, held.received = feed, clock.now()
+        if (tried := message.tried) is not None:
+            held.attempts = max(held.attempts, tried.attempts)
+            held.due = clock.now() + max(0.0, tried.due - clock.wall())
+        try:
+            self._tools.recorder.received(held)
+        except MemoryError:
+            raise
+        except Exception as error:  # its policy is looked at there
+            held.refuse(unforeseen(error, "judged"))
         assert self.lanes is not None
         self.lanes.offer(held)
 
@@ -196,19 +210,27 @@ class Slot:
         return await Checkpoint.load(self._bucket, self.lease.slot)
 
     async def _sweep(self, lanes: Lanes) -> None:
-        """No parked document stays asleep: one without a schedule is woken."""
+        """No parked document stays asleep: one without a schedule is looked at, unless somebody will call it."""
+        known = lanes.sleepers.parked
         parked = await self._park.keys()
-        for key in parked - lanes.parked.keys():
+        for key in parked.keys() - known.keys():
             if lanes.asleep(key):
-                lanes.parked[key] = 0
-        for key in parked - await self._park.scheduled():
-            if lanes.asleep(key):
-                self.lease.check()
-                await self._park.wake_after(key, 0.0, "", 0)
+                known[key] = Parked()
+        asleep = {key for key in parked.keys() - await self._park.scheduled() if lanes.asleep(key)}
+        if asleep:
+            noted = await self._park.noted()
+            strangers = [key for key in asleep & known.keys() if lanes.asleep(key)]
+            for key in strangers:
+                known[key].noted = key in noted
+                known[key].known = key not in noted  # nothing is said of it anywhere: that spares a look
+                known[key].single = parked[key] == 1
+            lanes.sleepers.look_at(strangers)
+        lanes.sleepers.call_aged(self._tools.clock.wall() - self._tools.config.max_task_age)
 
     async def _sweep_often(self) -> None:
         while True:
-            await self._tools.clock.sleep(_SWEEP_EVERY)
+            # What grows too old outside a line is found by this; where tasks live for seconds, seconds count.
+            await self._tools.clock.sleep(min(_SWEEP_EVERY, max(1.0, self._tools.config.max_task_age / 4)))
             assert self.lanes is not None
             try:
                 await self._sweep(self.lanes)
@@ -226,6 +248,7 @@ class Slot:
     async def _save(self) -> None:
         while True:
             await self._tools.clock.sleep(_CHECKPOINT_EVERY)
+            self.main.kick()  # others may have made room
             with contextlib.suppress(PartiError):  # the next one is a second away
                 await self._checkpoint()
 
@@ -233,13 +256,12 @@ class Slot:
         checkpoint = self.main.checkpoint()
         if checkpoint == self._saved or not self.lease.valid or not checkpoint.created:
             return
-        if (journal := self._journal) is not None:
-            told = await journal.end()
-            checkpoint = self.main.checkpoint()  # after the look at the journal: so it covers all that stands there
+        told = await self._journal.end()
+        checkpoint = self.main.checkpoint()  # after the look at the journal: so it covers all that stands there
         await checkpoint.save(self._bucket, self.lease.slot)
         self._saved = checkpoint
-        if journal is not None and told:
-            await journal.forget(told)
+        if told:
+            await self._journal.forget(told)
 
     async def _expire(self) -> None:
         """The lease ends by the clock alone: nothing may be sent after it."""

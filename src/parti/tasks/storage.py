@@ -12,6 +12,7 @@ from parti.config.deliver import DeliverSection
 from parti.errors import ConfigError
 from parti.tasks.names import Names
 from parti.wire.api import JetStreamApi
+from parti.wire.api_consumers import RESET_SINCE
 from parti.wire.errors import ConsumerNotFound, StreamNameExists
 from parti.wire.kv import KeyValue
 
@@ -25,7 +26,7 @@ a collection with dots in it more."""
 
 async def ensure_streams(js: JetStreamApi, config: DeliverSection) -> KeyValue:
     """Everything beside the task stream exists; returns the bucket. `StreamNotFound` when the task stream does not."""
-    js.require((2, 12, 0), "task delivery (message schedules)")
+    js.require(RESET_SINCE, "task delivery (CONSUMER.RESET)")
     names = Names(config.stream)
     source = (await js.stream_info(config.stream))["config"]
     common = {"storage": config.storage, "num_replicas": source["num_replicas"], "allow_direct": True}

@@ -19,6 +19,8 @@ from parti.tasks.errors import Malformed, TooLarge
 
 _NANOSECONDS = 1e9
 _LARGEST = 1 << 63  # Go's durations are 64 bits; a larger number is none
+_SHORTEST = 0.001  # seconds: `"timeout": 1` is a nanosecond by Go's rule, and was meant by nobody
+_LONG = 256  # characters of a part of a key; the cache is for many short ones, not for a few of a megabyte
 _ABSENT = msgspec.Raw(b"")
 
 GoDuration = str | int | float | None
@@ -83,6 +85,7 @@ def decode_task(data: bytes, *, max_size: int = 1 << 20) -> Decoded:
         raise TooLarge(f"the task has {len(data)} bytes, more than deliver.max_task allows ({max_size})")
     unknown = 0
     try:
+        str(data, "utf-8")  # the parts that stay bytes are not looked into, and go to the endpoint as they are
         try:
             task: DeliveryTask = _EXACT.decode(data)
         except msgspec.ValidationError:
@@ -103,13 +106,17 @@ def lane_key(task: DeliveryTask, *, per_trigger: bool = False) -> str:
 
     Each part is preceded by its length, so that ("ab", "c") and ("a", "bc") are two documents.
     """
-    return _digest(task.database, task.collection, task.document_id, task.trigger_id if per_trigger else None)
+    parts = task.database, task.collection, task.document_id, task.trigger_id if per_trigger else None
+    size = len(task.database) + len(task.collection) + len(task.document_id) + len(task.trigger_id)
+    return (_digest if size > _LONG else _cached_digest)(*parts)
 
 
-@lru_cache(maxsize=8_192)  # documents with several tasks in short order are the rule
 def _digest(*parts: str | None) -> str:
     encoded = [part.encode(errors="surrogatepass") for part in parts if part is not None]
     return hashlib.blake2b(b"".join(b"%d:%s" % (len(raw), raw) for raw in encoded), digest_size=16).hexdigest()
+
+
+_cached_digest = lru_cache(maxsize=8_192)(_digest)  # documents with several tasks in short order are the rule
 
 
 def task_id(stream: str, sequence: int) -> str:
@@ -140,7 +147,7 @@ def request_body(task: DeliveryTask, webhook_id: str, *, max_size: int = 256 << 
 
 
 def duration_seconds(value: GoDuration) -> float | None:
-    """Seconds of a Go duration; None for one that is absent, zero, negative or no duration at all."""
+    """Seconds of a Go duration; None for one that is absent, below a millisecond, or no duration at all."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -150,7 +157,7 @@ def duration_seconds(value: GoDuration) -> float | None:
             return None
     else:
         seconds = value / _NANOSECONDS if abs(value) < _LARGEST else math.inf
-    return seconds if math.isfinite(seconds) and seconds > 0 else None
+    return seconds if math.isfinite(seconds) and seconds >= _SHORTEST else None
 
 
 def is_bad_duration(value: GoDuration) -> bool:

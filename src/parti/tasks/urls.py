@@ -7,12 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from urllib.parse import quote
 
 from yarl import URL
 
 from parti.tasks.errors import BadHeader, BadUrl
+from parti.tasks.masking import masked
 
 _PORTS = {"http": 80, "https": 443}
+_ASCII = "".join(chr(code) for code in range(0x21, 0x7F))
 _LONGEST_URL = 4096
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 _NUMERIC = re.compile(r"(0[xX][0-9a-fA-F]*|[0-9]+)")
@@ -63,7 +66,7 @@ def parse_endpoint(text: str) -> Endpoint:
     try:
         url = URL(text)
         port = url.explicit_port
-    except (ValueError, TypeError):
+    except Exception:  # yarl promises ValueError, and has others for what nobody would write
         raise BadUrl("the url cannot be read") from None
     if url.scheme not in _PORTS:
         raise BadUrl(f"the url's scheme is {url.scheme[:20]!r}: use http or https")
@@ -79,7 +82,19 @@ def parse_endpoint(text: str) -> Endpoint:
     _check_host(host)
     shown = f"[{host}]" if ":" in host else host.lower()
     number = port or _PORTS[url.scheme]
-    return Endpoint(url.with_fragment(None), f"{shown}:{number}", number, url.scheme == "https")
+    return Endpoint(_as_given(text, url), f"{shown}:{number}", number, url.scheme == "https")
+
+
+def _as_given(text: str, url: URL) -> URL:
+    """The url with path and query as they were written: to quote them anew breaks what somebody has signed.
+
+    Only what no request line can hold, letters beyond ASCII, is quoted.
+    """
+    rest = text.partition("://")[2].partition("#")[0]
+    target = rest[len(re.split(r"[/?]", rest, maxsplit=1)[0]) :]
+    if not target.startswith("/"):
+        target = "/" + target
+    return URL(f"{url.scheme}://{url.host_port_subcomponent}{quote(target, safe=_ASCII)}", encoded=True)
 
 
 def _check_host(host: str) -> None:
@@ -114,12 +129,12 @@ def check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     for name, value in headers.items():
         lowered = name.lower()
         if not _HEADER_NAME.fullmatch(name):
-            raise BadHeader(f"{name[:80]!r} is no header name")
+            raise BadHeader(f"{masked(name)} is no header name")
         if lowered in _OURS or lowered.startswith("webhook-"):
-            raise BadHeader(f"the task may not set the header {name[:80]!r}: it belongs to the request itself")
+            raise BadHeader(f"the task may not set the header {masked(name)}: it belongs to the request itself")
         if lowered in seen:
-            raise BadHeader(f"the task sets the header {name[:80]!r} twice")
+            raise BadHeader(f"the task sets the header {masked(name)} twice")
         seen.add(lowered)
         if len(value) > _LONGEST_VALUE or not _HEADER_VALUE.fullmatch(value):
-            raise BadHeader(f"the value of the task's header {name[:80]!r} is too long or holds control characters")
+            raise BadHeader(f"the value of the task's header {masked(name)} is too long or holds control characters")
     return dict(headers)

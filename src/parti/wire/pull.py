@@ -230,7 +230,11 @@ class LivePull:
         expected = first if self._next is None else self._next
         if first != expected or last - first != count - 1:
             self.stop()
-            self._on_trouble(DeliveryLost(f"{self.consumer}: expected delivery {expected}, got {first} to {last}"))
+            self._on_trouble(
+                DeliveryLost(
+                    f"{self.consumer}: expected the {count} deliveries from {expected} on, got {first} to {last}"
+                )
+            )
             return False
         self._next = last + 1
         return True

@@ -43,6 +43,11 @@ class Reply:
         return self.headers.get("Description", "")
 
 
+def _headers_size(headers: Mapping[str, str]) -> int:
+    """Bytes of the header block as nats-py writes it, at most."""
+    return 12 + sum(len(name.encode()) + len(value.encode(errors="replace")) + 4 for name, value in headers.items())
+
+
 def reply_of(message: Any) -> Reply:
     """A message of nats-py as ours."""
     return Reply(message.data, message.headers or {}, message.subject, message.reply)
@@ -121,6 +126,13 @@ class Requests:
         self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
         """Hand one message to the connection; nats-py's refusals become typed errors."""
+        size = len(payload) + (_headers_size(headers) if headers else 0)
+        if size > self._connection.max_payload > 0:
+            # nats-py counts the payload alone; the server counts both, and cuts the connection of everybody.
+            raise UsageError(
+                f"{size} bytes for {subject}, headers included, exceed the server's max_payload of "
+                f"{self._connection.max_payload}: split the message, or raise the limit"
+            )
         try:
             await self._connection.publish(subject, payload, reply=reply, headers=dict(headers) if headers else None)
         except nats_errors.MaxPayloadError:

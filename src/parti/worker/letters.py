@@ -10,7 +10,7 @@ from parti.subjects import matches
 from parti.wire.api import JetStreamApi
 from parti.wire.errors import MessageNotFound, StreamNotFound
 from parti.wire.stored import AnsweredElsewhere, StoredMessage
-from parti.worker.dead_letters import DeadLetter, dead_letter_stream, dead_letter_subject, original_headers
+from parti.worker.dead_letters import DeadLetter, dead_letter_stream, original_headers
 
 _PAGE = 256
 _PAGE_BYTES = 8 << 20
@@ -20,7 +20,7 @@ class DeadLetters:
     """The dead letters of one stream."""
 
     def __init__(self, js: JetStreamApi, stream: str) -> None:
-        self._js = js
+        self.js = self._js = js
         self.stream = stream
         self.name = dead_letter_stream(stream)
 
@@ -66,8 +66,12 @@ class DeadLetters:
 
     async def get(self, sequence: int) -> DeadLetter:
         """One letter by its sequence in the dead-letter stream."""
+        return DeadLetter.from_stored(await self.stored(sequence))
+
+    async def stored(self, sequence: int) -> StoredMessage:
+        """The same as it is stored."""
         try:
-            return DeadLetter.from_stored(await self._js.msg_get(self.name, seq=sequence))
+            return await self._js.msg_get(self.name, seq=sequence)
         except (MessageNotFound, StreamNotFound):
             raise UsageError(f"{self.name} has no letter {sequence}: see `parti dlq ls {self.stream}`") from None
 
@@ -76,7 +80,9 @@ class DeadLetters:
 
         Safe to repeat: the stream takes a letter's message once within its duplicate window.
         """
-        headers = original_headers(letter) | {"Nats-Msg-Id": f"replay:{self.name}:{letter.sequence}"}
+        # By its time as well: letters of a stream that was made anew have the numbers of others, and one that passes
+        # for a repetition would be gone without its message being stored.
+        headers = original_headers(letter) | {"Nats-Msg-Id": f"replay:{self.name}:{letter.sequence}:{letter.time:.6f}"}
         ack = await self._js.publish(letter.subject, letter.data, headers=headers)
         await self._js.msg_delete(self.name, letter.sequence)
         return ack.seq
@@ -88,8 +94,12 @@ class DeadLetters:
                 letter = await self.get(sequence)
                 await self._js.msg_delete(self.name, letter.sequence)
             return len(sequences)
+        if subject:  # by the message's own subject: that of a letter of `parti deliver` tells its reason instead
+            found = [letter.sequence async for letter in self.walk(subject=subject)]
+            for sequence in found:
+                await self._js.msg_delete(self.name, sequence)
+            return len(found)
         try:
-            pattern = dead_letter_subject(self.stream, subject) if subject else None
-            return await self._js.stream_purge(self.name, filter=pattern)
+            return await self._js.stream_purge(self.name)
         except StreamNotFound:
             return 0

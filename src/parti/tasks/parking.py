@@ -1,0 +1,130 @@
+"""How a document gets into the park and out of it: what is stored, in which order, and what is known of its head."""
+
+from __future__ import annotations
+
+from parti.tasks.feed import Feed
+from parti.tasks.held import Held, Wake
+from parti.tasks.lane import Lane, Mode, is_alone, place
+from parti.tasks.line import Line
+from parti.tasks.names import ORIGIN
+from parti.tasks.park import Park
+from parti.tasks.sleepers import Parked, Sleepers
+from parti.tasks.surely import Surely
+from parti.tasks.tools import Tools
+from parti.wire.stored import StoredMessage
+
+
+class Parking:
+    """Of one partition. When a method that parks returns, a crash finds the document, its attempts and its due time."""
+
+    def __init__(self, tools: Tools, park: Park, wakes: Feed, surely: Surely, sleepers: Sleepers) -> None:
+        self._tools = tools
+        self._park = park
+        self._wakes = wakes
+        self._surely = surely
+        self.sleepers = sleepers
+
+    def __repr__(self) -> str:
+        return f"<Parking {self.sleepers!r}>"
+
+    async def learn(self, lane: Lane) -> None:
+        """Find out up to which task of the document everything is parked or was dealt with before.
+
+        A task that comes again with a lower sequence, because its acknowledgement got lost together with the owner
+        before us, must not go behind the parked ones: it was delivered before they were parked. That holds as well
+        when the park has run empty before it comes (`Dealt`).
+        """
+        if lane.through or is_alone(lane.key):
+            return
+        parked = self.sleepers.parked.get(lane.key)
+        lane.through = parked.through if parked is not None else 0
+        if not lane.through and (last := await self._surely(lambda: self._park.last(lane.key))) is not None:
+            lane.through = place(last.headers.get(ORIGIN, ""), self._tools.config.stream)
+            if parked is not None:
+                lane.peeked, parked.single = last if parked.single else None, False
+
+    async def head(self, lane: Lane) -> StoredMessage | None:
+        """The parked head, by as few looks as it takes."""
+        peeked, lane.peeked = lane.peeked, None
+        return peeked or await self._surely(lambda: self._park.first(lane.key))
+
+    def read(self, lane: Lane, stored: StoredMessage) -> Held:
+        """A parked task of the document, as it was when it came."""
+        held = self._tools.reader.read(
+            stored.data,
+            stored.headers,
+            stream=self._tools.names.park,
+            subject=stored.subject,
+            sequence=0,
+            time=stored.time_ns / 1e9,
+            ours=True,
+        )
+        held.key, held.park_sequence, held.received = lane.key, stored.seq, self._tools.clock.now()
+        return held
+
+    async def learn_head(self, lane: Lane) -> None:
+        """Find out how often the parked head was tried, and until when it waits: the wake-up in hand may be an old one.
+
+        What we stored ourselves we know. After the owner before us, its last word counts: that is in the wake-up which
+        is still to come, if there is one; so a task is not tried early, and none of its attempts is forgotten.
+        """
+        parked, wake, clock = self.sleepers.parked.setdefault(lane.key, Parked()), lane.wake, self._tools.clock
+        if parked.known:
+            return
+        if wake is not None:
+            parked.tried(wake.head, wake.attempts)
+        if (said := await self._surely(lambda: self._park.said(lane.key, noted=parked.noted))) is not None:
+            parked.tried(said.head, said.attempts, clock.now() + max(0.0, said.due - clock.wall()))
+        parked.known = True
+
+    async def go_outside(self, lane: Lane, head: Held, line: Line) -> None:
+        """The document is parked without a wake-up: the next owner looks at every document that has none."""
+        lane.busy = True
+        parked = self.sleepers.entry(lane.key)
+        parked.through, parked.born = parked.through or lane.through, head.first_seen
+        before = lane.wake
+        if lane.mode is Mode.DRAINING:
+            if before is not None and parked.head == head.id and parked.attempts:
+                await self._surely(lambda: self._park.note(lane.key, head.id, head.attempts))
+                parked.noted = True
+            self.unread(lane)
+        self.sleepers.wait_outside(lane.key, line)
+        self.answered(lane, before)
+        lane.mode, lane.busy = Mode.PARKED, False
+
+    def answered(self, lane: Lane, wake: Wake | None) -> None:
+        """This wake-up has served; one that came meanwhile has not."""
+        if lane.wake is wake:
+            lane.called = False
+            if wake is not None:
+                self._wakes.done(wake.sequence)
+                lane.wake = None
+
+    async def park(self, lane: Lane, head: Held, wait: float) -> None:
+        """The wake-up is stored first: a crash in between leaves a wake-up too many, never a document asleep."""
+        lane.busy = True
+        before = lane.wake
+        await self._surely(lambda: self._park.wake_after(lane.key, wait, head.id, head.attempts))
+        parked = self.sleepers.parked.setdefault(lane.key, Parked())
+        parked.through = parked.through or lane.through
+        parked.known = True
+        parked.tried(head.id, head.attempts, head.due)
+        if lane.mode is Mode.DRAINING:
+            self.unread(lane)
+            await self.forget_note(lane)
+        self.answered(lane, before)
+        lane.mode = Mode.PARKED
+        lane.busy = False
+
+    async def forget_note(self, lane: Lane) -> None:
+        parked = self.sleepers.parked.get(lane.key)
+        if parked is not None and parked.noted:
+            await self._surely(lambda: self._park.forget_note(lane.key))
+            parked.noted = False
+
+    def unread(self, lane: Lane) -> None:
+        """The parked head leaves memory; in the park it stays what it is."""
+        if lane.reading is not None:
+            held = lane.reading
+            self._tools.gate.unhold(held.host, held.size, held.trigger, held.rules)
+            lane.reading = None
