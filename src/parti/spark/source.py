@@ -50,8 +50,8 @@ class JetStreamDataSource(DataSource):
         from parti.spark.stream_reader import JetStreamStreamReader
         from parti.spark.table_options import effective
 
-        with plainly():
-            return JetStreamStreamReader(schema, SourceOptions.parse(effective(schema, self.options), streaming=True))
+        # Not plainly: Spark's runner stumbles over the reader that it did not get, and would show only that.
+        return JetStreamStreamReader(schema, SourceOptions.parse(effective(schema, self.options), streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         from parti.spark.sink import JetStreamBatchWriter
