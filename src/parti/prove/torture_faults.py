@@ -369,13 +369,13 @@ class TortureFaults:
 
     async def _hang_stop(self, fault: Fault) -> float:
         partition = self.fleet.partitions[fault.target % len(self.fleet.partitions)]
-        self.fleet.misbehaving.clear()
+        self.fleet.hanging.clear()
         self.traffic.plant(partition, "hang")
         try:
-            await eventually(lambda: bool(self.fleet.misbehaving), 10.0, "a handler hangs")
+            await eventually(lambda: bool(self.fleet.hanging), 10.0, "a handler hangs")
         except NeverHappened:
             return self._skip(fault)
-        place = self.fleet.misbehaving[0]
+        place = self.fleet.hanging[0]
         owner = place.owner
         # A partition has one position: other keys that went past the one that hangs are repeated by the next owner.
         by_key = self.fleet.scenario.lanes == "key"

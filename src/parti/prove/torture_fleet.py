@@ -93,7 +93,7 @@ class TortureFleet:
         """Processes that ended although nobody had asked them to."""
         self.at_start: list[str] = []
         self.stalled = 0.0
-        self.misbehaving: deque[Place] = deque()
+        self.hanging: deque[Place] = deque()
         self._source = folder / "partitions.json"
         self._watcher: asyncio.Task[None] | None = None
         self.tell_source()
@@ -244,8 +244,8 @@ class TortureFleet:
                 fault.end = float(said["end"])
                 if not place.busy:
                     self.stalled = max(self.stalled, length)
-        elif said["say"] == "misbehaves":
-            self.misbehaving.append(place)
+        elif said["say"] == "misbehaves" and said["fate"] == "hang":
+            self.hanging.append(place)
 
     def _settings(self, place: Place) -> dict[str, Any]:
         scenario = self.scenario
