@@ -15,8 +15,6 @@ import secrets
 import threading
 import time
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +22,7 @@ import pyarrow as pa
 from parti.backoff import Backoff
 from parti.errors import FatalError, PartiError, ProtocolError, TransientError
 from parti.observe.logs import get_logger
-from parti.wire.blocking import BlockingConnection, status_of
+from parti.wire.blocking import status_of
 from parti.wire.errors import (
     ApiError,
     AtomicPublishIncomplete,
@@ -36,6 +34,7 @@ from parti.wire.errors import (
 from parti.wire.options import ConnectOptions
 from parti.wire.outgoing import Frames, Rows, build, check_sizes, checked, joined_bytes
 from parti.wire.publisher import NotAcknowledged, Published
+from parti.wire.replying import Replying
 
 PROGRESS_ROWS = 999  # the marker is the thousandth message of the server's largest batch
 _WAITS = Backoff(base=0.02, cap=1.0, max_tries=None)
@@ -60,24 +59,20 @@ class Marker:
         return (self.step, self.chunk) >= (step, chunk)
 
 
-class ProgressPublisher:
+class ProgressPublisher(Replying):
     """Stores the chunks of one step, one after the other; for one thread. Close it, or use it as a context."""
 
     def __init__(
         self, options: ConnectOptions, *, stream: str, subject: str, step: int, patience: float, name: str
     ) -> None:
         """`subject` is the marker's; `step` rises with everything that this writer ever writes."""
+        super().__init__(options, name)
         self.published = Published()
-        self._options = options
         self._stream = stream
         self._subject = subject
         self._step = step
         self._patience = patience
-        self._name = name
-        self._inbox = f"{options.inbox_prefix}.{secrets.token_hex(8)}"
         self._replies = 0
-        self._connection: BlockingConnection | None = None
-        self._sid = -1
         self._marker: Marker | None = None
         self._chain = hashlib.blake2b(digest_size=16)
         self._chunk = 0
@@ -131,26 +126,6 @@ class ProgressPublisher:
                 log.warning("progress.markers_kept", subject=self._subject, error=str(error))
         return self.published
 
-    def close(self) -> None:
-        """Drop the connection."""
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _connected(self) -> BlockingConnection:
-        if self._connection is None or self._connection.closed:
-            self._connection = BlockingConnection.open(self._options, name=self._name)
-            self._sid = self._connection.subscribe(f"{self._inbox}.*")
-        return self._connection
-
     def _read(self) -> Marker:
         """The marker as the stream's leader has it; never by Direct Get, which a lagging replica may answer."""
         try:
@@ -176,7 +151,7 @@ class ProgressPublisher:
         check_sizes(frames, rows, connection.max_payload, self._rows)
         connection.send(joined_bytes(frames.frames).to_pybytes())
         while True:
-            found = connection.frames(self._options.request_timeout)
+            found = connection.frames(self.options.request_timeout)
             found = found.select(found.sid == self._sid)
             for index in range(len(found)):
                 if found.subject(index) != reply.encode() or not (found.payload(index) or found.header(index)):

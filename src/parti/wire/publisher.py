@@ -13,8 +13,6 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +35,7 @@ from parti.wire.filters import SubjectFilter
 from parti.wire.frames import Frames, Ints, uints
 from parti.wire.options import ConnectOptions
 from parti.wire.outgoing import CHUNK_ROWS, Rows, atomic_frames, check_sizes, checked, joined_bytes, single_frames
+from parti.wire.replying import Replying
 from parti.wire.target import Target, find_target, target_of
 
 MAX_IN_FLIGHT = 4 * CHUNK_ROWS  # the server sheds a stream's load above 10,000 waiting messages (10167)
@@ -85,7 +84,7 @@ class _Unit:
         return f"row {self.first + place} to {self.rows.subject_at(place)!r}"
 
 
-class Publisher:
+class Publisher(Replying):
     """Sends chunks of rows and follows their acknowledgements; for one thread. Close it, or use it as a context."""
 
     def __init__(
@@ -104,9 +103,8 @@ class Publisher:
         `expect` is a fence: while the last message of that subject has not that sequence, the server refuses every
         publish with WrongLastSequence, in the same step in which it would have stored it.
         """
-        self.options = options
+        super().__init__(options, name)
         self.published = Published()
-        self._name = name
         self._expected = stream
         self._constant = f"Nats-Expected-Stream: {stream}\r\n".encode() if stream else b""
         if expect is not None:
@@ -120,10 +118,7 @@ class Publisher:
         self._looked_up = not atomic
         self._window = max_in_flight
         self._patience = patience
-        self._inbox = f"{options.inbox_prefix}.{secrets.token_hex(8)}"
-        self._sid = -1
         self._next_reply = 1
-        self._connection: BlockingConnection | None = None
         self._units: deque[_Unit] = deque()
         self._in_flight = 0
         self._rows = 0
@@ -155,26 +150,6 @@ class Publisher:
         """When this returns, every row published so far is stored."""
         self._drain(0)
         return self.published
-
-    def close(self) -> None:
-        """Drop the connection; rows not yet acknowledged may or may not be stored."""
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _connected(self) -> BlockingConnection:
-        if self._connection is None or self._connection.closed:
-            self._connection = BlockingConnection.open(self.options, name=self._name)
-            self._sid = self._connection.subscribe(f"{self._inbox}.*")
-        return self._connection
 
     def _takes_batch(self, rows: Rows) -> bool:
         if not self._looked_up:

@@ -20,21 +20,21 @@ class DeadLetters:
     """The dead letters of one stream."""
 
     def __init__(self, js: JetStreamApi, stream: str) -> None:
-        self.js = self._js = js
+        self.js = js
         self.stream = stream
         self.name = dead_letter_stream(stream)
 
     async def count(self) -> int:
         """How many there are; 0 when none was ever written."""
         try:
-            return int((await self._js.stream_info(self.name))["state"]["messages"])
+            return int((await self.js.stream_info(self.name))["state"]["messages"])
         except StreamNotFound:
             return 0
 
     async def walk(self, *, subject: str = ">", start: int = 1) -> AsyncIterator[DeadLetter]:
         """The letters of messages whose subject matches, oldest first; one page is held at a time."""
         try:
-            info = await self._js.stream_info(self.name)
+            info = await self.js.stream_info(self.name)
         except StreamNotFound:
             return
         first, last = int(info["state"]["first_seq"]), int(info["state"]["last_seq"])
@@ -56,11 +56,11 @@ class DeadLetters:
         Direct Get is answered by replicas that lag, and by mirrors of the stream: what it lacks, the leader is asked.
         """
         with contextlib.suppress(AnsweredElsewhere):
-            page = await self._js.direct_get_batch(self.name, batch=_PAGE, seq=position, max_bytes=_PAGE_BYTES)
+            page = await self.js.direct_get_batch(self.name, batch=_PAGE, seq=position, max_bytes=_PAGE_BYTES)
             if page.messages:
                 return page.messages
         try:
-            return (await self._js.msg_get(self.name, seq=position, next_by_subj=">"),)
+            return (await self.js.msg_get(self.name, seq=position, next_by_subj=">"),)
         except MessageNotFound:
             return ()
 
@@ -71,7 +71,7 @@ class DeadLetters:
     async def stored(self, sequence: int) -> StoredMessage:
         """The same as it is stored."""
         try:
-            return await self._js.msg_get(self.name, seq=sequence)
+            return await self.js.msg_get(self.name, seq=sequence)
         except (MessageNotFound, StreamNotFound):
             raise UsageError(f"{self.name} has no letter {sequence}: see `parti dlq ls {self.stream}`") from None
 
@@ -83,8 +83,8 @@ class DeadLetters:
         # By its time as well: letters of a stream that was made anew have the numbers of others, and one that passes
         # for a repetition would be gone without its message being stored.
         headers = original_headers(letter) | {"Nats-Msg-Id": f"replay:{self.name}:{letter.sequence}:{letter.time:.6f}"}
-        ack = await self._js.publish(letter.subject, letter.data, headers=headers)
-        await self._js.msg_delete(self.name, letter.sequence)
+        ack = await self.js.publish(letter.subject, letter.data, headers=headers)
+        await self.js.msg_delete(self.name, letter.sequence)
         return ack.seq
 
     async def purge(self, *, subject: str | None = None, sequences: Sequence[int] = ()) -> int:
@@ -92,14 +92,14 @@ class DeadLetters:
         if sequences:
             for sequence in sequences:
                 letter = await self.get(sequence)
-                await self._js.msg_delete(self.name, letter.sequence)
+                await self.js.msg_delete(self.name, letter.sequence)
             return len(sequences)
         if subject:  # by the message's own subject: that of a letter of `parti deliver` tells its reason instead
             found = [letter.sequence async for letter in self.walk(subject=subject)]
             for sequence in found:
-                await self._js.msg_delete(self.name, sequence)
+                await self.js.msg_delete(self.name, sequence)
             return len(found)
         try:
-            return await self._js.stream_purge(self.name)
+            return await self.js.stream_purge(self.name)
         except StreamNotFound:
             return 0

@@ -126,12 +126,7 @@ class Session:
             return
         self.interrupt(Interrupted("filters come"))
         await self._quiet.wait()
-        self.stale = False
-        try:
-            await self._resync()
-        except BaseException:
-            self.stale = True
-            raise
+        await self._set_back()
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -209,12 +204,7 @@ class Session:
             if self._refresh:
                 await self._reapply()
             while self.stale:  # who interrupts while the consumer is being reset wants another reset
-                self.stale = False
-                try:
-                    await self._resync()
-                except BaseException:
-                    self.stale = True
-                    raise
+                await self._set_back()
             self._refresh = False
         # Known before the first message: a consumer on the cliff takes seconds to deliver it.
         if self._durable.pending >= _FEW and self._cliff_threatens():
@@ -226,6 +216,15 @@ class Session:
         """Send the last applied configuration again (escalation)."""
         if await self._durable.info() is not None:
             await self._durable.update(self._durable.filters, self._durable.memory())
+
+    async def _set_back(self) -> None:
+        """`_resync`, after which nothing is stale but for whoever interrupted meanwhile."""
+        self.stale = False
+        try:
+            await self._resync()
+        except BaseException:
+            self.stale = True
+            raise
 
     async def _resync(self) -> None:
         """The consumer stands at our position. Where an ack deletes, that is the first message that is left."""
