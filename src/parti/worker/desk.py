@@ -301,7 +301,8 @@ class Desk:
         # The owner before us may have come further than T before it stopped: what is held up to there is done.
         target = max(state.target or 0, after)
         self.extend(state, target)
-        state.seen, state.stopped, state.turn = after, False, state.turn + 1
+        # A move that was aborted: what is still in hand up to `seen` starts now, so that a read must not bring it again.
+        state.seen, state.stopped, state.turn = max(state.seen, after), False, state.turn + 1
         return target
 
     def joining(self) -> list[PartitionState]:
