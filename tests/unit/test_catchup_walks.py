@@ -2,7 +2,8 @@
 
 A stream in memory, the shipped desk, ledger and catch-up, and any sequence of publishes, deliveries, moves to another
 owner and back, while a range read of several partitions is under way and room is short. A target that moved during a
-read for another partition cost 20 messages (torture seed 130003).
+read for another partition cost 20 messages (torture seed 130003); what the former owner had done above T before other
+keys was repeated (120011).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from parti.config.worker import WorkerConfig
-from parti.model import Lease, Partition
+from parti.model import Ahead, Lease, Partition
 from parti.observe.metrics import NO_METRICS
 from parti.wire.options import ConnectOptions
 from parti.worker.catchup import CatchUp
@@ -29,7 +30,7 @@ from parti.worker.message import Message
 from parti.worker.recorder import Recorder
 from parti.worker.routing import Routes, SubjectTemplate
 
-NAMES = ("a", "b", "c")
+NAMES, KEYS = ("a", "b", "c"), ("0", "1")
 WALKS, STEPS = 120, 400
 SCHEMA = pa.schema(
     [
@@ -50,13 +51,14 @@ class Queues:
     """In place of the lanes: what may start is known, and starts when the test says so."""
 
     def __init__(self) -> None:
-        self.waiting: dict[str, deque[Message]] = {name: deque() for name in NAMES}
+        self.waiting: dict[tuple[str, str], deque[Message]] = {(n, key): deque() for n in NAMES for key in KEYS}
 
     def push(self, message: Message) -> None:
-        self.waiting[message._lane.state.id].append(message)
+        self.waiting[message._lane.state.id, message.key].append(message)
 
     def forget(self, state: PartitionState) -> None:
-        self.waiting[state.id].clear()
+        for key in KEYS:
+            self.waiting[state.id, key].clear()
 
 
 class MemoryCatchUp(CatchUp):
@@ -70,9 +72,9 @@ class MemoryCatchUp(CatchUp):
         while after < to:
             upto = min(to, after + self.rng.randint(1, 6))
             rows = [
-                {"subject": f"s.{name}", "sequence": n, "timestamp": n, "headers": None, "data": b""}
+                {"subject": self.world.subject(n), "sequence": n, "timestamp": n, "headers": None, "data": b""}
                 for n in range(after + 1, upto + 1)
-                if f"s.{(name := self.world.stream[n])}" in subjects
+                if f"s.{self.world.stream[n][0]}.*" in subjects
             ]
             for _ in range(self.rng.randint(0, slowness)):
                 await asyncio.sleep(0)
@@ -90,10 +92,12 @@ class World:
     catch_up: MemoryCatchUp
     tasks: asyncio.TaskGroup
     rng: random.Random
-    stream: dict[int, str] = field(default_factory=dict)
+    stream: dict[int, tuple[str, str]] = field(default_factory=dict)
     at: int = 1
-    done: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in NAMES})
-    running: dict[str, Message] = field(default_factory=dict)
+    done: dict[tuple[str, str], list[int]] = field(
+        default_factory=lambda: {(n, key): [] for n in NAMES for key in KEYS}
+    )
+    running: dict[tuple[str, str], Message] = field(default_factory=dict)
     ours: set[str] = field(default_factory=lambda: set(NAMES))
     moved: set[str] = field(default_factory=set)
     """Partitions that somebody else had since we stopped."""
@@ -105,37 +109,56 @@ class World:
     def state(self, name: str) -> PartitionState:
         return self.desk.ledger.states[name]  # type: ignore[index]
 
-    def of(self, name: str) -> list[int]:
-        return [n for n, partition in self.stream.items() if partition == name]
+    def subject(self, sequence: int) -> str:
+        return "s.{}.{}".format(*self.stream[sequence])
+
+    def of(self, lane: tuple[str, str]) -> list[int]:
+        return [n for n, found in self.stream.items() if found == lane]
+
+    def undone(self, name: str) -> list[int]:
+        return [n for key in KEYS for n in self.of((name, key))[len(self.done[name, key]) :]]
+
+    def claimed(self, name: str) -> tuple[int, Ahead | None]:
+        """The position and what is done above it, as the claim of the partition says."""
+        undone = self.undone(name)
+        cursor = min(undone, default=len(self.stream) + 1) - 1
+        upto = max((n for key in KEYS for n in self.done[name, key]), default=0)
+        return cursor, Ahead(upto, frozenset(n for n in undone if n <= upto)) if upto > cursor else None
 
     def publish(self, count: int) -> None:
         for _ in range(count):
-            self.stream[len(self.stream) + 1] = self.rng.choice(NAMES)
+            self.stream[len(self.stream) + 1] = (self.rng.choice(NAMES), self.rng.choice(KEYS))
 
     def deliver(self, count: int) -> None:
         upto = min(len(self.stream), self.at + min(count, self.desk.capacity()) - 1)
         if upto >= self.at:
             found = range(self.at, upto + 1)
             self.at = upto + 1
-            self.desk.take([(f"s.{self.stream[n]}".encode(), b"r.%d" % n, b"", b"", 1, n, 0) for n in found], 0)
+            self.desk.take([(self.subject(n).encode(), b"r.%d" % n, b"", b"", 1, n, 0) for n in found], 0)
 
     def start(self, name: str) -> None:
-        queue = self.queues.waiting[name]
-        if name in self.ours and name not in self.running and queue and self.state(name).may_start(queue[0]):
-            self.running[name] = queue.popleft()
+        lane = (name, self.rng.choice(KEYS))
+        queue = self.queues.waiting[lane]
+        if name in self.ours and lane not in self.running and queue and self.state(name).may_start(queue[0]):
+            self.running[lane] = queue.popleft()
             self.state(name).running += 1
 
     def end(self, name: str) -> None:
-        if (message := self.running.pop(name, None)) is None:
-            return
-        self.state(name).running -= 1
-        self.done[name].append(message.sequence)
-        self.desk.let_go(message)
+        for lane in [lane for lane in self.running if lane[0] == name][:1]:
+            message = self.running.pop(lane)
+            self.state(name).running -= 1
+            self.done[lane].append(message.sequence)
+            self.desk.let_go(message)
 
     def stop(self, name: str) -> None:
+        """What runs ends; other keys may have work below it, and there is no time for that."""
         if name in self.ours:
-            self.end(name)
-            self.state(name).stop([])
+            for _ in KEYS:
+                self.end(name)
+            state = self.state(name)
+            state.stop([])
+            state.finish = 0
+            state.look_ahead()
             self.ours.discard(name)
 
     def go_on(self, name: str) -> None:
@@ -145,7 +168,7 @@ class World:
             return
         self.ours.add(name)
         if state.target is not None:
-            self.desk.resume_at(state, self.desk.ledger.cursor(state.id))
+            self.desk.resume_at(state, self.desk.ledger.cursor(state.id), state.ahead)
             self._read(state)
         state.stopped = False
 
@@ -154,7 +177,8 @@ class World:
         if name not in self.ours:
             self.moved.add(name)
             self.held.discard(name)
-            self.done[name] += [n for n in self.of(name) if n > max(self.done[name], default=0)][:count]
+            lane = (name, self.rng.choice(KEYS))
+            self.done[lane] += self.of(lane)[len(self.done[lane]) :][:count]
 
     def hold(self, name: str) -> None:
         if name not in self.ours:
@@ -170,7 +194,7 @@ class World:
         if name in self.held:
             self.held.discard(name)
             self.moved.discard(name)
-            self.desk.resume_at(state, max(self.done[name], default=0))
+            self.desk.resume_at(state, *self.claimed(name))
             self.ours.add(name)
             self._read(state)
 
@@ -178,26 +202,26 @@ class World:
         """What begins at about the same time is read together."""
         together = {s.id: s for s in self.desk.ledger.states.values() if s.catching_up and not s.stopped}
         together |= {s.id: s for s in states}
-        self.tasks.create_task(self.catch_up.take_over(together.values(), tuple(f"s.{name}" for name in together)))
+        self.tasks.create_task(self.catch_up.take_over(together.values(), tuple(f"s.{name}.*" for name in together)))
 
     def judge(self) -> None:
-        for name in NAMES:
-            assert self.done[name] == self.of(name)[: len(self.done[name])], f"{name}: in order, none left out or twice"
-            if name in self.ours:
-                first = next(iter(self.of(name)[len(self.done[name]) :]), len(self.stream) + 1)
-                position = self.desk.ledger.cursor(self.state(name).id)
-                assert position < first, f"the position {position} of {name} passed {first}"
+        for lane, done in self.done.items():
+            assert done == self.of(lane)[: len(done)], f"{lane}: in order, none left out or twice"
+        for name in self.ours:
+            first = min(self.undone(name), default=len(self.stream) + 1)
+            position = self.desk.ledger.cursor(self.state(name).id)
+            assert position < first, f"the position {position} of {name} passed {first}"
 
 
 def world(rng: random.Random, tasks: asyncio.TaskGroup) -> World:
-    config = WorkerConfig(stream="S", subject_template="s.{partition}", max_ack_pending=15)
+    config = WorkerConfig(stream="S", subject_template="s.{partition}.*", lanes="key", max_ack_pending=15)
     recorder = Recorder(NO_METRICS, HealthTracker())
     desk, queues = Desk(config, recorder, never), Queues()
     desk.pool = queues  # type: ignore[assignment]
     partitions = [Partition((name,)) for name in NAMES]
     for partition in partitions:
         desk.ledger.states[partition.id] = PartitionState(partition, Lease(partition.id, 1))
-    desk.ledger.assign(Routes(SubjectTemplate("s.{partition}"), partitions))
+    desk.ledger.assign(Routes(SubjectTemplate("s.{partition}.*"), partitions))
 
     async def last() -> int:
         return len(made.stream)
@@ -237,7 +261,7 @@ async def finish(here: World) -> None:
             here.start(name)
             here.end(name)
         await asyncio.sleep(0)
-        if all(here.done[name] == here.of(name) for name in NAMES):
+        if not any(here.undone(name) for name in NAMES):
             return
 
 
@@ -252,4 +276,4 @@ async def test_a_position_passes_a_message_only_after_its_effect_while_partition
                 await asyncio.sleep(0)
         await finish(here)
     here.judge()
-    assert all(here.done[name] == here.of(name) for name in NAMES), "everything once, in order"
+    assert not any(here.undone(name) for name in NAMES), "everything once, in order"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
 import pyarrow as pa
@@ -82,9 +83,7 @@ class CatchUp:
             total = 0
             end = await self._last_sequence()
             while ledger.high < end:
-                total += await self._read(
-                    ledger.high, end, subjects, lambda state: 0 if state.catching_up else end, checkpoint=checkpoint
-                )
+                total += await self._read(ledger.high, end, subjects, _live, checkpoint=checkpoint)
                 ledger.stand_at(max(ledger.high, end))
                 await checkpoint()
                 end = await self._last_sequence()
@@ -108,7 +107,7 @@ class CatchUp:
         *,
         checkpoint: Callable[[], Awaitable[None]] | None = None,
     ) -> int:
-        """Feed `(after, to]` to the desk, each partition up to its `bound`, in order and complete; how many were new."""
+        """Feed `(after, to]` to the desk, each partition up to its `bound`, in order; returns how many came."""
         fed, ledger = 0, self._desk.ledger
         async with contextlib.aclosing(self._batches(after, to, subjects)) as batches:
             async for batch in batches:
@@ -169,6 +168,10 @@ class CatchUp:
         for start in range(0, batch.num_rows, _SLICE):
             await self._desk.room()
             yield batch.slice(start, _SLICE)
+
+
+def _live(state: PartitionState) -> int:
+    return 0 if state.catching_up else sys.maxsize
 
 
 def _bounds(parts: Mapping[PartitionId, tuple[PartitionState, int, int]]) -> Callable[[PartitionState], int]:
