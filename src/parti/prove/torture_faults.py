@@ -357,6 +357,7 @@ class TortureFaults:
             30.0,
             "the second namespace owns every partition",
         )
+        second.generation = self.ledger.generation  # the stream may have been made anew meanwhile
         if self.fleet.scenario.retention == "limits":  # it begins with what is there
             second.posted = {v: p for v, p in self.ledger.posted.items() if p.generation == second.generation}
         self.second = second
