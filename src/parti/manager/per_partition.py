@@ -201,7 +201,7 @@ class PerPartitionPlane(SlotProgress):
     def tick(self, now: float) -> None:
         self._share()
         for flow in self._flows.values():
-            flow.kick()
+            flow.look()
         third = self._parts.config.ack_wait / 3
         if now >= self._next_beat:
             self._next_beat = now + third

@@ -148,6 +148,11 @@ class SlotFlow:
             self._desk.asked -= self._asked
             self._asked = 0
 
+    def look(self) -> None:
+        """Ask again where nothing is asked for; where something is, its coming or its end leads to the next question."""
+        if self._pull is not None and not self._pull.outstanding:
+            self._pull.kick()
+
     def kick(self) -> None:
         if self._pull is not None:
             self._pull.kick()
