@@ -149,7 +149,7 @@ class SlotFlow:
             self._asked = 0
 
     def look(self) -> None:
-        """Ask again where nothing is asked for; where something is, its coming or its end leads to the next question."""
+        """Ask again where nothing is asked for; what is asked for leads to the next question when it comes or ends."""
         if self._pull is not None and not self._pull.outstanding:
             self._pull.kick()
 
