@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from parti.bench.goals import Figure
@@ -56,7 +57,7 @@ async def deleted(proof: Run, rounds: int, advance: Advance) -> dict[str, Figure
         "deleted_inversions": verdict.inversions,
         "deleted_two_owners": verdict.two_owners,
         "deleted_repeats": verdict.duplicated,
-        "deleted_repeat_age_max_s": round(_oldest_repeat(proof, deletions), 3),
+        "deleted_repeat_age_max_s": round(oldest_repeat([(at, n) for n, _, at in proof.begun], deletions), 3),
         "deleted_recovery_max_s": round(max(recoveries), 3),
     }
 
@@ -77,17 +78,18 @@ async def _delete(proof: Run, member: str) -> None:
         await proof.api.consumer_delete(*place)
 
 
-def _oldest_repeat(proof: Run, deletions: list[float]) -> float:
-    """How long before the next deletion a message had begun that began again later; 0 when there is none."""
-    began: dict[int, float] = {}
+def oldest_repeat(begun: Iterable[tuple[float, int]], deletions: Sequence[float]) -> float:
+    """How long before a deletion something had begun that began again after it; 0 when there is none.
+
+    What first began after the deletion was in two hands for a moment: its instances disagree, and nothing is replayed.
+    """
+    first: dict[int, float] = {}
     oldest = 0.0
-    for counter, _, at in proof.begun:
-        if counter not in began:
-            began[counter] = at
-            continue
-        following = bisect.bisect(deletions, began[counter])
-        if following < len(deletions):
-            oldest = max(oldest, deletions[following] - began[counter])
+    for at, counter in sorted(begun):
+        if counter not in first:
+            first[counter] = at
+        elif before := bisect.bisect(deletions, at):
+            oldest = max(oldest, deletions[before - 1] - first[counter])
     return oldest
 
 
