@@ -34,7 +34,8 @@ def test_nothing_is_lost_or_out_of_order_while_members_are_killed_frozen_and_ste
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "kind"), [("frozen", "elastic"), ("long", "elastic"), ("go", "elastic"), ("go", "static")]
+    ("case", "kind"),
+    [("frozen", "elastic"), ("long", "elastic"), ("deleted", "static"), ("go", "elastic"), ("go", "static")],
 )
 def test_many_in_hand_long_handlers_and_the_reference_in_the_other_seat(case: str, kind: str) -> None:
     if case == "go" and find_cg() is None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+
+import pytest
 
 from parti.control import claims, slot
 from parti.control.signals import (
+    ClaimLost,
     ClaimSeen,
     Discard,
     Done,
@@ -21,6 +25,7 @@ from parti.control.signals import (
     StopLane,
     Verdict,
     WriteClaim,
+    WriteFailed,
 )
 from parti.control.slot import Phase, Slot
 from parti.model import Claim, ClaimState, Member, PartitionId, WorkerId
@@ -135,3 +140,76 @@ def test_a_fenced_worker_holds_nothing() -> None:
     assert effects == [Revoked(claim.lease()), Discard(P)]
     assert slot.deliver(state, 11, 1, 1)[1] is Verdict.IGNORE
     assert repr(state) == "<Slot slot-3 idle epoch=None cursor=10>"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_reads_judged_at_once_and_told_late_lead_where_each_message_by_itself_does(seed: int) -> None:
+    """Random reads, repeats, gaps, claims and losses: one slot is told everything at once, the other one late."""
+    rng = random.Random(seed)
+    prompt, claim = live()
+    late, revision, top, taken = prompt, 3, prompt.queued, list[int]()
+    untold: int | None = None
+
+    def tell() -> None:
+        nonlocal late, untold
+        if untold is not None:
+            late, said = slot.step(late, Done(untold))
+            assert said == (), "a steady slot asks for nothing"
+            untold = None
+
+    for _ in range(400):
+        if rng.random() < 0.5:
+            inbox = prompt.ticket - (rng.random() < 0.1)
+            first = prompt.expected + (rng.random() < 0.1)
+            seqs = [top + rng.randint(1, 3) * (n + 1) if rng.random() < 0.9 else rng.randint(1, top) for n in range(3)]
+            verdicts, effects, before = [], list[object](), prompt
+            for n, seq in enumerate(seqs):
+                prompt, verdict, said = slot.deliver(prompt, seq, first + n, inbox)
+                verdicts.append(verdict)
+                effects += said
+            after = slot.deliver_new(late, seqs, first, inbox, untold)
+            assert (after is not None) == (verdicts == [Verdict.PROCESS] * 3), (before, seqs)
+            if after is not None:
+                late, untold = after, None
+                taken += seqs
+                top = seqs[-1]
+            else:
+                tell()
+                also = list[object]()
+                for n, seq in enumerate(seqs):
+                    late, verdict, said = slot.deliver(late, seq, first + n, inbox)
+                    if verdict is Verdict.PROCESS:
+                        taken.append(seq)
+                        top = seq
+                    also += said
+                assert also == effects
+        elif taken and rng.random() < 0.7:
+            done = rng.choice([taken.pop(0), taken[0] - 1 if taken else late.queued])
+            steady = prompt.steady
+            prompt, _ = slot.step(prompt, Done(done))
+            if steady:
+                untold = done
+            else:
+                tell()
+                late, _ = slot.step(late, Done(done))
+        else:
+            prepared = claims.prepare(claim, B, term=1)
+            events: list[slot.Event] = [
+                Gap(),
+                ResetDone(prompt.ticket),
+                ClaimSeen(rng.choice([claim, prepared]), revision),
+                ClaimLost(revision, revision),
+                WriteFailed(),
+            ]
+            if prompt.phase is Phase.STOPPING:
+                kept = rng.randint(0, len(taken))
+                events = [LaneStopped(taken[kept - 1] if kept else 0, taken[kept] if kept < len(taken) else None)]
+                taken = taken[:kept]
+            event = rng.choice(events)
+            revision += 1
+            tell()
+            prompt, said = slot.step(prompt, event)
+            late, late_said = slot.step(late, event)
+            assert said == late_said
+        if untold is None:
+            assert late == prompt

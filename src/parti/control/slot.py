@@ -9,8 +9,10 @@ a gap means a new inbox and another reset before anything is processed (CLUSTER.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from operator import lt
 from typing import assert_never
 
 from parti.control import claims
@@ -83,6 +85,14 @@ class Slot:
         return self.done >= self.tail
 
     @property
+    def steady(self) -> bool:
+        """Nothing is asked of anybody when a message is done: `Done` moves the cursor, and can wait until that matters.
+
+        Whatever a claim asks for was begun when it was seen, and ended this phase; one that got lost is written again.
+        """
+        return self.phase is Phase.LIVE and self.lost is None
+
+    @property
     def unreleased(self) -> tuple[int, int] | None:
         """As `Holding.unreleased`."""
         stopped = self.phase in (Phase.SETTLING, Phase.RELEASING)
@@ -119,6 +129,22 @@ def deliver(state: Slot, seq: int, consumer_seq: int, inbox: int) -> tuple[Slot,
         return state, Verdict.ACK_WHEN_DONE, ()
     # `done` is brought up first, so that the cursor never goes back.
     return replace(state, queued=seq, tail=seq, done=state.cursor), Verdict.PROCESS, ()
+
+
+def deliver_new(
+    state: Slot, seqs: Sequence[int], consumer_seq: int, inbox: int, done: int | None = None
+) -> Slot | None:
+    """As `deliver` for each of these, when all are to be processed; None when they have to be judged one by one.
+
+    `consumer_seq` is that of the first, and they have no gap between them. `done`: as by `Done` before.
+    """
+    if inbox != state.ticket or state.phase is not Phase.LIVE or consumer_seq != state.expected:
+        return None
+    if seqs[0] <= state.queued or (len(seqs) > 1 and not all(map(lt, seqs, seqs[1:]))):
+        return None
+    reached = state.done if done is None else max(state.done, done)
+    cursor = state.queued if reached >= state.tail else reached
+    return replace(state, expected=consumer_seq + len(seqs), queued=seqs[-1], tail=seqs[-1], done=cursor)
 
 
 def step(state: Slot, event: Event) -> Step:

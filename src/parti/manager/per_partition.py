@@ -17,7 +17,6 @@ from parti.control import slot
 from parti.control.signals import (
     ClaimSeen,
     Discard,
-    Done,
     Gap,
     Granted,
     LaneStopped,
@@ -27,7 +26,6 @@ from parti.control.signals import (
     Settle,
     Settled,
     StopLane,
-    Verdict,
     WriteClaim,
 )
 from parti.control.slot import Phase
@@ -37,7 +35,7 @@ from parti.manager.slot_acks import AcksUnconfirmed, confirm
 from parti.manager.slot_desk import SlotDesk
 from parti.manager.slot_durable import SlotDurable, SlotIdentity, subjects_of
 from parti.manager.slot_flow import SlotFlow
-from parti.manager.slot_plane import SlotPlane
+from parti.manager.slot_progress import SlotProgress
 from parti.model import Ahead, Claim, Member, PartitionId, Retention
 from parti.observe import worker_metrics as m
 from parti.wire.api_consumers import filters_of
@@ -62,7 +60,7 @@ _REMOVALS: Final = 2.0  # seconds for one: a release must not fail because of it
 _RESETS: Final = 64  # in flight at once: a worker that takes over many partitions must not flood the server
 
 
-class PerPartitionPlane(SlotPlane):
+class PerPartitionPlane(SlotProgress):
     """Performs the effects of `control.slot`."""
 
     def __init__(
@@ -78,7 +76,6 @@ class PerPartitionPlane(SlotPlane):
         self._subjects = subjects or (lambda partition: subjects_of(template, partition))
         self._parts = parts
         self._retention = retention
-        self._flows: dict[PartitionId, SlotFlow] = {}
         self._durables: dict[PartitionId, SlotDurable] = {}
         self._identity = SlotIdentity(parts, host.store.kv.stream, host.stream_created)
         self._handler = AdaptedHandler(parts.handler, concurrency=parts.config.concurrency)
@@ -168,6 +165,7 @@ class PerPartitionPlane(SlotPlane):
         Looked at when nothing is in hand, and only what was there at the last look already: an ack may be on its way.
         """
         js, stream, before = self._parts.js, self._parts.config.stream, self._left_over
+        self._tell_all()
         self._left_over = {}
         for partition in [p for p in self.owned() if p in self._flows and not self._flows[p].state.open]:
             for subject in self._durables[partition].filters:
@@ -187,12 +185,9 @@ class PerPartitionPlane(SlotPlane):
                         await js.msg_delete(stream, at)
                     at += 1
 
-    def positions(self) -> dict[PartitionId, tuple[int, int]]:
-        found = {p: (s.lease.epoch, s.cursor) if s.lease is not None else s.unreleased for p, s in self._slots.items()}
-        return {p: at for p, at in found.items() if at is not None}
-
     def shown(self) -> Shown:
         """What an operator asks first; the same as in the other layout."""
+        self._tell_all()
         return Shown(
             worker_id=self._member.worker,
             consumer=f"{self._parts.config.consumer_prefix}-slot",
@@ -206,7 +201,7 @@ class PerPartitionPlane(SlotPlane):
     def tick(self, now: float) -> None:
         self._share()
         for flow in self._flows.values():
-            flow.kick()
+            flow.look()
         third = self._parts.config.ack_wait / 3
         if now >= self._next_beat:
             self._next_beat = now + third
@@ -217,6 +212,7 @@ class PerPartitionPlane(SlotPlane):
         return {p: flow.state.ahead for p, flow in self._flows.items() if flow.state.ahead is not None}
 
     async def stop(self) -> dict[PartitionId, tuple[int, int]]:
+        self._tell_all()
         self._closed = True
         for partition, flow in self._flows.items():
             last_started, dropped_from = flow.stop()
@@ -234,6 +230,7 @@ class PerPartitionPlane(SlotPlane):
     async def abandon(self) -> bool:
         if self._connection is not None:
             self._connection.abort()
+        self._tell_all()
         self._fence()
         return await self._end() and self._handler.still
 
@@ -301,6 +298,7 @@ class PerPartitionPlane(SlotPlane):
                 self._retention,
                 worker_id=self._member.worker,
                 judge=self._deliver,
+                all_new=lambda seqs, first, inbox: self._deliver_new(partition, seqs, first, inbox),
                 gap=lambda p: self._feed(p, Gap()),
                 skipped=self._done,
                 may_pull=lambda: self._host.may_act() and not self._closed,
@@ -314,27 +312,10 @@ class PerPartitionPlane(SlotPlane):
         claims = [held.claim for held in self._slots.values()]
         self._desk.flows = max(1, sum(claim is not None and claim.owner == self._member for claim in claims))
 
-    def _deliver(self, partition: PartitionId, sequence: int, consumer_sequence: int, inbox: int) -> Verdict:
-        if self._closed:
-            return Verdict.IGNORE
-        held, verdict, effects = slot.deliver(self._slots[partition], sequence, consumer_sequence, inbox)
-        self._slots[partition] = held
-        for effect in effects:
-            self._perform(partition, effect)
-        return verdict
-
     def _let_go(self, message: Message) -> None:
-        if self._flows[message.partition.id].done(message):
-            self._done(message.partition.id)
-
-    def _done(self, partition: PartitionId) -> None:
-        """Something is done, here or by an owner before us."""
-        held = self._slots[partition]
-        done = Done(self._flows[partition].finished_up_to(held.queued))
-        if not self._closed:
-            self._feed(partition, done)
-        else:
-            self._slots[partition], _ = slot.step(held, done)
+        partition = message._lane.state.id
+        if self._flows[partition].done(message):
+            self._done(partition)
 
     async def _write(self, claim: Claim, expected: int) -> None:
         """Before a partition is taken its durable exists, so that whoever sees it owned may publish."""

@@ -72,9 +72,10 @@ class SlotDesk:
             max_bytes=max(1, config.max_bytes // (2 * config.prefetch_depth * self.flows)),
         )
 
-    def took(self, message: Message) -> None:
-        self.in_hand += 1
-        self.bytes += len(message.data) + len(message._head)
+    def took(self, messages: int, size: int) -> None:
+        """So many came into hand, with so many bytes of payload and headers."""
+        self.in_hand += messages
+        self.bytes += size
 
     def let_go(self, message: Message) -> None:
         self.in_hand -= 1

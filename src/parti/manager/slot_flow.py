@@ -13,7 +13,7 @@ from parti.model import Ahead, Lease, Partition, PartitionId, Retention
 from parti.wire.columns import Deliveries
 from parti.wire.errors import MaxAckPendingReached, TooManyPulls
 from parti.wire.live import LiveConnection
-from parti.wire.pull import LivePull
+from parti.wire.pull import Item, LivePull
 from parti.worker.desk import ACK, IN_PROGRESS
 from parti.worker.info import PartitionInfo
 from parti.worker.lanes import LanePool
@@ -23,6 +23,8 @@ from parti.worker.parts import WorkerParts
 
 Judge = Callable[[PartitionId, int, int, int], str]
 """(partition, stream sequence, consumer sequence, inbox) -> verdict of `control.slot.deliver`."""
+AllNew = Callable[[list[int], int, int], bool]
+"""(stream sequences, consumer sequence of the first, inbox) -> all are to be processed, and were noted as delivered."""
 
 
 class SlotFlow:
@@ -38,6 +40,7 @@ class SlotFlow:
         *,
         worker_id: str,
         judge: Judge,
+        all_new: AllNew,
         gap: Callable[[PartitionId], None],
         skipped: Callable[[PartitionId], None],
         may_pull: Callable[[], bool],
@@ -50,10 +53,12 @@ class SlotFlow:
         self._desk = desk
         self._worker_id = worker_id
         self._judge = judge
+        self._all_new = all_new
         self._gap = gap
         self._skipped = skipped
         self._may_pull = may_pull
         self._asked = 0  # as the desk knows it
+        self._following = 1  # the consumer sequence of the next delivery
         self._pull: LivePull | None = None
         self._connection: LiveConnection | None = None
         self._stable: asyncio.TimerHandle | None = None
@@ -92,11 +97,13 @@ class SlotFlow:
         config = self._parts.config
         self._connection = connection
         self._acks.clear()
+        self._following = 1
         self._pull = LivePull(
             connection,
             config.stream,
             durable,
             on_batch=lambda deliveries: self._on_batch(deliveries, ticket),
+            on_few=lambda items, _: self._take(items, ticket),
             on_trouble=self._on_trouble,
             capacity=self._room,
             settings=self._desk.settings(),
@@ -141,6 +148,11 @@ class SlotFlow:
             self._desk.asked -= self._asked
             self._asked = 0
 
+    def look(self) -> None:
+        """Ask again where nothing is asked for; what is asked for leads to the next question when it comes or ends."""
+        if self._pull is not None and not self._pull.outstanding:
+            self._pull.kick()
+
     def kick(self) -> None:
         if self._pull is not None:
             self._pull.kick()
@@ -152,52 +164,89 @@ class SlotFlow:
         self._gap(self.partition)
 
     def _on_batch(self, deliveries: Deliveries, ticket: int) -> None:
+        """A large read, as columns."""
         frames = deliveries.frames
         first = int(frames.subject_start[0])
         raw = frames.data[first : int(frames.payload_end[-1])].tobytes()
-        spans = (frames.positions - first).tolist()
-        subject_at, subject_end, _, reply_at, reply_end, head_at, data_at, data_end = spans
-        counts, sequences, consumed, stamps, _ = deliveries.numbers.tolist()
-        now, dropped = time.time(), 0
-        for i, sequence in enumerate(sequences):
-            reply = raw[reply_at[i] : reply_end[i]]
-            verdict = self._judge(self.partition, sequence, consumed[i], ticket)
-            if verdict == "ack_when_done" and (held := self.state.open.get(sequence)) is not None:
-                held._reply = reply  # after a reset only the newest delivery can be acknowledged
-                self._void.discard(sequence)
-                dropped += 1
-            elif verdict in ("ack", "ack_when_done"):
-                # Done: also one above the cursor, where another key's message is not (its first ack may be void).
-                self._acks.append((sequence, reply))
-                self._write(ACK % reply)
-                self._void.discard(sequence)
-                dropped += 1
-            elif verdict == "process" and (ahead := self.state.ahead) is not None and ahead.covers(sequence):
+        subject_at, subject_end, _, reply_at, reply_end, head_at, data_at, data_end = (
+            frames.positions - first
+        ).tolist()
+        counts, sequences, _, stamps, _ = deliveries.numbers.tolist()
+        items = [
+            (
+                raw[subject_at[i] : subject_end[i]],
+                raw[reply_at[i] : reply_end[i]],
+                raw[head_at[i] : data_at[i]],
+                raw[data_at[i] : data_end[i]],
+                counts[i],
+                sequence,
+                stamps[i],
+            )
+            for i, sequence in enumerate(sequences)
+        ]
+        self._take(items, ticket)
+
+    def _take(self, items: list[Item], ticket: int) -> None:
+        """Everything of one read. Most reads bring nothing but new messages: those are judged all at once."""
+        following = self._following
+        self._following += len(items)  # the pull has looked: consumer sequences have no gap
+        if self.state.ahead is None and self._all_new([item[5] for item in items], following, ticket):
+            self._queue(items)
+            dropped = 0
+        else:
+            dropped = sum(self._take_one(item, following + i, ticket) for i, item in enumerate(items))
+        self._desk.read(len(items), sum(item[4] > 1 for item in items), dropped)
+        self._desk.works()
+
+    def _take_one(self, item: Item, consumer_sequence: int, ticket: int) -> bool:
+        """Whether it was dropped, because it is done, or in hand already."""
+        sequence, reply = item[5], item[1]
+        verdict = self._judge(self.partition, sequence, consumer_sequence, ticket)
+        if verdict == "process":
+            ahead = self.state.ahead
+            if ahead is not None and ahead.covers(sequence):
                 self.state.seen = sequence
                 self._acks.append((sequence, reply))
                 self._write(ACK % reply)
                 self._skipped(self.partition)
-                dropped += 1
-            elif verdict == "process":
-                self.state.seen = sequence
-                if ahead is not None and sequence > ahead.upto:
-                    self.state.ahead = None
-                message = Message()
-                message.subject = raw[subject_at[i] : subject_end[i]].decode(errors="replace")
-                message.partition, message.lease = self.state.partition, self.state.lease
-                message.key = message.subject if self._keyed else self.partition
-                message.sequence, message.delivered = sequence, counts[i]
-                message.data, message._head = raw[data_at[i] : data_end[i]], raw[head_at[i] : data_at[i]]
-                message._reply, message._headers = reply, None
-                message.timestamp, message.received_at = stamps[i] / 1e9, now
-                message._held_since, message.worker_id = time.monotonic(), self._worker_id
-                message.attempt, message.last_error = 0, ""
-                message._lane = self.state.lane(message.key)
-                self.state.open[sequence] = message
-                self._desk.took(message)
-                self._pool.push(message)
-        self._desk.read(len(sequences), sum(count > 1 for count in counts), dropped)
-        self._desk.works()
+                return True
+            if ahead is not None and sequence > ahead.upto:
+                self.state.ahead = None
+            self._queue([item])
+            return False
+        if verdict == "ack_when_done" and (held := self.state.open.get(sequence)) is not None:
+            held._reply = reply  # after a reset only the newest delivery can be acknowledged
+        elif verdict in ("ack", "ack_when_done"):
+            # Done: also one above the cursor, where another key's message is not (its first ack may be void).
+            self._acks.append((sequence, reply))
+            self._write(ACK % reply)
+        else:
+            return False
+        self._void.discard(sequence)
+        return True
+
+    def _queue(self, items: list[Item]) -> None:
+        """These are ours to do: into hand, and into their lanes."""
+        state, push, keyed, size = self.state, self._pool.push, self._keyed, 0
+        received, now = time.time(), time.monotonic()
+        for subject, reply, head, data, count, sequence, stamp in items:
+            message = Message()
+            message.subject = text = subject.decode(errors="replace")
+            message.partition, message.lease = state.partition, state.lease
+            message.sequence, message.delivered = sequence, count
+            message.data, message._head, message._reply, message._headers = data, head, reply, None
+            message.timestamp, message.received_at = stamp / 1e9, received
+            message._held_since, message.worker_id = now, self._worker_id
+            message.attempt, message.last_error = 0, ""
+            if keyed:
+                message.key, message._lane = text, state.lane(text)
+            else:
+                message.key, message._lane = self.partition, state.main
+            state.open[sequence] = message
+            size += len(data) + len(head)
+            push(message)
+        state.seen = items[-1][5]
+        self._desk.took(len(items), size)
 
     # -- lanes --------------------------------------------------------------------------------------------------------
 
@@ -250,12 +299,13 @@ class SlotFlow:
 
     def done(self, message: Message) -> bool:
         """The message is finished: acknowledge it. False when it had been taken from us before."""
-        if self.state.open.get(message.sequence) is not message:
+        state = self.state
+        if state.open.get(message.sequence) is not message:
             return False
-        del self.state.open[message.sequence]
+        del state.open[message.sequence]
         self._desk.let_go(message)
-        self.state.done += 1
-        self.state.furthest = max(self.state.furthest, message.sequence)
+        state.done += 1
+        state.furthest = max(state.furthest, message.sequence)
         if message.sequence not in self._void:  # nobody answers an ack of a void delivery
             self._acks.append((message.sequence, message._reply))
         self._write(ACK % message._reply)

@@ -27,7 +27,7 @@ class SlotPlane(ABC):
 
     def allows(self, lease: Lease) -> bool:
         held = self._slots.get(lease.partition)
-        return held is not None and held.lease == lease
+        return held is not None and (held.lease is lease or held.lease == lease)
 
     def claim_lost(self, partition: PartitionId, revision: int, expected: int) -> None:
         if partition in self._slots:

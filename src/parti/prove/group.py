@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,10 +12,12 @@ from parti.errors import UsageError
 from parti.groups import GroupKind
 from parti.prove.group_cases import LONG_HANDLER, beside_go, frozen, long_handlers
 from parti.prove.group_churn import DISRUPTIVE, churn
+from parti.prove.group_deleted import GOALS as DELETED_GOALS
+from parti.prove.group_deleted import deleted
 from parti.prove.group_go import find_cg
 from parti.prove.group_run import ACK_WAIT, running
 
-CASES = ("churn", "frozen", "long", "go")
+CASES = ("churn", "frozen", "long", "deleted", "go")
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
@@ -70,6 +73,7 @@ async def _churn(ctx: RunContext) -> dict[str, Figure]:
         "two_owners": verdict.two_owners,
         **{f"events_{name}": count for name, count in sorted(done.events.items())},
         "takeover_kill_max_s": round(max(done.kills, default=float("nan")), 3),
+        "takeover_step_down_p50_s": round(statistics.median(done.step_downs or [float("nan")]), 3),
         "takeover_step_down_max_s": round(max(done.step_downs, default=float("nan")), 3),
         "examples": "; ".join(f"{name}: {found[0]}" for name, found in verdict.examples.items()) or "none",
     }
@@ -91,6 +95,13 @@ async def _long(ctx: RunContext) -> dict[str, Figure]:
             return await long_handlers(proof, changes, advance)
 
 
+async def _deleted(ctx: RunContext) -> dict[str, Figure]:
+    rounds = 4 if ctx.quick else 16
+    async with running(GroupKind(ctx.options["kind"]), ctx.random(), ["m1", "m2"]) as proof:
+        with ctx.progress("deleting consumers", total=rounds) as advance:
+            return await deleted(proof, rounds, advance)
+
+
 async def _go(ctx: RunContext) -> dict[str, Figure]:
     cg = find_cg()
     assert cg is not None  # otherwise the case is not run
@@ -100,7 +111,7 @@ async def _go(ctx: RunContext) -> dict[str, Figure]:
             return await beside_go(proof, cg, rounds, advance)
 
 
-_RUN = {"churn": _churn, "frozen": _frozen, "long": _long, "go": _go}
+_RUN = {"churn": _churn, "frozen": _frozen, "long": _long, "deleted": _deleted, "go": _go}
 GOALS = {
     "churn": {
         "lost": "<= 0",
@@ -119,6 +130,7 @@ GOALS = {
         "frozen_stall_max_s": f"<= {ACK_WAIT}",
     },
     "long": {"long_lost": "<= 0", "long_inversions": "<= 0", "long_begun_twice": "<= 0"},
+    "deleted": DELETED_GOALS,
     "go": {"go_lost": "<= 0", "go_inversions_of_ours": "<= 0", "go_dead": "<= 0"},
 }
 PROOF = Proof(

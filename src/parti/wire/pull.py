@@ -218,17 +218,18 @@ class LivePull:
             )
         if items:
             self._book(len(items))
-            if self._in_sequence(len(items), consumer_seqs[0], consumer_seqs[-1]):
+            if self._in_sequence(consumer_seqs):
                 take(items, pending)
         for inbox, header in statuses:
             self._status(inbox, header)
 
-    def _in_sequence(self, count: int, first: int, last: int) -> bool:
+    def _in_sequence(self, sequences: list[int]) -> bool:
         """Whether these deliveries follow the ones before; if not, one got lost, and the owner is told."""
         if not self._exclusive:
             return True
+        count, first, last = len(sequences), sequences[0], sequences[-1]
         expected = first if self._next is None else self._next
-        if first != expected or last - first != count - 1:
+        if sequences != list(range(expected, expected + count)):
             self.stop()
             self._on_trouble(
                 DeliveryLost(
@@ -244,7 +245,7 @@ class LivePull:
         self._book(count)
         if self._settings.group and (found := _PIN.search(deliveries.frames.header(count - 1))):
             self.pin = found[1].decode()
-        if not self._in_sequence(count, int(deliveries.consumer_seq[0]), int(deliveries.consumer_seq[-1])):
+        if not self._in_sequence(deliveries.consumer_seq.tolist()):
             return
         self._on_batch(deliveries)
 
