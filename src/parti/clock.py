@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Clock(Protocol):
@@ -51,6 +53,8 @@ class SystemClock:
         return time.time()
 
     async def sleep(self, seconds: float) -> None:
+        import asyncio  # its caller has it already; Spark's processes, which read the time only, need it not
+
         await asyncio.sleep(seconds)
 
 
@@ -78,6 +82,8 @@ class SimulatedClock:
         self._wall_offset += seconds
 
     async def sleep(self, seconds: float) -> None:
+        import asyncio
+
         if seconds <= 0:
             await asyncio.sleep(0)
             return

@@ -27,7 +27,7 @@ def test_a_number_is_a_case_and_everything_comes_up():
     assert {case.reader.start for case in cases} == {"earliest", "sequence", "timestamp"}
     acts = Counter(act.name for case in cases for _, act in case.reader.acts)
     single = {"delete", "run", "tail", "purge_subject"}
-    assert acts.keys() == single | {"publish", "front", "limit", "bytes", "storm", "flood"}
+    assert acts.keys() == single | {"publish", "front", "limit", "bytes", "storm", "flood", "aging", "age", "remake"}
 
 
 @pytest.mark.timeout(120)

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from parti.errors import DataLoss
 from parti.spark.batch_reader import JetStreamReader
+from parti.spark.pipeline import Outcomes, Pipeline
 from parti.spark.source_options import SourceOptions
 from parti.spark.stream_reader import JetStreamStreamReader
 from parti.wire.blocking import BlockingConnection
@@ -189,3 +190,24 @@ def test_spark_reads_a_stream_at_its_limits_with_defaults(spark, query, make_str
         query.run(stream.options(startingOffsets="earliest"))
     rows = query.sequences()
     assert rows == list(range(rows[0], rows[-1] + 1))
+
+
+@pytest.mark.spark
+def test_a_new_pipeline_begins_on_a_stream_at_its_limits(spark, make_stream, tmp_path):
+    stream = make_stream(storage="memory", max_msgs=60_000)
+    stream.publish(60_000)
+    pipeline = Pipeline(
+        name=f"p-{stream.name}",
+        stream=stream.name,
+        handler=lambda message: None,
+        key="2",
+        checkpoint=str(tmp_path / "checkpoint"),
+        trigger="available-now",
+        nats=ConnectOptions(servers=(stream.url,)),
+        outcomes=Outcomes(parquet=str(tmp_path / "outcomes")),
+    )
+    with load(stream, burst=20, pause=0.01), pipeline.start(spark) as running:
+        assert running.wait(100)
+    found = spark.read.parquet(str(tmp_path / "outcomes")).selectExpr("min(sequence)", "max(sequence)", "count(*)")
+    first, last, count = found.first()
+    assert count == last - first + 1 == running.totals.done > 0

@@ -205,5 +205,11 @@ def test_an_outage_beyond_the_budget_fails_the_query_with_its_cause(query, own_s
 
 
 def test_wrong_options_fail_before_the_query_runs(query, stream):
-    assert "startingOffsets 7 lies beyond" in failure_of(query, stream.options(startingOffsets=7))
-    assert "has no meaning for a streaming query" in failure_of(query, stream.options(endingOffsets=7))
+    for given, sentence in [
+        ({"endingOffsets": 7}, "option endingOffsets has no meaning for a streaming query"),  # by the reader's options
+        ({"startingOffsets": 7}, "startingOffsets 7 lies beyond the last sequence 0"),  # by the first question
+    ]:
+        told = failure_of(query, stream.options(**given))
+        assert f"parti.errors.ConfigError: {sentence}" in told.splitlines()[0]
+        assert "Traceback" not in told
+        assert "UnboundLocalError" not in told

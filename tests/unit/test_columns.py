@@ -74,6 +74,39 @@ def test_positions_are_read_from_ack_subjects_of_any_and_of_mixed_length(
     assert deliveries.numbers.T.tolist() == [list(values) for _, values in rows]
 
 
+runs = st.lists(
+    st.tuples(
+        st.sampled_from([9, 11, 12]),
+        st.tuples(*[st.integers(0, 18).map(lambda digits: max(10**digits - 40, 1)) | st.integers(0, 2**62)] * 5),
+        st.sampled_from([(0, 1, 1, 17, -1), (1, 1, 1, 1, 1), (0, 10**15, 3, 10**17, 0)]),
+        st.integers(1, 90),
+    ),
+    min_size=2,
+    max_size=6,
+)
+
+
+@given(runs, st.none() | st.sampled_from(["1.2.3.4", "1.2.x.4.5", "1.2.3.4.", "1.2.3.4.5.6.7.8.9", "1.2.:.4.5"]))
+@settings(deadline=None, max_examples=60)
+def test_a_large_batch_is_read_in_runs_as_each_reply_alone(
+    rows: list[tuple[int, tuple[int, ...], tuple[int, ...], int]], bad: str | None
+) -> None:
+    """Runs of one consumer, whose numbers get longer and shorter on the way, of several shapes, and a broken reply."""
+    values = [
+        (shape, tuple(max(number + step * row, 0) for number, step in zip(first, steps, strict=True)))
+        for shape, first, steps, count in rows
+        for row in range(count)
+    ]
+    values += [(9, (1, 10**6 + row, row, NANOSECONDS + row, 500 - row)) for row in range(300)]
+    raw = [message("s", ack(shape, numbers), b"x") for shape, numbers in values]
+    if bad is not None:
+        raw[len(raw) // 2] = message("s", f"$JS.ACK.S.c.{bad}", b"x")
+        with pytest.raises(ProtocolError, match=r"no acknowledgement subject"):
+            consumer_deliveries(frames_of(*raw))
+        return
+    assert consumer_deliveries(frames_of(*raw)).numbers.T.tolist() == [list(numbers) for _, numbers in values]
+
+
 @pytest.mark.parametrize("shape", [9, 11, 12])
 def test_each_number_of_an_ack_subject_has_its_name(shape: int) -> None:
     deliveries = consumer_deliveries(frames_of(message("a.b", ack(shape, (3, 17, 5, NANOSECONDS, 9)), b"hi")))

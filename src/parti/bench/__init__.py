@@ -12,6 +12,7 @@ BENCHMARKS: Final[dict[str, str]] = {
     "assign": "parti.bench.assign",
     "spark-read": "parti.bench.spark_read",
     "spark-write": "parti.bench.spark_write",
+    "spark-cost": "parti.bench.spark_cost",
     "pipeline": "parti.bench.pipeline",
     "group": "parti.bench.group",
     "deliver": "parti.bench.deliver",

@@ -198,7 +198,7 @@ def _generated(ctx: RunContext) -> dict[str, int]:
     if staged:
         with tempfile.TemporaryDirectory(prefix="parti-cases-") as folder, case_driver(Path(folder)) as driver:
             found.update(run_cases(ctx, cases=staged, first=first, replicas=replicas, driver=driver))
-    return {name: found[name] for name in ("cases", "rows", "losses_told", "faults", *_CASES)}
+    return {name: found[name] for name in ("cases", "spark_cases", "rows", "losses_told", "faults", *_CASES)}
 
 
 def _trial(

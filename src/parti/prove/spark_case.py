@@ -144,8 +144,10 @@ def _act(rng: random.Random, names: tuple[str, ...]) -> Act:
             return Act("publish", count=rng.choice((1, 30, 700)))
         case "flood":
             return Act("flood", count=rng.choice((40, 700)))
-        case "storm":
-            return Act("storm", count=rng.choice((2_000, 8_000)))
+        case "storm" | "aging" as name:
+            return Act(name, count=rng.choice((2_000, 8_000)))
+        case "remake":
+            return Act("remake", count=rng.choice((0, 5, 600)))
         case name:
             return Act(name, share=rng.choices((0.01, 0.1, 0.4, 0.9, 1.0), (3, 3, 3, 1, 1))[0])
 
@@ -163,7 +165,9 @@ def _reader(rng: random.Random, stream: StreamPlan) -> ReaderPlan:
         options["maxBytesPerTrigger"] = rng.choice(("20KB", "200KB", "2MB"))
     options["failOnDataLoss"] = "true" if rng.random() < 0.6 else "false"
     names: tuple[str, ...] = ("publish", "delete", "run", "purge_subject", "front", "limit", "bytes", "tail", "storm")
-    names += ("flood", "flood")
+    names += ("flood", "flood", "aging", "age", "age")
+    if stream.retention == "limits" and not stream.mirrors:
+        names += ("remake", "remake")
     if "sealed" in stream.features or stream.kind != "plain":
         names = ()
     return ReaderPlan(

@@ -7,6 +7,7 @@ Spark with real kills.
 from __future__ import annotations
 
 import contextlib
+import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,14 +42,16 @@ class OneServer:
 
 
 class ThreeServers:
-    """A cluster: one node is killed and comes back, or a leader steps down."""
+    """A cluster: one node, any of them, is killed and comes back, or a leader steps down."""
 
-    def __init__(self, cluster: NatsCluster) -> None:
+    def __init__(self, cluster: NatsCluster, seed: int) -> None:
         self._cluster = cluster
+        self._rng = random.Random(seed)
 
     def restart(self) -> None:
-        self._cluster.kill(0)
-        self._cluster.restart(0)
+        node = self._rng.randrange(len(self._cluster.urls))
+        self._cluster.kill(node)
+        self._cluster.restart(node)
 
     def step_down(self, stream: str) -> None:
         with BlockingConnection.open(ConnectOptions(servers=tuple(self._cluster.urls))) as connection:
@@ -61,11 +64,16 @@ def run_cases(
     """Play so many cases; the figures count cases by what was wrong with them. With a `driver` on a real Spark."""
     figures: Counter[str] = Counter(dict.fromkeys((f"cases_{kind}" for kind in WRONG), 0))
     where = "on Spark" if driver is not None else "played"
-    with _servers(replicas) as (urls, servers), ctx.progress(f"cases {where}", total=cases) as advance:
+    with _servers(replicas, ctx.seed) as (urls, servers), ctx.progress(f"cases {where}", total=cases) as advance:
         for number in range(first, first + cases):
             case = draw(ctx.seed, number, replicas=replicas)
             verdict, outcome, faults = _one(case, urls, ctx.seed, servers, driver)
-            figures += Counter(cases=1, rows=len(outcome.rows), losses_told=bool(outcome.failures or outcome.said))
+            figures += Counter(
+                cases=1,
+                spark_cases=driver is not None,
+                rows=len(outcome.rows),
+                losses_told=bool(outcome.failures or outcome.said),
+            )
             figures["faults"] += faults
             for kind in verdict.wrong:
                 figures[f"cases_{kind}"] += 1
@@ -96,13 +104,13 @@ def _one(
 
 
 @contextlib.contextmanager
-def _servers(replicas: int) -> Iterator[tuple[tuple[str, ...], Servers]]:
+def _servers(replicas: int, seed: int) -> Iterator[tuple[tuple[str, ...], Servers]]:
     if replicas == 1:
         with NatsServer() as server:
             yield (server.url,), OneServer(server)
     else:
         with NatsServer.cluster(replicas) as cluster:
-            yield tuple(cluster.urls), ThreeServers(cluster)
+            yield tuple(cluster.urls), ThreeServers(cluster, seed)
 
 
 @contextlib.contextmanager

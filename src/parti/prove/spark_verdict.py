@@ -57,11 +57,23 @@ def judge(outcome: Outcome, world: World, filters: tuple[str, ...]) -> Verdict:
             verdict.note("inexact", f"{sequence} was said to be lost and came out")
         elif sequence in world.present:
             verdict.note("inexact", f"{sequence} was said to be lost and is there")
+    if (unread := _unread_of_old(counted, outcome, world, filters)) and not outcome.failures:
+        verdict.note("silent", f"the stream was made anew under a query that had not read {min(unread)}")
     if outcome.failures and not (world.front | world.gone_at.keys()):
         verdict.note("false_alarms", outcome.failures[0])
     if outcome.differing:
         verdict.note("replays_that_differ", outcome.differing)
     return verdict
+
+
+def _unread_of_old(counted: Counter[int], outcome: Outcome, world: World, filters: tuple[str, ...]) -> set[int]:
+    """What a query that tolerates no loss had not read of a stream that it had begun, when that was made anew."""
+    reader = world.case.reader
+    begun = reader.streaming and reader.options["failOnDataLoss"] == "true" and counted.keys() & world.forgotten
+    left = world.forgotten - counted.keys() - world.mortal if begun else set()
+    # What was deleted before is no loss, and nobody knows when a storm's messages went.
+    left = {each for each in left if world.gone_at.get(each) == world.remade_at and world.stormy is None}
+    return {each for each in left if each > outcome.begin and _chosen(world.ledger[each].subject, filters)}
 
 
 def _before(sequence: int, outcome: Outcome, world: World) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from typing import Any
 
 from parti.prove.plain_reader import Plain, PlainReader
@@ -14,7 +15,8 @@ from parti.wire.options import ConnectOptions
 
 _ODD = ("käse", "🧀", "a-b_c/d", "x" * 300, "a*b", "b>", "MSG", "$JS", "'\"", "{}", "%s", "\\")
 _LARGEST = 1 << 20
-_FRONT = frozenset({"front", "limit", "bytes", "flood", "publish"})
+_FRONT = frozenset({"front", "limit", "bytes", "flood", "publish", "age"})
+_AGED = 0.25  # seconds that messages last in a storm that ages them; the server's least is 0.1
 
 
 class World:
@@ -38,6 +40,10 @@ class World:
         """The step at which a sequence was gone."""
         self.stormy: int | None = None
         """The sequence behind which messages came and went while they were read; their times are not known."""
+        self.forgotten: set[int] = set()
+        """Sequences of the stream that was deleted, and made anew behind them."""
+        self.remade_at = 0
+        """The step at which that was."""
         self._thread: threading.Thread | None = None
         self._urls = urls
         self._last_noted = 0
@@ -112,13 +118,19 @@ class World:
                 config = self.api(f"STREAM.INFO.{self.origin}")["config"]
                 self.api(f"STREAM.UPDATE.{self.origin}", config | {"max_msgs": act.count // 2})
             case "storm":
-                self._storm(act.count)
+                self._storm(act.count, {"max_msgs": max(len(here), 50)})
+            case "aging":
+                self._storm(act.count, {"max_age": int(_AGED * 1e9)})
+            case "age":
+                self._age(here[:some])
+            case "remake":
+                self._remake(act.count)
             case "gap":
                 self._publish(act.count, f"{self.origin}.gap.9")
                 self.api(f"STREAM.PURGE.{self.origin}", {"filter": f"{self.origin}.gap.9"})
                 if self.rng.random() < 0.7:
                     self._publish(20)
-        if self.case.stream.kind == "plain" and act.name != "storm":
+        if self.case.stream.kind == "plain" and act.name not in ("storm", "aging"):
             self._note(act.name)
 
     def api(self, suffix: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -196,13 +208,37 @@ class World:
         due = before + count
         eventually_blocking(lambda: self._last() >= due, 60, "all stored")
 
-    def _storm(self, count: int) -> None:
+    def _age(self, old: list[int]) -> None:
+        """Let messages reach their age in truth; those behind them may, as they are little younger."""
+        if not old:
+            return
+        config = self.api(f"STREAM.INFO.{self.origin}")["config"]
+        age = time.time_ns() - self.ledger[old[-1]].microseconds * 1_000
+        self.api(f"STREAM.UPDATE.{self.origin}", config | {"max_age": max(age, int(1e8)), "duplicate_window": int(1e8)})
+
+        def gone() -> bool:
+            return int(self.api(f"STREAM.INFO.{self.origin}")["state"]["first_seq"]) > old[-1]
+
+        eventually_blocking(gone, 30, "the old have reached their age")
+        self.api(f"STREAM.UPDATE.{self.origin}", config)
+
+    def _remake(self, count: int) -> None:
+        """Delete the stream and make it anew; its numbers go on behind the old ones: a row tells whose it is."""
+        self._note("publish")
+        config = self.api(f"STREAM.INFO.{self.origin}")["config"]
+        last = max(self._last(), max(self.ledger, default=0))
+        self.forgotten |= self.ledger.keys()
+        self.remade_at = self.step
+        self.api(f"STREAM.DELETE.{self.origin}")
+        self.api(f"STREAM.CREATE.{self.origin}", config | {"first_seq": last + 1_000})
+        self._publish(count)
+
+    def _storm(self, count: int, limit: dict[str, int]) -> None:
         """Begin to publish at once on a stream that discards the old, and go on while it is read; `settle` waits."""
-        here = len(self.present)
         config = self.api(f"STREAM.INFO.{self.origin}")["config"]
         if self._thread is not None or "counter" in self.case.stream.features or config["max_msgs_per_subject"] > 0:
             return
-        self.api(f"STREAM.UPDATE.{self.origin}", config | {"max_msgs": max(here, 50)})
+        self.api(f"STREAM.UPDATE.{self.origin}", config | {"duplicate_window": int(1e8)} | limit)
         self._note("limit")
         before = self._last()
         self.stormy = before
@@ -230,6 +266,8 @@ class World:
         assert self.stormy is not None
         due = max(self.ledger)
         eventually_blocking(lambda: self._last() >= due, 60, "the storm is stored")
+        config = self.api(f"STREAM.INFO.{self.origin}")["config"]
+        self.api(f"STREAM.UPDATE.{self.origin}", config | {"max_age": 0})  # what is left stays until it is judged
         self.present |= {sequence for sequence in self.ledger if sequence > self.stormy}
         self._note("limit")
 
@@ -311,5 +349,5 @@ class World:
         """Whether what went from the front is a loss: not where messages go one by one in the normal course."""
         one_by_one = {"ttl", "schedule", "per_subject"} & self.case.stream.features
         return config["retention"] != "workqueue" and (
-            config["max_msgs"] > 0 or config["max_bytes"] > 0 or not one_by_one
+            config["max_msgs"] > 0 or config["max_bytes"] > 0 or config["max_age"] > 0 or not one_by_one
         )

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from parti.errors import ProtocolError
 from parti.spark.columns import HEADERS, ColumnBuilder
@@ -60,11 +59,15 @@ def _replaced(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBa
 
 def _publishers(subjects: pa.Array, depth: int) -> pa.Array:
     """Subjects without their first `depth` tokens."""
+    import pyarrow.compute as pc  # not on the driver, where nothing is computed
+
     return pc.replace_substring_regex(subjects, r"\A" + r"[^.]*\." * depth, "", max_replacements=1)
 
 
 def _first_sequences(headers: pa.Array) -> pa.Array:
     """Of each message its sequence in the stream that the work queue was filled from."""
+    import pyarrow.compute as pc
+
     entries = headers.flatten()
     mask = pc.equal(entries.field("key"), _SOURCE)
     rows = pc.list_parent_indices(headers).filter(mask)

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import zipfile
@@ -24,11 +23,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from parti.errors import ConfigError
 from parti.java import OLDEST, find_java
+from parti.spark.python_start import quick_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PACKAGES: Final = ("parti", "pyspark_jetstream")
+_ONE_MACHINE: Final = r"local(\[[^,]*(,\s*\d+)?\])?"
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
@@ -68,7 +69,6 @@ def session(
         if not name.startswith("spark."):
             raise ConfigError(f"{name!r} is no Spark setting: their names begin with 'spark.'")
     _require_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession  # Spark is an extra: importing parti must not need it
 
     active = SparkSession.getActiveSession()
@@ -89,13 +89,14 @@ def session(
         if master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             settings |= LOOPBACK
-        if not re.fullmatch(r"local(\[[^,]*(,\s*\d+)?\])?", master):
+        if not re.fullmatch(_ONE_MACHINE, master):
             settings |= _shipped()
     if fast_checkpoints:
         settings |= FAST_CHECKPOINTS
     for name, value in (settings | conf).items():
         builder = builder.config(name, value)
-    with _interrupt_kept():
+    local = not submitted() and re.fullmatch(_ONE_MACHINE, master) is not None
+    with _interrupt_kept(), quick_python(local=local):
         spark: SparkSession = builder.getOrCreate()
     return spark
 

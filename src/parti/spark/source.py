@@ -11,6 +11,7 @@ from typing import Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from parti.errors import PartiError
 from parti.spark.plain_errors import plainly
 
 
@@ -50,8 +51,12 @@ class JetStreamDataSource(DataSource):
         from parti.spark.stream_reader import JetStreamStreamReader
         from parti.spark.table_options import effective
 
-        # Not plainly: Spark's runner stumbles over the reader that it did not get, and would show only that.
-        return JetStreamStreamReader(schema, SourceOptions.parse(effective(schema, self.options), streaming=True))
+        try:
+            return JetStreamStreamReader(schema, SourceOptions.parse(effective(schema, self.options), streaming=True))
+        except PartiError as error:
+            from parti.spark.refused_reader import RefusedReader
+
+            return RefusedReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         from parti.spark.sink import JetStreamBatchWriter

@@ -23,6 +23,7 @@ from parti.spark.columns import ColumnBuilder
 from parti.spark.commit import commit_of
 from parti.spark.offsets import Offset
 from parti.spark.outage import DriverLink
+from parti.spark.plain_errors import plainly
 from parti.spark.preflight import check_subjects
 from parti.spark.source_options import SourceOptions
 from parti.spark.tasks import RangePartition, RangeTask, split, without_gaps
@@ -60,12 +61,14 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Whether the query's first batch begins wherever the stream does: nobody was promised what went before."""
         self._planned: Offset | None = None  # the end of the batch that this process planned last
 
+    @plainly()
     def initialOffset(self) -> dict[str, Any]:
         """Where a new query starts; awaited through an outage, because a wrong start could never be put right."""
         if (group := self._membership()) is not None:
             return group.initial().to_json()
         return self._ask(self._initial).to_json()
 
+    @plainly()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch, or `start` when there is none, also while NATS is out of reach.
 
@@ -90,6 +93,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Always a number of rows, so that ReadAllAvailable in `latestOffset` means Trigger.Once."""
         return ReadMaxRows(self._options.max_offsets or _UNLIMITED)
 
+    @plainly()
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The end of the stream as of this trigger, for `latestOffset` in the query's progress: lag is the rest."""
         if (group := self._membership()) is not None:
@@ -99,6 +103,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._seen = None
         return None if state is None else Offset(state.name, state.created, state.last_seq, 0).to_json()
 
+    @plainly()
     def prepareForTriggerAvailableNow(self) -> None:
         """Read up to what the stream holds now, and nothing that comes later."""
         if (group := self._membership()) is not None:
@@ -106,6 +111,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         state = self._ask(lambda reader: reader.state(self._options.stream))
         self._target = (state.created, state.last_seq)
 
+    @plainly()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch; the same range for the same offsets, also in another run of the query."""
         if (group := self._membership()) is not None:
@@ -141,6 +147,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         assert isinstance(partition, RangePartition)
         return self._task.read(partition)
 
+    @plainly()
     def commit(self, end: dict[str, Any]) -> None:
         """The batch that ends here is in the checkpoint. A commit that fails now is repeated with the next one."""
         if (group := self._membership()) is not None:

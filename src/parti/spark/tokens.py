@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from parti.subjects import validate_subject
 from parti.wire.frames import binary_array
@@ -48,6 +47,8 @@ class Tokens:
         """The key of each subject, its tokens joined by dots; null where a subject lacks one of them."""
         if not self.positions:
             return subjects
+        import pyarrow.compute as pc  # not on the driver, where nothing is computed
+
         text = _Text.of(subjects)
         parts = [text.token(position) for position in self.positions]
         return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, ".")
@@ -91,6 +92,8 @@ class Partitioning:
         """The partition of each subject as int32; null where a subject lacks a token, or the token is no number."""
         text = _Text.of(subjects)
         if self.held_by is not None:
+            import pyarrow.compute as pc
+
             held = text.token(self.held_by)
             number = pc.match_substring_regex(held, r"\A[0-9]{1,9}\z")
             return pc.if_else(number, held, pa.scalar(None, pa.string())).cast(pa.int32())
@@ -136,7 +139,11 @@ class _Text:
         """The token at `position` of each value; null where there is none."""
         starts, ends, found = self.span(position)
         tokens = binary_array(self.data, starts, ends).cast(pa.string())
-        return tokens if found.all() else pc.if_else(pa.array(found), tokens, pa.scalar(None, pa.string()))
+        if found.all():
+            return tokens
+        import pyarrow.compute as pc
+
+        return pc.if_else(pa.array(found), tokens, pa.scalar(None, pa.string()))
 
     def _dot(self, index: int) -> Ints:
         if not len(self.dots):

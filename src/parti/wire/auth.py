@@ -6,10 +6,12 @@ import base64
 import re
 from dataclasses import dataclass
 from pathlib import Path
-
-import nkeys
+from typing import TYPE_CHECKING
 
 from parti.errors import ConfigError
+
+if TYPE_CHECKING:
+    import nkeys
 
 _JWT = re.compile(r"-+BEGIN NATS USER JWT-+\s+(\S+)\s+-+END NATS USER JWT-+")
 _SEED = re.compile(r"-+BEGIN USER NKEY SEED-+\s+(\S+)\s+-+END USER NKEY SEED-+")
@@ -62,6 +64,8 @@ def read_secret_file(path: str, *, what: str) -> str:
 
 
 def _key_pair(seed: str, source: str) -> nkeys.KeyPair:
+    import nkeys  # brings libsodium: only for those who have a key
+
     try:
         return nkeys.from_seed(bytearray(seed.encode()))
     except (nkeys.NkeysError, ValueError):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from parti.errors import ProtocolError
-from parti.wire.frames import Bytes, Frames, Ints, binary_array, compact, uints
+from parti.wire.frames import Bytes, Frames, Ints, aligned_uints, binary_array, compact, uints
 from parti.wire.stored import AnsweredElsewhere
 
 _DOT, _COLON, _SPACE, _LF = 46, 58, 32, 10
@@ -24,6 +24,7 @@ _ACK_PREFIX = np.frombuffer(_ACK, dtype=np.uint8)
 # of its stream gets one to three messages a read.
 _FEW = 128
 _SPANS = np.array([0, 1, 6])  # rows of `Frames.positions`: subject start, subject end, payload start
+_LAYOUTS = 6  # a scan seldom sees more: each of four numbers changes its length once in a while
 # How many dots a reply subject has, and how many of its last tokens come after `num_pending` (ADR-15).
 _ACK_SHAPES = {8: 0, 10: 0, 11: 1}
 # The lines Direct Get puts behind the message's own headers, in this order (nats-server 2.11 to 2.15).
@@ -147,7 +148,49 @@ def consumer_deliveries(frames: Frames) -> Deliveries:
 
 
 def _ack_numbers(frames: Frames) -> Ints | None:
-    """The five numbers of every reply subject, or None when the replies are not all of one known shape."""
+    """The five numbers of every reply subject, or None when the replies are not all of one known shape.
+
+    Replies of one consumer differ in digits only, until a number gets one digit more or less. So each run of them is
+    read where the first one's numbers stand, counted from the end: a third of the cost of looking for the dots.
+    """
+    n = len(frames)
+    numbers = np.empty((5, n), dtype=np.int64)
+    at = 0
+    for _ in range(_LAYOUTS):
+        if at == n:
+            return numbers
+        read = _run(frames, at, numbers)
+        if not read:
+            break
+        at += read
+    return _ack_numbers_by_dots(frames)
+
+
+def _run(frames: Frames, first: int, numbers: Ints) -> int:
+    """Read the replies from `first` on, as long as they are laid out as this one; returns how many were."""
+    reply = frames.reply(first)
+    tokens = reply.split(b".")
+    behind = _ACK_SHAPES.get(len(tokens) - 1)
+    if behind is None:
+        return 0
+    numerals = tokens[-5 - behind : len(tokens) - behind]
+    if max(map(len, numerals)) > 19 or not all(numeral.isdigit() for numeral in numerals):
+        return 0
+    data, ends = frames.data, frames.reply_end[first:]
+    alike: npt.NDArray[np.bool_] = ends - frames.reply_start[first:] == len(reply)
+    at = ends - sum(len(token) + 1 for token in tokens[-5 - behind :])  # the dot before the first number
+    for row, numeral in enumerate(numerals):
+        alike &= data[at] == _DOT
+        at += len(numeral) + 1
+        numbers[row, first:], right = aligned_uints(data, at, len(numeral))
+        alike &= right
+    if behind:
+        alike &= data[at] == _DOT
+    return len(ends) if alike.all() else int(np.argmin(alike))
+
+
+def _ack_numbers_by_dots(frames: Frames) -> Ints | None:
+    """The same for replies of one shape whose numbers change their length all the time."""
     n = len(frames)
     if n == 0:
         return np.empty((5, 0), dtype=np.int64)
