@@ -19,7 +19,7 @@ from parti.tasks.policy import Outcome
 __all__ = ["Gate", "Postponed"]
 
 _SOON = 5.0  # seconds: who starts within them had better wait in memory
-_LONG = 25.0  # seconds of a trigger's line in memory: longer, and its heartbeats cost more than the park does
+_LONG = 300.0  # seconds of a trigger's line in memory: its heartbeats cost one message in ten minutes (`Feed`)
 _FEW = 64  # tasks of a line in memory that are never too many
 _LET_IN = 32  # of those outside at once
 _LOOK_AGAIN = 1.0

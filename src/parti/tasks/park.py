@@ -16,6 +16,7 @@ from parti.clock import Clock
 from parti.tasks import names as n
 from parti.tasks.errors import LeaseLost
 from parti.tasks.held import Held
+from parti.tasks.kept import Kept
 from parti.wire.api import JetStreamApi
 from parti.wire.api_publish import expectations
 from parti.wire.errors import ApiError, MessageNotFound, WrongLastSequence
@@ -48,12 +49,22 @@ def decode_wake(data: bytes) -> WakeUp:
 class Park:
     """The park of one partition."""
 
-    def __init__(self, js: JetStreamApi, names: n.Names, slot: int, clock: Clock) -> None:
+    def __init__(self, js: JetStreamApi, names: n.Names, slot: int, clock: Clock, keep: int = 0) -> None:
+        """`keep`: so many bytes of what we park may stay in memory as well."""
         self._js = js
         self._names = names
         self._slot = slot
         self._clock = clock
         self._fence: dict[str, str] = {}
+        self._kept = Kept(keep)
+
+    def begin(self, key: str) -> None:
+        """The document has nothing here, as far as its owner knows, who alone writes to it."""
+        self._kept.begin(key)
+
+    def end(self, key: str) -> None:
+        """The document goes on elsewhere."""
+        self._kept.forget(key)
 
     async def claim(self, epoch: int) -> None:
         """After this returns, nothing that an owner before us still has on its way reaches the park.
@@ -94,8 +105,13 @@ class Park:
         The id names the message in hand: a task that was parked, drained, scheduled alone and came back is another
         one. Under the id of the first time the server would drop it and say that it is stored.
         """
-        headers = held.carried() | {n.MSG_ID: f"q:{held.source}:{held.first_seen:.3f}:{held.sequence}"}
-        await self._store(self._names.parked(self._slot, key or held.key), held.data, headers)
+        carried, key = held.carried(), key or held.key
+        headers = carried | {n.MSG_ID: f"q:{held.source}:{held.first_seen:.3f}:{held.sequence}"}
+        subject = self._names.parked(self._slot, key)
+        sequence = await self._store(subject, held.data, headers)
+        if key in self._kept:
+            time = int(self._clock.wall() * 1e9)
+            self._kept.append(key, StoredMessage(subject, sequence, time, held.data, carried))
 
     async def wake_after(self, key: str, wait: float, head: str, attempts: int) -> None:
         """When this returns, the document will be woken after `wait` seconds, by whoever owns it then."""
@@ -131,6 +147,8 @@ class Park:
 
     async def first(self, key: str) -> StoredMessage | None:
         """The head of a document's queue, from the stream's leader."""
+        if key in self._kept:
+            return self._kept.after(key, 0)
         try:
             return await self._js.msg_get(self._names.park, seq=1, next_by_subj=self._names.parked(self._slot, key))
         except MessageNotFound:
@@ -138,6 +156,8 @@ class Park:
 
     async def last(self, key: str) -> StoredMessage | None:
         """The end of a document's queue."""
+        if key in self._kept:
+            return self._kept.last(key)
         try:
             return await self._js.msg_get(self._names.park, last_by_subj=self._names.parked(self._slot, key))
         except MessageNotFound:
@@ -145,6 +165,8 @@ class Park:
 
     async def after(self, key: str, sequence: int) -> StoredMessage | None:
         """The next of the document's queue behind a place."""
+        if key in self._kept:
+            return self._kept.after(key, sequence)
         subject = self._names.parked(self._slot, key)
         try:
             return await self._js.msg_get(self._names.park, seq=sequence + 1, next_by_subj=subject)
@@ -159,9 +181,11 @@ class Park:
             # The server has no code for this: file storage says 10057 and memory 10043, and both mean trouble as well.
             if await self._holds(sequence):
                 raise
+        self._kept.removed(sequence)
 
     async def remove_before(self, key: str, sequence: int) -> int:
         """Forget the tasks of the document that stand before `sequence`; returns how many there were."""
+        self._kept.forget(key)
         return await self._js.stream_purge(self._names.park, filter=self._names.parked(self._slot, key), seq=sequence)
 
     async def _holds(self, sequence: int) -> bool:
@@ -171,9 +195,9 @@ class Park:
             return False
         return True
 
-    async def _store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> None:
+    async def _store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
         try:
-            await self._js.publish(subject, data, headers={**headers, **self._fence})
+            return (await self._js.publish(subject, data, headers={**headers, **self._fence})).seq
         except WrongLastSequence:
             raise LeaseLost(f"the park of partition {self._slot} has been claimed by another owner") from None
 

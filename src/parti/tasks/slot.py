@@ -43,7 +43,7 @@ class Slot:
         self._trouble = asyncio.Event()
         self._last_error = ""
         self._saved = Checkpoint()
-        self._park = Park(js, names, number, tools.clock)
+        self._park = Park(js, names, number, tools.clock, config.max_bytes // 8 // config.partitions)
         alone = config.partitions == 1
         self._journal = Journal(js, names, number)
         self.main = Feed(
