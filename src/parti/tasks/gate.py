@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from parti.clock import Clock, Randomness
 from parti.config.deliver import DeliverSection
@@ -123,6 +123,18 @@ class Gate:
             self._give_back(state, trigger)
             return Postponed(wait * self._rng.uniform(1.0, 1.2), "breaker", state)
         return None
+
+    def pace(self, trigger: str, rules: Rules) -> Callable[[], Awaitable[None]] | None:
+        """What a request of the trigger waits for at the last moment; None when it has no rate."""
+        line = self._trigger(trigger, rules) if rules.rate else None
+        if line is None:
+            return None
+
+        async def wait() -> None:
+            while left := line.hurry(self._clock.now(), rules, self.share()):
+                await self._clock.sleep(left)
+
+        return wait
 
     def release(
         self, host: str, trigger: str, rules: Rules, outcome: Outcome | None, rest: float | None = None

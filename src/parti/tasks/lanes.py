@@ -253,7 +253,7 @@ class Lanes:
         lane.busy = True
         started, attempt = tools.clock.now(), None
         try:
-            attempt = await tools.courier.attempt(head, self._lease)
+            attempt = await tools.courier.attempt(head, self._lease, tools.gate.pace(head.trigger, head.rules))
         finally:
             outcome = attempt.outcome if attempt is not None and attempt.outcome not in UNSPENT else None
             rest = attempt.retry_after if attempt is not None and outcome is None else None  # its name is not known
