@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -172,17 +173,20 @@ async def test_a_wake_up_that_comes_too_early_changes_nothing(stage: Scene) -> N
     assert times[1] - times[0] >= 1
 
 
-async def test_tasks_on_a_subject_that_is_not_their_document_s_are_refused_when_subjects_are_checked(
+async def test_tasks_on_a_subject_that_is_not_their_document_s_are_refused_with_several_partitions(
     stage: Scene,
 ) -> None:
-    async with stage.delivering(stage.config(partitions=2, subjects="checked")):
+    whole = hashlib.sha256(f"{stage.stream}.shop.orders.YQ==".encode()).hexdigest()[:32]
+    async with stage.delivering(stage.config(partitions=2)):
         await stage.publish(stage.task("a"))
         await stage.publish(stage.task("a"), subject=f"{stage.stream}.shop.orders.elsewhere")
         await stage.publish(stage.task("a", collection="users"), subject=f"{stage.stream}.shop.orders.YQ")
         await stage.publish(stage.task("a", subjectHashed=True), subject=f"{stage.stream}.shop.orders.0abc")
-        await eventually(lambda: _letters(stage, 2))
-        await stage.endpoint.wait_for(2)
-    assert [letter.reason for letter in await _letters(stage, 2)] == ["misrouted", "misrouted"]
+        await stage.publish(stage.task("a", subjectHashed=True), subject=f"{stage.stream}.hashed.{whole}")
+        await stage.publish(stage.task("b", subjectHashed=True), subject=f"{stage.stream}.hashed.{whole}")
+        await eventually(lambda: _letters(stage, 3))
+        await stage.endpoint.wait_for(3)
+    assert [letter.reason for letter in await _letters(stage, 3)] == ["misrouted"] * 3
 
 
 # -- dead letters by hand ----------------------------------------------------------------------------------------------

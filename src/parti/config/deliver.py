@@ -20,8 +20,8 @@ class DeliverSection(Section, frozen=True, kw_only=True):
     ] = 1
     subjects: Annotated[
         Literal["trusted", "checked"],
-        Setting("checked: with several partitions, a task on a subject that is not its document's is refused"),
-    ] = "trusted"
+        Setting("with several partitions: checked refuses a task on a subject that is not its document's"),
+    ] = "checked"
     ack_wait: Annotated[
         float, Setting("seed 004's; heartbeats every third of it, so only a dead process lets it pass", Unit.DURATION)
     ] = 30.0

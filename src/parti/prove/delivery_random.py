@@ -29,6 +29,7 @@ from parti.prove.delivery_ground import Ground
 from parti.prove.delivery_judge import Published, Rested, judge, prompt
 from parti.prove.delivery_scenario import Scenario, Trigger, draw
 from parti.prove.delivery_spark import SharedSpark, SharedWorker
+from parti.prove.delivery_stage import subject_of
 from parti.prove.delivery_worker import Worker
 from parti.tasks import DeadLetters
 from parti.tasks.names import Names
@@ -84,7 +85,7 @@ class Run:
 
             async def stored(document: str = document, data: bytes = data, headers: dict[str, str] = headers) -> bool:
                 try:
-                    await self.js.publish(f"{self.stream}.db.docs.{document}", data, headers=headers)
+                    await self.js.publish(subject_of(self.stream, document), data, headers=headers)
                 except PartiError:
                     return False
                 return True

@@ -5,6 +5,7 @@ The endpoint does what docs/delivery.md tells receivers to do: it refuses a requ
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from collections import Counter
@@ -42,6 +43,11 @@ from parti.wire.errors import MessageNotFound
 STREAM = "PROVE"
 WITHIN = 120.0
 _FATAL = {"/redirect": "rejected", "/refused": "rejected", "/poison": "exhausted", "/tls": "exhausted"}
+
+
+def subject_of(stream: str, document: str) -> str:
+    """The subject that publishers have to use for a document, in several partitions."""
+    return f"{stream}.db.docs.{base64.urlsafe_b64encode(document.encode()).decode()}"
 
 
 class Stage:
@@ -140,7 +146,7 @@ class Stage:
 
         async def stored() -> bool:
             try:
-                await self.js.publish(f"{STREAM}.db.docs.{document}", data, headers={"Nats-Msg-Id": webhook_id})
+                await self.js.publish(subject_of(STREAM, document), data, headers={"Nats-Msg-Id": webhook_id})
             except PartiError:
                 return False
             return True

@@ -171,6 +171,16 @@ class Gate:
         line.outside[name] = call
         self._arm(line)
 
+    def line(self, host: str) -> Line:
+        """Where a document of this host waits outside, as long as nothing else is known of it."""
+        return self._host(host)
+
+    def stir(self) -> None:
+        """Call in whoever may come, in all lines."""
+        for line in (*self._hosts.values(), *self._triggers.values()):
+            if line.outside:
+                self._call(line)
+
     def close(self) -> None:
         """Nobody is called any more."""
         for line in (*self._hosts.values(), *self._triggers.values()):

@@ -56,15 +56,7 @@ class Parking:
 
     def read(self, lane: Lane, stored: StoredMessage) -> Held:
         """A parked task of the document, as it was when it came."""
-        held = self._tools.reader.read(
-            stored.data,
-            stored.headers,
-            stream=self._tools.names.park,
-            subject=stored.subject,
-            sequence=0,
-            time=stored.time_ns / 1e9,
-            ours=True,
-        )
+        held = self._park.read(self._tools.reader, stored)
         held.key, held.park_sequence, held.received = lane.key, stored.seq, self._tools.clock.now()
         return held
 
