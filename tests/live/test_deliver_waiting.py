@@ -77,6 +77,26 @@ async def test_a_trigger_with_limits_waits_in_line_and_costs_few_messages(stage:
     assert sent < 200 * 4  # 69 for each with `park`, when lanes asked again and again
 
 
+async def test_what_waits_in_memory_for_longer_than_ack_wait_is_not_redelivered_and_costs_one_heartbeat(
+    stage: Scene,
+) -> None:
+    gate = asyncio.Event()
+    stage.endpoint.otherwise(Answer(200, gate=gate))
+    await stage.publish_many(30, documents=30)
+    async with stage.delivering(stage.config(triggers=("t1: concurrency=1",), ack_wait=1.0)):
+        await stage.endpoint.wait_for(1)
+        before = ask(f"{stage.server.monitor_url}/varz")["in_msgs"]
+        await SystemClock().sleep(3.5)  # three times AckWait, which the server counts
+        sent = ask(f"{stage.server.monitor_url}/varz")["in_msgs"] - before
+        info = await stage.js.consumer_info(stage.stream, "TriggerDeliveryWorker")
+        gate.set()
+        await stage.endpoint.wait_for(30)
+        await eventually(stage.settled)
+    assert (info["num_ack_pending"], info["num_redelivered"]) == (30, 0)
+    assert sent < 2 * 30  # "in progress" every two thirds of AckWait were five for each
+    assert len(stage.endpoint.received) == 30
+
+
 @pytest.mark.parametrize("order", ["block", "skip"])
 async def test_documents_of_a_dead_host_have_no_wake_ups_and_all_arrive_when_it_is_up(stage: Scene, order: str) -> None:
     config = stage.config(order=order, breaker_calls=2, breaker_open=1.0, schedule=("300ms",) * 40, block_for=0.0)

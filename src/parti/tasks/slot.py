@@ -209,6 +209,8 @@ class Slot:
         self.lease.check()
         await self._park.claim(self.lease.epoch)
         await self._sweep(self.lanes)
+        if self.lanes.sleepers.strangers <= _FEW:  # more would keep what comes in waiting
+            self.lanes.sleepers.look_at_all()
         return await Checkpoint.load(self._bucket, self.lease.slot)
 
     async def _sweep(self, lanes: Lanes) -> None:
