@@ -28,7 +28,7 @@ class DeliverSection(Section, frozen=True, kw_only=True):
     max_ack_pending: Annotated[int, Setting("tasks held at once, waiting ones included", at_least=16)] = 2000
     max_bytes: Annotated[
         int, Setting("bytes of tasks held at once; large tasks of a host that hangs fill no memory", Unit.SIZE)
-    ] = 32 << 20
+    ] = 16 << 20
     concurrency: Annotated[int, Setting("requests at once, over all hosts", at_least=1)] = 256
     host_concurrency: Annotated[int, Setting("requests at once to one host; few endpoints take more", at_least=1)] = 32
     connect_timeout: Annotated[

@@ -93,7 +93,7 @@ class _Engine:
     within: float = WITHIN
     spark: bool = False
     quick: int = len(TROUBLES)
-    """Rounds of the quick form: to start a driver of Spark takes from half a minute to two, on a busy machine."""
+    """Rounds of the quick form. None with Spark: on a busy machine two drivers take minutes to start."""
 
     def settings(self, server: NatsServer) -> list[str]:
         if not self.spark:
@@ -131,7 +131,7 @@ async def _driver_at_work(stage: Stage, workers: list[Worker]) -> Worker:
 _ENGINES = {
     "async": _Engine(Worker, DeliverSection().host_concurrency),
     # It keeps no log of attempts that would tell which answers came too late: so they get more time.
-    "spark": _Engine(SparkWorker, 1_000_000, lease=6, timeout="3s", within=300.0, spark=True, quick=1),
+    "spark": _Engine(SparkWorker, 1_000_000, lease=6, timeout="3s", within=300.0, spark=True, quick=0),
 }
 
 
@@ -181,8 +181,10 @@ GOALS = {
     "over_concurrency": "== 0",
     "letters_wrong": "== 0",
     "buried_although_accepted": "== 0",
-    "messages_per_request": "<= 12",
-    "well_p99": "<= 15",
+    # In the mean: two for a task that waits in memory, three for one that is parked, and what a process says by itself.
+    "messages_per_request": "<= 3.5",
+    # Seconds that ill hosts cost the one that is well: a request to them takes one, and nobody may wait for more.
+    "well_delay": "<= 1",
 }
 
 PROOF = Proof(
@@ -191,7 +193,7 @@ PROOF = Proof(
     run=run,
     goals=GOALS,
     options=(
-        Option("rounds", 16, "rounds of 150 tasks, each with a kill, a freeze, a stop or a dead server"),
+        Option("rounds", 16, "rounds of 150 tasks, each with a kill, a freeze, a stop or a dead server; 0: none"),
         Option("partitions", 4, "of the two processes; with 1, one delivers and the other stands by"),
         Option("scenarios", 4, "random situations after the rounds: rules, hosts, sizes and faults by --seed"),
         Option("hungry", False, "in random situations: more hosts than a process has descriptors for"),

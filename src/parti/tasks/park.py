@@ -7,6 +7,7 @@ partition writes to its queue: each write names the owner's marker, and the serv
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 
@@ -33,6 +34,7 @@ class WakeUp(msgspec.Struct, frozen=True):
 
 
 _MOST_ATTEMPTS = 1_000_000
+_LARGE, _LARGE_AT_ONCE = 32 << 10, 4  # bytes of a task, and how many such are stored at once
 _GLANCE, _GLANCE_BYTES = 256, 1 << 20  # messages and bytes in one answer
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(WakeUp)
@@ -58,6 +60,7 @@ class Park:
         self._clock = clock
         self._fence: dict[str, str] = {}
         self._kept = Kept(keep)
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
 
     def begin(self, key: str) -> None:
         """The document has nothing here, as far as its owner knows, who alone writes to it."""
@@ -229,6 +232,12 @@ class Park:
         return True
 
     async def _store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
+        if len(data) < _LARGE:
+            return await self._publish(subject, data, headers)
+        async with self._large:  # each is copied on its way out: all of a host that hangs at once would fill the memory
+            return await self._publish(subject, data, headers)
+
+    async def _publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
         try:
             return (await self._js.publish(subject, data, headers={**headers, **self._fence})).seq
         except WrongLastSequence:
