@@ -241,7 +241,7 @@ class Slot:
             if key not in looked:  # the first is the head
                 looked.add(key)
                 held = self._park.read(tools.reader, stored)
-                if held.refusal is None:
+                if held.refusal is None and not tools.is_disabled(held):  # those are buried, and wait for nobody
                     sleepers.place(key, tools.gate.line(held.host), held.first_seen)
         tools.gate.stir()
 
