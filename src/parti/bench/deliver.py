@@ -134,18 +134,18 @@ async def _names(ctx: RunContext, options: ConnectOptions, count: int, ports: li
 
     A pair is run within seconds, so that a machine that is busy by turns is as busy for the one as for the other.
     """
-    pairs, shares = 3 if ctx.quick else 7, []
-    count = min(count, 5_000)
+    pairs, shares = 3 if ctx.quick else 9, []
+    count = min(count, 3_000)
+    well = [f"h{number}.test:{port}" for number, port in enumerate(ports)] * 2
+    ill = [f"hangs{number}.test:{ports[0]}" for number in range(_HANGING)]  # 4 % of the tasks, and all their places
     with ctx.progress("names that hang", total=2 * pairs) as advance:
-        for _ in range(pairs):
-            rates = []
-            for hanging in (0, _HANGING):
-                names = [f"h{number}.test:{port}" for number, port in enumerate(ports)]
-                names += [f"hangs{number}.test:{ports[0]}" for number in range(hanging)]
-                _, rate = await _ours(options, count * len(names) // len(ports), ports, count, names)
-                rates.append(rate)
+        for pair in range(pairs):
+            rates: dict[bool, float] = {}
+            for hanging in (pair % 2 == 0, pair % 2 == 1):
+                names = well + ill * hanging
+                _, rates[hanging] = await _ours(options, count * len(names) // len(well), ports, count, names)
                 advance(1)
-            shares.append(rates[1] / rates[0])
+            shares.append(rates[True] / rates[False])
     return {"hanging_names": _HANGING, "cost_of_hanging_names": round(max(0.0, 1 - statistics.median(shares)), 3)}
 
 
