@@ -205,7 +205,7 @@ async def run_scenario(
         figures: dict[str, Figure] = {**wrong, "duplicates_unexplained": repeats, "exit_codes": sum(codes)}
         figures |= {"tasks": len(run.published), "requests": len(ground.seen)}
         figures |= {"messages": sent, "requests_of_messages": requests if counted else 0}
-        if not faults:
+        if not faults and not scenario.faults:  # a stop is no fault, but all wait for it
             figures["well_alone"] = round(run.slowest(alone), 2)
             figures["well_beside_ill"] = round(run.slowest(well), 2)
             figures["stall"] = round(ground.stall, 2)
