@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -74,6 +75,26 @@ async def test_a_trigger_with_limits_waits_in_line_and_costs_few_messages(stage:
     assert len(stage.endpoint.received) == 200
     assert most <= 2
     assert sent < 200 * 4  # 69 for each with `park`, when lanes asked again and again
+
+
+async def test_what_waits_in_memory_for_longer_than_ack_wait_is_not_redelivered_and_costs_one_heartbeat(
+    stage: Scene,
+) -> None:
+    gate = asyncio.Event()
+    stage.endpoint.otherwise(Answer(200, gate=gate))
+    await stage.publish_many(30, documents=30)
+    async with stage.delivering(stage.config(triggers=("t1: concurrency=1",), ack_wait=1.0)):
+        await stage.endpoint.wait_for(1)
+        before = ask(f"{stage.server.monitor_url}/varz")["in_msgs"]
+        await SystemClock().sleep(3.5)  # three times AckWait, which the server counts
+        sent = ask(f"{stage.server.monitor_url}/varz")["in_msgs"] - before
+        info = await stage.js.consumer_info(stage.stream, "TriggerDeliveryWorker")
+        gate.set()
+        await stage.endpoint.wait_for(30)
+        await eventually(stage.settled)
+    assert (info["num_ack_pending"], info["num_redelivered"]) == (30, 0)
+    assert sent < 2 * 30  # "in progress" every two thirds of AckWait were five for each
+    assert len(stage.endpoint.received) == 30
 
 
 @pytest.mark.parametrize("order", ["block", "skip"])
@@ -172,17 +193,20 @@ async def test_a_wake_up_that_comes_too_early_changes_nothing(stage: Scene) -> N
     assert times[1] - times[0] >= 1
 
 
-async def test_tasks_on_a_subject_that_is_not_their_document_s_are_refused_when_subjects_are_checked(
+async def test_tasks_on_a_subject_that_is_not_their_document_s_are_refused_with_several_partitions(
     stage: Scene,
 ) -> None:
-    async with stage.delivering(stage.config(partitions=2, subjects="checked")):
+    whole = hashlib.sha256(f"{stage.stream}.shop.orders.YQ==".encode()).hexdigest()[:32]
+    async with stage.delivering(stage.config(partitions=2)):
         await stage.publish(stage.task("a"))
         await stage.publish(stage.task("a"), subject=f"{stage.stream}.shop.orders.elsewhere")
         await stage.publish(stage.task("a", collection="users"), subject=f"{stage.stream}.shop.orders.YQ")
         await stage.publish(stage.task("a", subjectHashed=True), subject=f"{stage.stream}.shop.orders.0abc")
-        await eventually(lambda: _letters(stage, 2))
-        await stage.endpoint.wait_for(2)
-    assert [letter.reason for letter in await _letters(stage, 2)] == ["misrouted", "misrouted"]
+        await stage.publish(stage.task("a", subjectHashed=True), subject=f"{stage.stream}.hashed.{whole}")
+        await stage.publish(stage.task("b", subjectHashed=True), subject=f"{stage.stream}.hashed.{whole}")
+        await eventually(lambda: _letters(stage, 3))
+        await stage.endpoint.wait_for(3)
+    assert [letter.reason for letter in await _letters(stage, 3)] == ["misrouted"] * 3
 
 
 # -- dead letters by hand ----------------------------------------------------------------------------------------------

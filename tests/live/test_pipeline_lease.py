@@ -56,6 +56,19 @@ def test_one_driver_holds_the_lease_and_the_other_gets_it_when_it_is_given_back(
             assert not first.held
 
 
+def test_a_driver_that_is_stopped_before_its_lease_has_begun_leaves_nobody_who_holds_it(options, name):
+    """Its thread went on alone: it won the lease and renewed it for as long as the process lived."""
+    for number in range(10):
+        stopped, _ = lease(options, name, f"a{number}")
+        with stopped:
+            pass
+        assert stopped._thread is not None
+        assert not stopped._thread.is_alive()
+    last, _ = lease(options, name, "b")
+    with last:
+        assert last.acquire(30) is not None
+
+
 def test_a_driver_whose_server_is_gone_stops_by_its_own_clock(own_server, name):
     options = ConnectOptions(servers=(own_server.url,))
     held, lost = lease(options, name, "a", QUICK)

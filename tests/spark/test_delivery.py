@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,21 +17,30 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from parti.clock import SystemClock
 from parti.config.deliver import DeliverSection
 from parti.errors import ConfigError, UsageError
 from parti.spark import delivery_task
 from parti.spark.delivery import Span, delivery_pipeline
 from parti.spark.delivery_engine import Announcer
-from parti.spark.delivery_task import Deliver
+from parti.spark.delivery_task import Deliver, Desk, TaskRight
 from parti.spark.pipeline import Pipeline
 from parti.spark.pipeline.fence import fence_subject, raise_fence
 from parti.spark.pipeline.lease import Standby
 from parti.spark.pipeline.running_query import PipelineFailed
 from parti.spark.pipeline.stage import Stage
-from parti.tasks import TaskConsumer
+from parti.tasks import AddressGuard, TaskConsumer
+from parti.tasks.courier import Courier
 from parti.tasks.dead_letters import DeadLetters, Letter
 from parti.tasks.engines import spark_word
+from parti.tasks.gate import Gate
+from parti.tasks.guard import AddrInfo
+from parti.tasks.held import Reader
 from parti.tasks.names import Names
+from parti.tasks.order import RuleBook
+from parti.tasks.policy import Outcome
+from parti.tasks.secrets import SecretStore
+from parti.tasks.transport import HttpTransport
 from parti.testing import eventually_blocking
 from parti.testing.http_server import Answer, FaultHttpServer
 from parti.wire.api import JetStreamApi
@@ -462,3 +472,38 @@ async def stored(stream: Any, subject: str, data: bytes) -> None:
 def test_an_end_that_is_none_is_said_at_once(end: str) -> None:
     with pytest.raises(UsageError, match="no sequence"):
         _ = Span("1", end).until
+
+
+async def test_a_look_up_that_is_late_rests_its_host_and_spends_no_attempt() -> None:
+    let_go = threading.Event()
+
+    def look_up(_host: str) -> list[AddrInfo]:
+        let_go.wait(60)
+        raise OSError("nobody waits any more")
+
+    config = msgspec.structs.replace(DeliverSection(), dns_timeout=0.1)
+    guard, clock = AddressGuard(), SystemClock()
+    transport, gate = HttpTransport(config, guard, lookup=look_up), Gate(config, clock, random.Random(1))
+    courier = Courier(config, transport, guard, SecretStore(clock, ""), clock)
+    desk = Desk(Deliver("d", config, ConnectOptions()), courier, gate, None, None)  # type: ignore[arg-type]
+    task = {
+        "triggerId": "t",
+        "database": "d",
+        "collection": "c",
+        "documentId": "x",
+        "event": "e",
+        "url": "http://a.test/",
+    }
+    data = json.dumps(task).encode()
+    held = Reader(config, RuleBook((), "block")).read(data, {}, stream="S", subject="S.x", sequence=1, time=1.0)
+    await transport.open()
+    try:
+        assert await gate.admit(held.host, "t", held.rules) is None
+        attempt = await desk._attempt(held, TaskRight("spark-0", 1))
+        assert (attempt.outcome, held.attempts) == (Outcome.LOCAL, 0)
+        postponed = await gate.admit(held.host, "t", held.rules)
+        assert postponed is not None
+        assert (postponed.why, postponed.wait > 0) == ("breaker", True)
+    finally:
+        let_go.set()
+        await transport.close()

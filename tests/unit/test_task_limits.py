@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 
 import pytest
@@ -13,6 +14,7 @@ from parti.clock import SimulatedClock
 from parti.config.deliver import DeliverSection
 from parti.tasks.breaker import Breaker
 from parti.tasks.gate import Gate, Postponed
+from parti.tasks.line import TriggerLine
 from parti.tasks.order import Rules
 from parti.tasks.policy import Outcome
 from parti.tasks.shares import View
@@ -442,3 +444,25 @@ def test_a_member_that_joins_gets_its_share_and_no_more_is_moved() -> None:
     assert View({"a", "b"}, {0: "a"}).plan("a", 1) == ([], 0)
     assert View({"a", "b"}, {0: "a"}).plan("b", 1) == ([], 0)
     assert View({"b"}, {}).plan("b", 1) == ([0], 0)
+
+
+@given(
+    rate=st.sampled_from([1.0, 3.0, 20.0, 100.0]),
+    share=st.sampled_from([1.0, 0.5, 0.25]),
+    steps=st.lists(st.floats(0.0, 0.3), min_size=1, max_size=400),
+)
+def test_no_second_sees_more_than_a_tenth_above_the_rate_however_requests_bunch_up(
+    rate: float, share: float, steps: list[float]
+) -> None:
+    line, rules, now, left = TriggerLine(), Rules(rate=rate), 100.0, list[float]()
+    for step in steps:
+        now += step
+        wait = line.hurry(now, rules, share)
+        if wait:
+            assert wait <= 1.0
+            now += wait + 1e-9
+            assert not line.hurry(now, rules, share)  # who has waited goes
+        left.append(now)
+    most = max(1, math.ceil(rate * share * 1.1))
+    for first, last in zip(left, left[most:], strict=False):
+        assert last - first >= 1.0 - 1e-6

@@ -20,15 +20,15 @@ class DeliverSection(Section, frozen=True, kw_only=True):
     ] = 1
     subjects: Annotated[
         Literal["trusted", "checked"],
-        Setting("checked: with several partitions, a task on a subject that is not its document's is refused"),
-    ] = "trusted"
+        Setting("with several partitions: checked refuses a task on a subject that is not its document's"),
+    ] = "checked"
     ack_wait: Annotated[
         float, Setting("seed 004's; heartbeats every third of it, so only a dead process lets it pass", Unit.DURATION)
     ] = 30.0
     max_ack_pending: Annotated[int, Setting("tasks held at once, waiting ones included", at_least=16)] = 2000
     max_bytes: Annotated[
         int, Setting("bytes of tasks held at once; large tasks of a host that hangs fill no memory", Unit.SIZE)
-    ] = 32 << 20
+    ] = 16 << 20
     concurrency: Annotated[int, Setting("requests at once, over all hosts", at_least=1)] = 256
     host_concurrency: Annotated[int, Setting("requests at once to one host; few endpoints take more", at_least=1)] = 32
     connect_timeout: Annotated[

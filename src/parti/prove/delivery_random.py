@@ -1,132 +1,48 @@
 """Random situations for delivery, one after the other: each is drawn from its seed, run by real processes and judged.
 
 The hosts are real servers on loopback that are ill for a while and well afterwards. So everything has to arrive in the
-end, or rest in the dead letters because its own policy gave it few attempts.
+end, or rest in the dead letters because its own policy gave it few attempts. Isolation is judged within a run: how much
+longer the tasks of a host that is always well take beside the ill ones than alone, once all is calm.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 import random
 import sys
-import time
+import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
 from parti.bench.goals import Figure
 from parti.bench.report import RunContext
-from parti.clock import SystemClock
 from parti.errors import PartiError
 from parti.prove.delivery_duplicates import Accepted, explain
 from parti.prove.delivery_faults import Fault, Troubles
-from parti.prove.delivery_judge import Published, Rested, Seen, judge, prompt
-from parti.prove.delivery_main import NAMES
-from parti.prove.delivery_scenario import HostKind, Scenario, Trigger, draw
-from parti.prove.delivery_worker import SparkWorker, Worker
+from parti.prove.delivery_ground import Ground
+from parti.prove.delivery_judge import Published, Rested, judge, prompt
+from parti.prove.delivery_scenario import Scenario, Trigger, draw
+from parti.prove.delivery_spark import SharedSpark, SharedWorker
+from parti.prove.delivery_stage import subject_of
+from parti.prove.delivery_worker import Worker
 from parti.tasks import DeadLetters
 from parti.tasks.names import Names
 from parti.tasks.recorder import AttemptRecord
 from parti.testing import NatsServer, NeverHappened, eventually
-from parti.testing.http_server import Answer, FaultHttpServer, Hang, Received, Reply, Reset
 from parti.testing.monitor import ask
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.errors import MessageNotFound, StreamNotFound
 from parti.wire.options import ConnectOptions
 
-_LEASE = 3
-_STARTING, _STARTING_SPARK = 4.0, 40.0  # seconds that a process may take to look up a name for the first time
-_LOOK = 0.02
-
-
-@dataclass(slots=True)
-class Ground:
-    """The endpoints of one run, and what they saw."""
-
-    scenario: Scenario
-    rng: random.Random
-    heals_at: float = math.inf
-    """Known from the first request on: processes take their time to start."""
-    servers: dict[str, list[FaultHttpServer]] = field(default_factory=dict)
-    seen: list[Seen] = field(default_factory=list)
-    stall: float = 0.0
-    """The longest time that this process stood still."""
-    clock: SystemClock = field(default_factory=SystemClock)
-
-    def url(self, trigger: Trigger, document: int) -> str:
-        server = self.servers[trigger.name][document % trigger.hosts]
-        if trigger.host == "no_dns":
-            return f"http://{trigger.name}{NAMES}:{server.port}/hook"
-        return f"{server.url}/hook"
-
-    async def open(self, stack: AsyncExitStack) -> None:
-        for trigger in self.scenario.triggers:
-            self.servers[trigger.name] = [FaultHttpServer() for _ in range(trigger.hosts)]
-            for server in self.servers[trigger.name]:
-                await server.start()
-                stack.push_async_callback(server.stop)
-                server.otherwise(self._script(trigger))
-                if trigger.host == "dead":
-                    await server.stop()
-        stack.callback(asyncio.create_task(self._watch()).cancel)
-
-    async def _watch(self) -> None:
-        """Notice when we stood still ourselves; bring the dead back when it is time."""
-        dead = [trigger.name for trigger in self.scenario.triggers if trigger.host == "dead"]
-        down = [server for name in dead for server in self.servers[name]]
-        while True:
-            before = self.clock.now()
-            await self.clock.sleep(_LOOK)
-            self.stall = max(self.stall, self.clock.now() - before - _LOOK)
-            while down and self.clock.now() >= self.heals_at:
-                await down.pop().start()
-
-    def _script(self, trigger: Trigger) -> Callable[[Received], Reply]:
-        def decide(request: Received) -> Reply:
-            now, body = self.clock.now(), request.json()
-            self.heals_at = min(self.heals_at, now + self.scenario.heals)
-            reply = self._reply(trigger.host if now < self.heals_at else "well")
-            status = reply.status if isinstance(reply, Answer) else 0
-            delay = reply.delay if isinstance(reply, Answer) else 0.0
-            self.seen.append(
-                Seen(
-                    at=now,
-                    id=request.headers["webhook-id"],
-                    trigger=trigger.name,
-                    document=body["documentId"],
-                    number=body["seq"],
-                    attempt=int(request.headers["x-parti-attempt"]),
-                    status=status,
-                    epoch=int(request.headers["x-parti-epoch"]),
-                    wait=float(reply.headers.get("Retry-After", 0)) if isinstance(reply, Answer) else 0.0,
-                    ended=now + delay,
-                )
-            )
-            return reply
-
-        return decide
-
-    def _reply(self, kind: HostKind) -> Reply:
-        ill, rng = self.rng.random() < 0.8, self.rng
-        match kind:
-            case "slow":
-                return Answer(200, delay=rng.uniform(0.05, 0.3))
-            case "flaky" if ill:
-                return rng.choice((Answer(500), Answer(503), Answer(408), Reset()))
-            case "throttling" if ill:
-                return Answer(rng.choice((429, 503)), {"Retry-After": rng.choice(("1", "2"))})
-            case "hanging":
-                return Hang()
-            case "resetting" if ill:
-                return Reset()
-            case _:
-                return Answer(200)
+_LEASE, _LEASE_SPARK = 3, 6
+_ALONE = 20  # tasks that tell how long a host takes that is alone
 
 
 @dataclass(slots=True)
@@ -169,7 +85,7 @@ class Run:
 
             async def stored(document: str = document, data: bytes = data, headers: dict[str, str] = headers) -> bool:
                 try:
-                    await self.js.publish(f"{self.stream}.db.docs.{document}", data, headers=headers)
+                    await self.js.publish(subject_of(self.stream, document), data, headers=headers)
                 except PartiError:
                     return False
                 return True
@@ -177,9 +93,10 @@ class Run:
             await eventually(stored, 60, "a publish")
             self.published.append(Published(webhook_id, trigger.name, document, number, self.ground.clock.now()))
 
-    def settings(self) -> list[str]:
+    def settings(self) -> dict[str, str]:
         scenario = self.scenario
         values: dict[str, object] = {
+            "nats.servers": self.server.url,
             "deliver.stream": self.stream,
             "deliver.partitions": scenario.partitions,
             "deliver.lease": _LEASE,
@@ -191,7 +108,7 @@ class Run:
             "deliver.triggers": ",".join(trigger.rules for trigger in scenario.triggers),
             "observe.log_level": "warning",
         }
-        return ["-s", self.server.url, *(word for key, value in values.items() for word in ("--set", f"{key}={value}"))]
+        return {key: str(value) for key, value in values.items()}
 
     async def letters(self) -> list[Rested]:
         with suppress(PartiError):
@@ -224,13 +141,28 @@ class Run:
                     found[record.id, record.attempt] = record.outcome
         return found
 
+    async def alone(self) -> list[str]:
+        """Tasks of the host that is always well, with nobody beside them: their ids, once all have arrived."""
+        before = len(self.published)
+        await self.publish([self.scenario.triggers[-1]] * _ALONE)
+        with suppress(NeverHappened):
+            await eventually(self.settled, 60, "the tasks of a host that is alone")
+        return [task.id for task in self.published[before:]]
+
+    def slowest(self, ids: Collection[str]) -> float:
+        """The 95th percentile, over tasks of the host that is always well, from the publishing to the acceptance."""
+        first = {request.id: request.at for request in reversed(self.ground.seen) if request.accepted}
+        begin = min(first.values(), default=0.0)  # a backlog waits for the first process
+        waits = sorted(first[t.id] - max(t.at, begin) for t in self.published if t.id in ids and t.id in first)
+        return waits[int(len(waits) * 0.95)] if waits else 0.0
+
 
 async def run_scenario(
-    scenario: Scenario, server: NatsServer, js: JetStreamApi, *, spark: list[str] | None = None
+    scenario: Scenario, server: NatsServer, js: JetStreamApi, folder: Path, spark: SharedSpark | None = None
 ) -> tuple[dict[str, Figure], list[str]]:
-    """Figures of what was wrong, and words about it. `spark`: the extra arguments of that engine."""
-    clock, rng = SystemClock(), random.Random(f"run {scenario.seed}")
-    ground = Ground(scenario, rng)
+    """Figures of what was wrong, and words about it; on Spark with its session."""
+    rng = random.Random(f"run {scenario.seed}")
+    ground = Ground(scenario, rng, hanging=folder / "names-hang" if spark is None else spark.hanging)
     async with AsyncExitStack() as stack:
         await ground.open(stack)
         run = Run(scenario, server, js, ground, rng)
@@ -239,12 +171,9 @@ async def run_scenario(
         rng.shuffle(tasks)
         half = len(tasks) // 2
         await run.publish(tasks[:half])
-        until = time.time() + (_STARTING_SPARK if spark else _STARTING) + scenario.heals
-        program = ("parti.prove.delivery_main", f"{until:.3f}", str(scenario.descriptors))
-        kind = SparkWorker if spark else Worker
-        workers = [kind([*run.settings(), *(spark or ())], program) for _ in range(scenario.processes)]
-        stack.push_async_callback(_kill, workers)
-        troubles = Troubles(server, workers, rng, clock, 6 if spark else _LEASE)
+        workers = _workers(run, folder, spark)
+        stack.push_async_callback(_discard, workers)
+        troubles = Troubles(server, workers, rng, ground.clock, _LEASE if spark is None else _LEASE_SPARK)
         in_before = _messages_in(server)
         for worker in workers:
             await asyncio.to_thread(worker.start)
@@ -252,11 +181,13 @@ async def run_scenario(
         for fault in scenario.faults:
             await troubles.make(fault)
         await publishing
+        well = {task.id for task in run.published if task.trigger == scenario.triggers[-1].name}
         with suppress(NeverHappened):  # what has not arrived by then is lost
-            await eventually(run.settled, 240.0 if spark else 90.0, "every task accepted or at rest")
+            await eventually(run.settled, 90.0 if spark is None else 240.0, "every task accepted or at rest")
         # A server that was started anew counts from 0; Spark asks for messages, with or without tasks.
         counted = spark is None and "server" not in scenario.faults
-        sent = _messages_in(server) - in_before - (len(tasks) - half) if counted else 0
+        sent, requests = _messages_in(server) - in_before - (len(tasks) - half) if counted else 0, len(ground.seen)
+        alone = await run.alone()
         codes = [await asyncio.to_thread(worker.stop) for worker in workers]
         faults = [*troubles.faults, *troubles.stalls()]
         unheard = await run.unheard()
@@ -270,11 +201,14 @@ async def run_scenario(
             processes=scenario.processes,
             stall=ground.stall,
         )
-        repeats = _repeats(run, faults, unheard, 1_000_000 if spark else 256)
+        repeats = _repeats(run, faults, unheard, 256 if spark is None else 1_000_000)
         figures: dict[str, Figure] = {**wrong, "duplicates_unexplained": repeats, "exit_codes": sum(codes)}
-        figures |= {"tasks": len(tasks), "requests": len(ground.seen)}
-        figures["messages_per_request"] = round(sent / max(len(ground.seen), 1), 2)
-        figures["well_p99"] = round(_slowest_well(run), 2) if not faults else 0.0
+        figures |= {"tasks": len(run.published), "requests": len(ground.seen)}
+        figures |= {"messages": sent, "requests_of_messages": requests if counted else 0}
+        if not faults and not scenario.faults:  # a stop is no fault, but all wait for it
+            figures["well_alone"] = round(run.slowest(alone), 2)
+            figures["well_beside_ill"] = round(run.slowest(well), 2)
+            figures["stall"] = round(ground.stall, 2)
         with suppress(PartiError):
             for name in await js.stream_names():
                 if name.removeprefix("KV_").startswith(run.stream):
@@ -282,9 +216,19 @@ async def run_scenario(
         return figures, words
 
 
-async def _kill(workers: list[Worker]) -> None:
+def _workers(run: Run, folder: Path, spark: SharedSpark | None) -> list[Worker]:
+    settings, scenario = run.settings(), run.scenario
+    if spark is not None:
+        settings["checkpoint"] = str(folder / f"checkpoint-{scenario.seed}")
+        return [SharedWorker(spark, [word for pair in settings.items() for word in pair], run.rng)]
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    program = ("parti.prove.delivery_main", str(run.ground.hanging), str(scenario.descriptors))
+    return [Worker(words, program) for _ in range(scenario.processes)]
+
+
+async def _discard(workers: list[Worker]) -> None:
     for worker in workers:
-        await asyncio.to_thread(worker.kill)
+        await asyncio.to_thread(worker.discard)
 
 
 def _messages_in(server: NatsServer) -> int:
@@ -299,44 +243,42 @@ def _repeats(run: Run, faults: list[Fault], unheard: Collection[tuple[str, int]]
     return explain(accepted, faults, unheard, in_flight=in_flight)["unexplained"]
 
 
-def _slowest_well(run: Run) -> float:
-    """The 99th percentile, over tasks of the host that is always well, from the publishing to the acceptance."""
-    well = run.scenario.triggers[-1].name
-    first = {request.id: request.at for request in reversed(run.ground.seen) if request.accepted}
-    begin = min(first.values(), default=0.0)  # a backlog waits for the first process
-    waits = sorted(first[t.id] - max(t.at, begin) for t in run.published if t.trigger == well and t.id in first)
-    return waits[int(len(waits) * 0.99)] if waits else 0.0
-
-
-async def random_runs(ctx: RunContext, count: int, spark: list[str] | None) -> dict[str, Figure]:
-    """So many situations from the run's seed on: what was wrong in all of them, and the worst of what is measured.
-
-    `spark`: the arguments of that engine, the folder of its checkpoint last.
-    """
-    total: Counter[str] = Counter()
-    worst = {"messages_per_request": 0.0, "well_p99": 0.0}
+async def random_runs(ctx: RunContext, count: int, *, spark: bool) -> dict[str, Figure]:
+    """So many situations from the run's seed on: what was wrong in all of them, and the worst of what is measured."""
+    total: Counter[str] = Counter(messages=0, requests_of_messages=0)
+    delays = [0.0]
     words: list[str] = []
-    async with NatsServer() as server:
-        connection = await connect(ConnectOptions(servers=(server.url,)))
-        try:
+    with tempfile.TemporaryDirectory(prefix="parti-prove-") as name:
+        folder = Path(name)
+        async with NatsServer() as server, AsyncExitStack() as stack:
+            connection = await connect(ConnectOptions(servers=(server.url,)))
+            stack.push_async_callback(connection.close)
+            session = SharedSpark(folder) if spark else None
+            if session is not None:
+                stack.push_async_callback(asyncio.to_thread, session.close)
             with ctx.progress("random situations", total=count) as advance:
                 for seed in range(ctx.seed, ctx.seed + count):
-                    hungry = bool(ctx.options.get("hungry"))
-                    scenario = draw(seed, spark=spark is not None, hungry=hungry)
-                    own = [*spark[:-1], f"{spark[-1]}-{seed}"] if spark is not None else None  # a checkpoint of its own
-                    figures, found = await run_scenario(scenario, server, JetStreamApi(connection), spark=own)
+                    scenario = draw(seed, spark=spark, hungry=bool(ctx.options.get("hungry")))
+                    figures, found = await run_scenario(scenario, server, JetStreamApi(connection), folder, session)
                     words += [str(scenario), *found] if found else []
-                    for name, value in figures.items():
-                        if name in worst:
-                            worst[name] = max(worst[name], float(value))
-                        else:
-                            total[name] += int(value)
+                    if "stall" in figures:
+                        delays.append(_delay(figures))
+                    total.update({key: int(value) for key, value in figures.items() if isinstance(value, int)})
                     advance(1)
-        finally:
-            await connection.close()
     if words:
         print("\n".join(words), file=sys.stderr)
-    return {"scenarios": count, **total, **worst}
+    messages, requests = total.pop("messages"), total.pop("requests_of_messages")
+    return {
+        "scenarios": count,
+        **total,
+        "messages_per_request": round(messages / max(requests, 1), 2),
+        "well_delay": round(max(delays), 2),
+    }
+
+
+def _delay(figures: dict[str, Figure]) -> float:
+    """Seconds that ill hosts cost the one that is well; what stood still itself is not theirs."""
+    return float(figures["well_beside_ill"]) - float(figures["well_alone"]) - float(figures["stall"])
 
 
 def with_random(figures: dict[str, Figure], random: dict[str, Figure]) -> dict[str, Figure]:

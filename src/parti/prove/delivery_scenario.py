@@ -80,10 +80,10 @@ def draw(seed: int, *, spark: bool = False, hungry: bool = False) -> Scenario:
     return Scenario(
         seed=seed,
         partitions=1 if spark else rng.choice((1, 1, 2, 4)),
-        processes=2 if faults or rng.random() < 0.4 else 1,
+        processes=2 if not spark and (faults or rng.random() < 0.4) else 1,
         triggers=tuple(triggers),
         faults=faults[:1] if spark else faults,
-        heals=rng.choice((3.0, 6.0)),
+        heals=rng.choice((1.5, 3.0) if spark else (3.0, 6.0)),  # there a batch takes about as long as a heal here
         block_for=rng.choice(("200ms", "2s", "1m")),
         max_ack_pending=rng.choice((64, 2000)),
         descriptors=100 if hungry else 0,
@@ -100,7 +100,7 @@ def _trigger(rng: random.Random, number: int, spark: bool) -> Trigger:
         rate=rate,
         concurrency=rng.choice((0, 1, 2, 4)) if limited else 0,
         documents=rng.choice((1, 3, 20)),
-        tasks=rng.choice((10, 40)) if rate == 5.0 else rng.choice((20, 80)),
+        tasks=rng.choice((10, 40)) if rate == 5.0 or spark else rng.choice((20, 80)),
         size=rng.choice((0, 0, 2_000, 100_000)),
         attempts=rng.choice((0, 0, 0, 3)),
         backoff=rng.choice((0.0, 0.3)),

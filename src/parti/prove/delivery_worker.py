@@ -80,6 +80,10 @@ class Worker:
             self._process.kill()
             self._process.wait()
 
+    def discard(self) -> None:
+        """After this returns, nothing of it runs."""
+        self.kill()
+
     def stop(self) -> int:
         """SIGTERM; returns the exit code."""
         assert self._process is not None

@@ -25,7 +25,7 @@ class Seen:
     @property
     def is_python_worker(self) -> bool:
         """One that runs tasks: forked by pyspark's daemon, which is its parent and has the same command."""
-        return "pyspark.daemon" in self.command
+        return "pyspark.daemon" in self.command or "parti.prove.delivery_daemon" in self.command
 
 
 def below(pid: int) -> list[Seen]:

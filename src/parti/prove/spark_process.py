@@ -96,13 +96,17 @@ class Driver:
                 ) from None
             seen = count()
 
-    def replay(self, first: int, last: int) -> str:
-        """The hash of the range, read by a batch job of the driver."""
+    def submit(self, job: dict[str, Any]) -> None:
+        """Hand a job to the process that runs."""
         assert self._process is not None
         assert self._process.stdin is not None
-        self._answered.clear()
-        self._process.stdin.write(json.dumps({"replay": [first, last]}).encode() + b"\n")
+        self._process.stdin.write(json.dumps(job).encode() + b"\n")
         self._process.stdin.flush()
+
+    def replay(self, first: int, last: int) -> str:
+        """The hash of the range, read by a batch job of the driver."""
+        self._answered.clear()
+        self.submit({"replay": [first, last]})
         if not self._answered.wait(WITHIN):
             raise ProofBroken("the Spark driver did not answer a replay")
         return self._answers[-1]

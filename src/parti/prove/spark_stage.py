@@ -51,10 +51,7 @@ class CaseDriver(Driver):
     def submit(self, job: dict[str, Any]) -> None:
         self.ensure()
         self._said.clear()
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(job).encode() + b"\n")
-        self._process.stdin.flush()
+        super().submit(job)
 
     def wait(self, word: str, number: int) -> dict[str, Any] | None:
         """The message with this word about the job, or its answer; None when the process ended before."""

@@ -233,13 +233,16 @@ class Desk:
 
     async def _attempt(self, held: Held, right: TaskRight) -> Attempt:
         spent: Outcome | None = None
+        rest: float | None = None
         try:
-            attempt = await self._courier.attempt(held, right)
+            attempt = await self._courier.attempt(held, right, self._gate.pace(held.trigger, held.rules))
             if attempt.outcome not in UNSPENT:
                 spent = attempt.outcome
                 held.attempts += 1
+            else:
+                rest = attempt.retry_after  # its name is not known: the others need not ask
         finally:
-            self._gate.release(held.host, held.trigger, held.rules, spent)
+            self._gate.release(held.host, held.trigger, held.rules, spent, rest)
         return attempt
 
     def _decide(self, held: Held, attempt: Attempt) -> Decision:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from parti.clock import Clock
 from parti.config.deliver import DeliverSection
@@ -34,14 +34,14 @@ class Courier:
         self._clock = clock
         self._token_hosts = frozenset(host.lower() for host in config.token_hosts)
 
-    async def attempt(self, held: Held, lease: SendRight) -> Attempt:
-        """Send the task once; `LeaseLost` when it may not be sent any more."""
+    async def attempt(self, held: Held, lease: SendRight, pace: Callable[[], Awaitable[None]] | None = None) -> Attempt:
+        """Send the task once, when `pace` returns; `LeaseLost` when it may not be sent any more."""
         task, endpoint = held.task, held.endpoint
         assert task is not None
         assert endpoint is not None
         try:
             self._guard.check_port(endpoint.port)
-            request = self._request(held, task, endpoint, lease)
+            request = self._request(held, task, endpoint, lease, pace)
         except TaskRefused as refusal:
             outcome = Outcome.BLOCKED if isinstance(refusal, AddressBlocked) else Outcome.REFUSED
             return Attempt(outcome, error=str(refusal), reason=refusal.reason)
@@ -65,7 +65,14 @@ class Courier:
         wait = parse_retry_after(status, response.retry_after, self._clock.wall())
         return Attempt(outcome, status, f"the endpoint answered {status}", response.head, wait)
 
-    def _request(self, held: Held, task: DeliveryTask, endpoint: Endpoint, lease: SendRight) -> Request:
+    def _request(
+        self,
+        held: Held,
+        task: DeliveryTask,
+        endpoint: Endpoint,
+        lease: SendRight,
+        pace: Callable[[], Awaitable[None]] | None,
+    ) -> Request:
         config = self._config
         own = check_headers(task.headers)
         body = request_body(task, held.id, max_size=config.max_body)
@@ -90,7 +97,7 @@ class Courier:
             for name in [name for name in headers if name.lower() == "authorization"]:
                 del headers[name]  # of two, receivers choose one or the other
             headers["Authorization"] = f"Bearer {task.pre_issued_token}"
-        return Request(endpoint.url, headers, body, request_timeout(task.timeout, config), lease.check)
+        return Request(endpoint.url, headers, body, request_timeout(task.timeout, config), lease.check, pace)
 
 
 def _defaults_beside(own: Mapping[str, str]) -> dict[str, str]:

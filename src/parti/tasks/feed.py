@@ -26,9 +26,10 @@ from parti.wire.live import LiveConnection
 from parti.wire.pull import LivePull, PullSettings
 from parti.wire.stored import parse_headers
 
-ACK, NAK, IN_PROGRESS = b"+ACK", b"-NAK", b"+WPI"
+ACK, NAK = b"+ACK", b"-NAK"
 _BATCH = 256
 _BEATS = 2  # of three that AckWait is long: who is let go before costs no heartbeat at all
+_LONG = 20  # times AckWait that a heartbeat lasts: who waits for its turn costs one, not one every AckWait
 
 
 class Incoming(msgspec.Struct, frozen=True):
@@ -199,6 +200,7 @@ class Feed:
             if known is not None:
                 self._at_server += not known
                 self._replies[sequence] = reply
+                self._due_beat[sequence] = self._beat + _BEATS  # what was said of the delivery before is over
                 continue
             if sequence <= self.high and sequence not in self._owed:
                 self._on_duplicate(f"{self.durable}:{sequence}")
@@ -250,15 +252,18 @@ class Feed:
     def heartbeat(self) -> None:
         """Every third of AckWait: tell the server what has been in hand for a while. AckWait is about us, not the task.
 
-        Also who was delivered again since: what it has done to the server's clock is not worth knowing.
+        "In progress" lasts for AckWait alone. A negative acknowledgement with a delay says the same for any time: the
+        message stays pending with us until then, and may be acknowledged as before. Nobody waits for the delay to end:
+        we say it again before, and whoever takes over resets the consumer.
         """
         self._beat += 1
         if self._connection is None:
             return
         due = [sequence for sequence, beat in self._due_beat.items() if beat <= self._beat]
-        self._due_beat |= dict.fromkeys(due, self._beat + _BEATS)
+        self._due_beat |= dict.fromkeys(due, self._beat + 3 * (_LONG - 2))
         replies = [self._replies.get(sequence) for sequence in due]
-        if frames := [b"PUB %s 4\r\n+WPI\r\n" % reply for reply in replies if reply]:
+        verb = b'-NAK {"delay": %d}' % int(_LONG * self._config.ack_wait * 1e9)
+        if frames := [b"PUB %s %d\r\n%s\r\n" % (reply, len(verb), verb) for reply in replies if reply]:
             self._connection.write(b"".join(frames))
 
     def hand_back(self) -> int:

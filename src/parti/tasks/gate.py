@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from parti.clock import Clock, Randomness
 from parti.config.deliver import DeliverSection
@@ -19,7 +19,7 @@ from parti.tasks.policy import Outcome
 __all__ = ["Gate", "Postponed"]
 
 _SOON = 5.0  # seconds: who starts within them had better wait in memory
-_LONG = 25.0  # seconds of a trigger's line in memory: longer, and its heartbeats cost more than the park does
+_LONG = 300.0  # seconds of a trigger's line in memory: its heartbeats cost one message in ten minutes (`Feed`)
 _FEW = 64  # tasks of a line in memory that are never too many
 _LET_IN = 32  # of those outside at once
 _LOOK_AGAIN = 1.0
@@ -124,6 +124,18 @@ class Gate:
             return Postponed(wait * self._rng.uniform(1.0, 1.2), "breaker", state)
         return None
 
+    def pace(self, trigger: str, rules: Rules) -> Callable[[], Awaitable[None]] | None:
+        """What a request of the trigger waits for at the last moment; None when it has no rate."""
+        line = self._trigger(trigger, rules) if rules.rate else None
+        if line is None:
+            return None
+
+        async def wait() -> None:
+            while left := line.hurry(self._clock.now(), rules, self.share()):
+                await self._clock.sleep(left)
+
+        return wait
+
     def release(
         self, host: str, trigger: str, rules: Rules, outcome: Outcome | None, rest: float | None = None
     ) -> bool:
@@ -158,6 +170,16 @@ class Gate:
         """`call` is called once, when the document's turn in the line has come; until then nothing happens."""
         line.outside[name] = call
         self._arm(line)
+
+    def line(self, host: str) -> Line:
+        """Where a document of this host waits outside, as long as nothing else is known of it."""
+        return self._host(host)
+
+    def stir(self) -> None:
+        """Call in whoever may come, in all lines."""
+        for line in (*self._hosts.values(), *self._triggers.values()):
+            if line.outside:
+                self._call(line)
 
     def close(self) -> None:
         """Nobody is called any more."""

@@ -211,6 +211,7 @@ class Lanes:
         """Nothing is parked any more: the document goes on in memory."""
         lane.mode = Mode.LIVE
         self.sleepers.parked.pop(lane.key, None)
+        self._park.end(lane.key)
         self._dealt.drained(lane)
         self._parking.answered(lane, lane.wake)
 
@@ -252,7 +253,7 @@ class Lanes:
         lane.busy = True
         started, attempt = tools.clock.now(), None
         try:
-            attempt = await tools.courier.attempt(head, self._lease)
+            attempt = await tools.courier.attempt(head, self._lease, tools.gate.pace(head.trigger, head.rules))
         finally:
             outcome = attempt.outcome if attempt is not None and attempt.outcome not in UNSPENT else None
             rest = attempt.retry_after if attempt is not None and outcome is None else None  # its name is not known
@@ -335,9 +336,9 @@ class Lanes:
         """The task alone waits outside, as a document of its own; its own document goes on."""
         lane.busy = True
         key = alone_key(head)
-        await self._surely(lambda: self._park.append(head, key))
-        parked = self.sleepers.entry(key)
+        parked = self._parking.enter(key)
         parked.born = head.first_seen
+        await self._surely(lambda: self._park.append(head, key))
         self.sleepers.wait_outside(key, line)
         await self._let_go(lane, head)
         lane.busy = False

@@ -7,7 +7,8 @@ partition writes to its queue: each write names the owner's marker, and the serv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -15,7 +16,8 @@ import msgspec
 from parti.clock import Clock
 from parti.tasks import names as n
 from parti.tasks.errors import LeaseLost
-from parti.tasks.held import Held
+from parti.tasks.held import Held, Reader
+from parti.tasks.kept import Kept
 from parti.wire.api import JetStreamApi
 from parti.wire.api_publish import expectations
 from parti.wire.errors import ApiError, MessageNotFound, WrongLastSequence
@@ -32,6 +34,8 @@ class WakeUp(msgspec.Struct, frozen=True):
 
 
 _MOST_ATTEMPTS = 1_000_000
+_LARGE, _LARGE_AT_ONCE = 32 << 10, 4  # bytes of a task, and how many such are stored at once
+_GLANCE, _GLANCE_BYTES = 256, 1 << 20  # messages and bytes in one answer
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(WakeUp)
 
@@ -48,12 +52,23 @@ def decode_wake(data: bytes) -> WakeUp:
 class Park:
     """The park of one partition."""
 
-    def __init__(self, js: JetStreamApi, names: n.Names, slot: int, clock: Clock) -> None:
+    def __init__(self, js: JetStreamApi, names: n.Names, slot: int, clock: Clock, keep: int = 0) -> None:
+        """`keep`: so many bytes of what we park may stay in memory as well."""
         self._js = js
         self._names = names
         self._slot = slot
         self._clock = clock
         self._fence: dict[str, str] = {}
+        self._kept = Kept(keep)
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
+
+    def begin(self, key: str) -> None:
+        """The document has nothing here, as far as its owner knows, who alone writes to it."""
+        self._kept.begin(key)
+
+    def end(self, key: str) -> None:
+        """The document goes on elsewhere."""
+        self._kept.forget(key)
 
     async def claim(self, epoch: int) -> None:
         """After this returns, nothing that an owner before us still has on its way reaches the park.
@@ -94,8 +109,13 @@ class Park:
         The id names the message in hand: a task that was parked, drained, scheduled alone and came back is another
         one. Under the id of the first time the server would drop it and say that it is stored.
         """
-        headers = held.carried() | {n.MSG_ID: f"q:{held.source}:{held.first_seen:.3f}:{held.sequence}"}
-        await self._store(self._names.parked(self._slot, key or held.key), held.data, headers)
+        carried, key = held.carried(), key or held.key
+        headers = carried | {n.MSG_ID: f"q:{held.source}:{held.first_seen:.3f}:{held.sequence}"}
+        subject = self._names.parked(self._slot, key)
+        sequence = await self._store(subject, held.data, headers)
+        if key in self._kept:
+            time = int(self._clock.wall() * 1e9)
+            self._kept.append(key, StoredMessage(subject, sequence, time, held.data, carried))
 
     async def wake_after(self, key: str, wait: float, head: str, attempts: int) -> None:
         """When this returns, the document will be woken after `wait` seconds, by whoever owns it then."""
@@ -129,8 +149,30 @@ class Park:
         task = n.token(f"{held.source.rpartition(':')[2]}-{held.first_seen:.3f}")
         await self._store(self._names.alone_schedule(self._slot, held.key, task), held.data, headers)
 
+    async def glance(self) -> AsyncIterator[StoredMessage]:
+        """Everything in the queues of all documents, in few answers, from any replica: good for a guess, not for more.
+
+        Asking for one head after the other costs a message each: ten thousand documents kept a start busy for long.
+        """
+        place = 1
+        while True:
+            batch = await self._js.direct_get_batch(
+                self._names.park,
+                batch=_GLANCE,
+                seq=place,
+                next_by_subj=self._names.parked(self._slot, "*"),
+                max_bytes=_GLANCE_BYTES,
+            )
+            for stored in batch.messages:
+                yield stored
+            if not batch.messages or not batch.pending:
+                return
+            place = batch.messages[-1].seq + 1
+
     async def first(self, key: str) -> StoredMessage | None:
         """The head of a document's queue, from the stream's leader."""
+        if key in self._kept:
+            return self._kept.after(key, 0)
         try:
             return await self._js.msg_get(self._names.park, seq=1, next_by_subj=self._names.parked(self._slot, key))
         except MessageNotFound:
@@ -138,6 +180,8 @@ class Park:
 
     async def last(self, key: str) -> StoredMessage | None:
         """The end of a document's queue."""
+        if key in self._kept:
+            return self._kept.last(key)
         try:
             return await self._js.msg_get(self._names.park, last_by_subj=self._names.parked(self._slot, key))
         except MessageNotFound:
@@ -145,11 +189,25 @@ class Park:
 
     async def after(self, key: str, sequence: int) -> StoredMessage | None:
         """The next of the document's queue behind a place."""
+        if key in self._kept:
+            return self._kept.after(key, sequence)
         subject = self._names.parked(self._slot, key)
         try:
             return await self._js.msg_get(self._names.park, seq=sequence + 1, next_by_subj=subject)
         except MessageNotFound:
             return None
+
+    def read(self, reader: Reader, stored: StoredMessage) -> Held:
+        """A parked task, as it was when it came."""
+        return reader.read(
+            stored.data,
+            stored.headers,
+            stream=self._names.park,
+            subject=stored.subject,
+            sequence=0,
+            time=stored.time_ns / 1e9,
+            ours=True,
+        )
 
     async def remove(self, sequence: int) -> None:
         """When this returns, that task is no longer parked; also when an earlier try, whose answer got lost, did it."""
@@ -159,9 +217,11 @@ class Park:
             # The server has no code for this: file storage says 10057 and memory 10043, and both mean trouble as well.
             if await self._holds(sequence):
                 raise
+        self._kept.removed(sequence)
 
     async def remove_before(self, key: str, sequence: int) -> int:
         """Forget the tasks of the document that stand before `sequence`; returns how many there were."""
+        self._kept.forget(key)
         return await self._js.stream_purge(self._names.park, filter=self._names.parked(self._slot, key), seq=sequence)
 
     async def _holds(self, sequence: int) -> bool:
@@ -171,9 +231,15 @@ class Park:
             return False
         return True
 
-    async def _store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> None:
+    async def _store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
+        if len(data) < _LARGE:
+            return await self._publish(subject, data, headers)
+        async with self._large:  # each is copied on its way out: all of a host that hangs at once would fill the memory
+            return await self._publish(subject, data, headers)
+
+    async def _publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
         try:
-            await self._js.publish(subject, data, headers={**headers, **self._fence})
+            return (await self._js.publish(subject, data, headers={**headers, **self._fence})).seq
         except WrongLastSequence:
             raise LeaseLost(f"the park of partition {self._slot} has been claimed by another owner") from None
 

@@ -27,6 +27,12 @@ class Parking:
     def __repr__(self) -> str:
         return f"<Parking {self.sleepers!r}>"
 
+    def enter(self, key: str) -> Parked:
+        """What is known of a document that we park ourselves."""
+        if key not in self.sleepers.parked:
+            self._park.begin(key)  # or it would stand there
+        return self.sleepers.entry(key)
+
     async def learn(self, lane: Lane) -> None:
         """Find out up to which task of the document everything is parked or was dealt with before.
 
@@ -50,15 +56,7 @@ class Parking:
 
     def read(self, lane: Lane, stored: StoredMessage) -> Held:
         """A parked task of the document, as it was when it came."""
-        held = self._tools.reader.read(
-            stored.data,
-            stored.headers,
-            stream=self._tools.names.park,
-            subject=stored.subject,
-            sequence=0,
-            time=stored.time_ns / 1e9,
-            ours=True,
-        )
+        held = self._park.read(self._tools.reader, stored)
         held.key, held.park_sequence, held.received = lane.key, stored.seq, self._tools.clock.now()
         return held
 
@@ -80,7 +78,7 @@ class Parking:
     async def go_outside(self, lane: Lane, head: Held, line: Line) -> None:
         """The document is parked without a wake-up: the next owner looks at every document that has none."""
         lane.busy = True
-        parked = self.sleepers.entry(lane.key)
+        parked = self.enter(lane.key)
         parked.through, parked.born = parked.through or lane.through, head.first_seen
         before = lane.wake
         if lane.mode is Mode.DRAINING:
@@ -105,7 +103,7 @@ class Parking:
         lane.busy = True
         before = lane.wake
         await self._surely(lambda: self._park.wake_after(lane.key, wait, head.id, head.attempts))
-        parked = self.sleepers.parked.setdefault(lane.key, Parked())
+        parked = self.enter(lane.key)
         parked.through = parked.through or lane.through
         parked.known = True
         parked.tried(head.id, head.attempts, head.due)

@@ -64,10 +64,24 @@ class Sleepers:
         self._outside[key] = line
         self._gate.wait_outside(line, (self._slot, key), lambda: self._call(key))
 
-    def look_at(self, keys: Iterable[str]) -> None:
-        """Parked documents that nobody will wake: each has its turn, a few at a time."""
+    def expect(self, keys: Iterable[str]) -> None:
+        """Parked documents that nobody will wake: each is to be placed, or looked at."""
         self._strangers.update(dict.fromkeys(keys))
+
+    def place(self, key: str, line: Line, born: float) -> None:
+        """The document, if it is still a stranger, waits for this line: that is all a glance can tell."""
+        if key in self._strangers and key not in self._looking and not self._stopped:
+            del self._strangers[key]
+            self.parked[key].born = born
+            self.wait_outside(key, line)
+
+    def look_at_all(self) -> None:
+        """Those that were not placed have their turn, a few at a time."""
         self._next()
+
+    @property
+    def strangers(self) -> int:
+        return len(self._strangers)
 
     def called(self, key: str) -> None:
         """It has its turn, whoever called it."""

@@ -17,7 +17,7 @@ from parti.tasks.lanes import Lanes
 from parti.tasks.lease import SlotLease
 from parti.tasks.link import Link
 from parti.tasks.park import Park, decode_wake
-from parti.tasks.sleepers import Parked
+from parti.tasks.sleepers import Parked, Sleepers
 from parti.tasks.tools import Tools
 from parti.wire.api import JetStreamApi
 from parti.wire.kv import KeyValue
@@ -27,6 +27,7 @@ _CHECKPOINT_EVERY = 1.0  # seconds; the journal says what happens in between
 _SETTLED = 5.0
 _SWEEP_EVERY = 20.0  # for what a process that lost its lease parked while we took over
 _MOST_WAKES = 500
+_FEW = 64  # parked documents that are looked at one by one
 
 
 class Slot:
@@ -43,7 +44,8 @@ class Slot:
         self._trouble = asyncio.Event()
         self._last_error = ""
         self._saved = Checkpoint()
-        self._park = Park(js, names, number, tools.clock)
+        self._parked_tasks = 0  # when we last looked
+        self._park = Park(js, names, number, tools.clock, config.max_bytes // 8 // config.partitions)
         alone = config.partitions == 1
         self._journal = Journal(js, names, number)
         self.main = Feed(
@@ -207,10 +209,12 @@ class Slot:
         self.lease.check()
         await self._park.claim(self.lease.epoch)
         await self._sweep(self.lanes)
+        if self.lanes.sleepers.strangers <= _FEW:  # more would keep what comes in waiting
+            self.lanes.sleepers.look_at_all()
         return await Checkpoint.load(self._bucket, self.lease.slot)
 
     async def _sweep(self, lanes: Lanes) -> None:
-        """No parked document stays asleep: one without a schedule is looked at, unless somebody will call it."""
+        """No parked document stays asleep: one without a schedule is a stranger, unless somebody will call it."""
         known = lanes.sleepers.parked
         parked = await self._park.keys()
         for key in parked.keys() - known.keys():
@@ -224,20 +228,44 @@ class Slot:
                 known[key].noted = key in noted
                 known[key].known = key not in noted  # nothing is said of it anywhere: that spares a look
                 known[key].single = parked[key] == 1
-            lanes.sleepers.look_at(strangers)
-        lanes.sleepers.call_aged(self._tools.clock.wall() - self._tools.config.max_task_age)
+            lanes.sleepers.expect(strangers)
+            self._parked_tasks = sum(parked.values())
+
+    async def _place(self, sleepers: Sleepers) -> None:
+        """Many strangers wait for few hosts: which one is told by a glance, unless that would show more than heads."""
+        if sleepers.strangers <= _FEW or self._parked_tasks > 4 * sleepers.strangers:
+            return
+        tools, looked = self._tools, set[str]()
+        async for stored in self._park.glance():
+            key = stored.subject.rpartition(".")[2]
+            if key not in looked:  # the first is the head
+                looked.add(key)
+                held = self._park.read(tools.reader, stored)
+                if held.refusal is None and not tools.is_disabled(held):  # those are buried, and wait for nobody
+                    sleepers.place(key, tools.gate.line(held.host), held.first_seen)
+        tools.gate.stir()
 
     async def _sweep_often(self) -> None:
+        clock, config, swept = self._tools.clock, self._tools.config, self._tools.clock.now()
+        await self.attached.wait()  # what comes in does not wait for those that are parked
         while True:
-            # What grows too old outside a line is found by this; where tasks live for seconds, seconds count.
-            await self._tools.clock.sleep(min(_SWEEP_EVERY, max(1.0, self._tools.config.max_task_age / 4)))
             assert self.lanes is not None
+            sleepers = self.lanes.sleepers
             try:
-                await self._sweep(self.lanes)
+                # It costs as much as there are documents, and is only a safety net.
+                if clock.now() - swept > _SWEEP_EVERY * (1 + len(sleepers.parked) / 2_000) - 1.0:
+                    await self._sweep(self.lanes)
+                    swept = clock.now()
+                with contextlib.suppress(PartiError):
+                    await self._place(sleepers)
+                sleepers.look_at_all()
+                sleepers.call_aged(clock.wall() - config.max_task_age)
             except LeaseLost:
                 self.lose()
-            except PartiError as error:  # it is only the safety net; the next one comes
+            except PartiError as error:  # the next one comes
                 self._tools.recorder.event("deliver.sweep_failed", partition=self.lease.slot, error=str(error))
+            # What grows too old outside a line is found by this; where tasks live for seconds, seconds count.
+            await clock.sleep(min(_SWEEP_EVERY, max(1.0, config.max_task_age / 4)))
 
     async def _beat(self) -> None:
         while True:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
 from typing import Protocol
 
@@ -50,6 +50,8 @@ class Request(msgspec.Struct, frozen=True):
     timeout: float
     may_send: Callable[[], object] | None = None
     """Asked at the last moment before the bytes leave; what it raises ends the request."""
+    pace: Callable[[], Awaitable[None]] | None = None
+    """Returns when the rate allows for the request; called with the connection open, and none of the request's time."""
 
     def __repr__(self) -> str:
         return f"<Request {len(self.body)} bytes timeout={self.timeout:g}>"  # url and headers may hold a credential
@@ -169,9 +171,11 @@ class HttpTransport:
                 await pool.room(target.key)
             taken: Connection | None = None
             try:
-                async with asyncio.timeout(request.timeout):
+                async with asyncio.timeout(request.timeout) as limit:
                     limits = self._timeout(request.timeout)
                     connection = taken = await pool.connect(target.request, [], limits)
+                    if request.pace is not None:
+                        await _apart(limit, request.pace)
                     while not pool.is_clean(connection):
                         connection.close()
                         connection = taken = await pool.connect(target.request, [], limits)
@@ -276,6 +280,15 @@ def _drop_unsent(connection: Connection) -> bool:
         return False
     transport.abort()
     return True
+
+
+async def _apart(limit: asyncio.Timeout, wait: Callable[[], Awaitable[None]]) -> None:
+    """Wait, and none of it counts for the limit."""
+    ends, loop = limit.when(), asyncio.get_running_loop()
+    began = loop.time()
+    limit.reschedule(None)
+    await wait()
+    limit.reschedule(ends + loop.time() - began if ends is not None else None)
 
 
 def _serialize(first_lines: str, request: Request) -> bytes:

@@ -82,6 +82,8 @@ class DriverLease:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
+        self._ended = threading.Event()
+        """The lease is to be given back, also by a thread that has hardly begun: it would be held for ever."""
         self._events: asyncio.Queue[election.Event] = asyncio.Queue()
 
     def __repr__(self) -> str:
@@ -94,6 +96,7 @@ class DriverLease:
 
     def __exit__(self, *_: object) -> None:
         """Give the lease back, so that a standby need not wait for it to run out."""
+        self._ended.set()
         loop, stop = self._loop, self._stop
         if loop is not None and stop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended already
@@ -136,6 +139,8 @@ class DriverLease:
 
     async def _keep(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        if self._ended.is_set():
+            return
         connection = await self._connected()
         try:
             kv = await KeyValue.ensure(
