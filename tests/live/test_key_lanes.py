@@ -69,6 +69,7 @@ class Keyed:
         return [sequence for _, each, sequence in self.done if each == key]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
 @pytest.mark.parametrize("retention", ["limits", "workqueue"])
 @pytest.mark.parametrize("outcome", ["done", "retried"])
@@ -123,6 +124,7 @@ async def test_keys_that_are_left_alone_are_not_finished_before_a_move(
         assert two.owned() == {"p0"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
 @pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
 async def test_a_move_that_is_given_up_while_a_key_waits_for_its_retry_repeats_nothing(
@@ -154,6 +156,7 @@ async def test_a_move_that_is_given_up_while_a_key_waits_for_its_retry_repeats_n
         assert keyed.of("quick") == [2, 3, 5, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
 @pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
 async def test_what_waits_for_longer_than_a_stop_may_take_is_named_to_the_next_owner(
