@@ -66,3 +66,11 @@ def test_an_id_is_held_until_its_holder_is_dead_or_has_left(found: dict[WorkerId
     held = held_ids(membership(found))
     for worker, (record, dead) in found.items():
         assert (worker in held) == (not dead and record.status is not LeaseStatus.LEFT)
+
+
+@given(seats, st.sets(st.sampled_from([Member(w, n) for w in WORKERS for n in ("a", "b")])))
+def test_who_is_gone_by_a_claims_word_holds_nothing_and_whoever_came_behind_does(
+    found: dict[WorkerId, tuple[LeaseRecord, bool]], gone: set[Member]
+) -> None:
+    alone = held_ids(membership(found))
+    assert held_ids(membership(found), gone) == {w for w in alone if found[w][0].member not in gone}

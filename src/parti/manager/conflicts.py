@@ -32,13 +32,14 @@ async def clear_conflicts(
     old: OldNames,
     in_use: Callable[[str], bool],
     own_old: str = "",
-) -> None:
-    """After this returns no durable of a gone worker of this namespace filters these subjects.
+) -> int:
+    """After this returns no durable of a gone worker of this namespace filters these subjects; how many went for it.
 
     Call it only for partitions whose claim names us: nobody else may own them. `in_use`: whether somebody else holds a
     worker id; such a worker drops the filter itself. `own_old`: what our durable would have been called by an earlier
     version. `ForeignDurable` when a consumer that is not of this namespace has a subject.
     """
+    removed = 0
     for info in await js.consumer_list(stream):
         name, config = info["name"], info["config"]
         filters = filters_of(config)
@@ -53,7 +54,9 @@ async def clear_conflicts(
             continue
         with contextlib.suppress(ConsumerNotFound, ConsumerDoesNotExist):
             await js.consumer_delete(stream, name)
+        removed += 1
         get_logger("control").info("durable.removed", consumer=name, reason="its subjects are ours now", worker=worker)
+    return removed
 
 
 def _worker_of(info: dict[str, Any], prefix: str, namespace: str) -> str | None:

@@ -358,21 +358,17 @@ class PerWorkerPlane:
     async def _apply(self, wanted: frozenset[PartitionId], adding: dict[PartitionId, int]) -> None:
         again = [p for p in adding if p in self._applied and p in wanted]
         try:
-            await self._consumer.update_worker_consumer(
-                self._member.worker,
-                [Partition(tuple(p.split("."))) for p in sorted(wanted)],
-                hold=wanted - self._applied,
-                flush=True,
-                claimed=True,
-            )
+            await self._update(wanted)
         except WorkQueueFilterNotUnique:
             # A durable of a dead owner still has the filter. The claim says that nobody else may own these.
             try:
-                await self._clear_conflicts(wanted - self._applied)
+                removed = await self._clear_conflicts(wanted - self._applied)
             except ForeignDurable as foreign:
                 self._consumer.cannot_update(foreign)
                 raise
-            raise
+            if not removed:
+                raise
+            await self._update(wanted)
         dropped, self._applied = self._applied - wanted, wanted
         for partition in sorted(dropped):
             self._feed(partition, FilterDropped())
@@ -382,11 +378,22 @@ class PerWorkerPlane:
                 target = await self._target(partition, fresh=partition not in again)
                 self._feed(partition, FilterAdded(target, ticket))
 
-    async def _clear_conflicts(self, partitions: frozenset[PartitionId]) -> None:
+    async def _update(self, wanted: frozenset[PartitionId]) -> None:
+        await self._consumer.update_worker_consumer(
+            self._member.worker,
+            [Partition(tuple(p.split("."))) for p in sorted(wanted)],
+            hold=wanted - self._applied,
+            flush=True,
+            claimed=True,
+        )
+
+    async def _clear_conflicts(self, partitions: frozenset[PartitionId]) -> int:
         consumer, members = self._consumer, self._host.members
-        held = held_ids(members) if members is not None else frozenset()
+        claims = (self._holdings[p].claim for p in partitions if p in self._holdings)
+        gone = {claim.taken_from for claim in claims if claim is not None and claim.taken_from is not None}
+        held = held_ids(members, gone) if members is not None else frozenset()
         template = SubjectTemplate(consumer.config.subject_template)
-        await clear_conflicts(
+        return await clear_conflicts(
             consumer.js,
             consumer.config.stream,
             [template.subject(Partition(tuple(p.split(".")))) for p in partitions],

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -60,10 +60,16 @@ class Unused:
     sealed: bool
 
 
-def held_ids(members: Membership) -> frozenset[WorkerId]:
-    """Worker ids that somebody holds, or rests with: their durables are theirs alone."""
+def held_ids(members: Membership, gone: Collection[Member] = ()) -> frozenset[WorkerId]:
+    """Worker ids that somebody holds, or rests with: their durables are theirs alone.
+
+    `gone`: who is gone for certain by somebody else's word (`Claim.taken_from`). Who has just joined counts the lease
+    of a dead member from its own first look, and would believe in it for that much longer.
+    """
     return frozenset(
-        worker for worker, seat in members.seats.items() if not seat.dead and seat.record.status is not LeaseStatus.LEFT
+        worker
+        for worker, seat in members.seats.items()
+        if not seat.dead and seat.record.status is not LeaseStatus.LEFT and seat.record.member not in gone
     )
 
 

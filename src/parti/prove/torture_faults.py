@@ -7,8 +7,10 @@ import contextlib
 import os
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 from parti.errors import PartiError
 from parti.manager.kv_store import bucket_of
@@ -46,6 +48,8 @@ class TortureFaults:
         self.skipped: list[str] = []
         self.remade = False
         self._stack = stack
+        self._turns: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._kills: dict[int, int] = defaultdict(int)
 
     async def perform(self, fault: Fault) -> float:
         """Returns when the fault was over, on the monotonic clock."""
@@ -238,9 +242,7 @@ class TortureFaults:
         server = self.fleet.servers.server
         assert server is not None
         noted = self._note(fault, "", explains=True)
-        await asyncio.to_thread(server.kill)
-        await asyncio.sleep(fault.seconds)
-        await asyncio.to_thread(server.restart)
+        await self._down(0, fault.seconds, server.kill, server.restart)
         return self._over(noted)
 
     async def _server_freeze(self, fault: Fault) -> float:
@@ -276,10 +278,20 @@ class TortureFaults:
         assert cluster is not None
         node = fault.target % 3
         noted = self._note(fault, "", explains=True)
-        await asyncio.to_thread(cluster.kill, node)
-        await asyncio.sleep(fault.seconds)
-        await asyncio.to_thread(cluster.restart, node)
+        await self._down(node, fault.seconds, partial(cluster.kill, node), partial(cluster.restart, node))
         return self._over(noted)
+
+    async def _down(self, node: int, seconds: float, kill: Callable[[], object], restart: Callable[[], object]) -> None:
+        """Outages of a server that overlap are one: it is back when the last of them is over."""
+        async with self._turns[node]:
+            self._kills[node] += 1
+            if self._kills[node] == 1:
+                await asyncio.to_thread(kill)
+        await asyncio.sleep(seconds)
+        async with self._turns[node]:
+            self._kills[node] -= 1
+            if not self._kills[node]:
+                await asyncio.to_thread(restart)
 
     # -- what others do to our things ---------------------------------------------------------------------------------
 
@@ -345,6 +357,7 @@ class TortureFaults:
             30.0,
             "the second namespace owns every partition",
         )
+        second.generation = self.ledger.generation  # the stream may have been made anew meanwhile
         if self.fleet.scenario.retention == "limits":  # it begins with what is there
             second.posted = {v: p for v, p in self.ledger.posted.items() if p.generation == second.generation}
         self.second = second

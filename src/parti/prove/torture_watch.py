@@ -34,9 +34,12 @@ class Letters:
         self._letters = DeadLetters(js, STREAM)
         self._ledgers = ledgers
         self._next = 1
+        self._told = len(ledgers)
         self.odd = 0
 
     async def read(self) -> None:
+        if len(self._ledgers) > self._told:  # a second fleet may have written letters before its ledger was known
+            self._told, self._next = len(self._ledgers), 1
         async for letter in self._letters.walk(start=self._next):
             self._next = letter.sequence + 1
             self._take(letter)

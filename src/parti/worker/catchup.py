@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
 import pyarrow as pa
 
@@ -59,17 +60,17 @@ class CatchUp:
             while waiting := {key: state for key, state in waiting.items() if self._catching(state)}:
                 after = min(state.seen for state in waiting.values())
                 target = max(state.target or 0 for state in waiting.values())
-                turns = {key: (state, state.turn) for key, state in waiting.items()}
+                parts = {key: (state, state.turn, state.target or 0) for key, state in waiting.items()}
                 if after < target:
-                    await self.read(after, target, subjects, _only(turns))
-                for state, turn in turns.values():
-                    # Everything up to `target` was read, whether or not it had a message of this partition.
+                    await self._read(after, target, subjects, _bounds(parts))
+                for state, turn, upto in parts.values():
+                    # Everything up to `upto` was read, whether or not it had a message of this partition.
                     if not self._catching(state) or state.turn != turn:
                         continue
-                    if state.target is not None and state.target <= target:
+                    if state.target is not None and state.target <= upto:
                         self._desk.release_held(state)
                     else:
-                        state.seen = max(state.seen, target)
+                        state.seen = max(state.seen, upto)
 
     async def backlog(self, subjects: tuple[str, ...], near: int, checkpoint: Callable[[], Awaitable[None]]) -> int:
         """Read all live partitions until less than `near` sequences are left; returns how many messages came.
@@ -82,9 +83,7 @@ class CatchUp:
             total = 0
             end = await self._last_sequence()
             while ledger.high < end:
-                total += await self.read(
-                    ledger.high, end, subjects, lambda state: not state.catching_up, checkpoint=checkpoint
-                )
+                total += await self._read(ledger.high, end, subjects, _live, checkpoint=checkpoint)
                 ledger.stand_at(max(ledger.high, end))
                 await checkpoint()
                 end = await self._last_sequence()
@@ -99,20 +98,28 @@ class CatchUp:
     def _catching(self, state: PartitionState) -> bool:
         return state.catching_up and not state.stopped and self._desk.ledger.states.get(state.id) is state
 
-    async def read(
+    async def _read(
         self,
         after: int,
         to: int,
         subjects: tuple[str, ...],
-        wanted: Callable[[PartitionState], bool],
+        bound: Callable[[PartitionState], int],
         *,
         checkpoint: Callable[[], Awaitable[None]] | None = None,
     ) -> int:
-        """Feed `(after, to]` of the `wanted` partitions to the desk, in order and complete; returns how many were new.
-
-        Messages that the stream has removed by its limits are gone for everybody: that is reported and read past.
-        """
+        """Feed `(after, to]` to the desk, each partition up to its `bound`, in order; returns how many came."""
         fed, ledger = 0, self._desk.ledger
+        async with contextlib.aclosing(self._batches(after, to, subjects)) as batches:
+            async for batch in batches:
+                fed += await self._feed(batch, bound)
+                if checkpoint is not None and batch.num_rows:
+                    ledger.stand_at(max(ledger.high, batch.column("sequence")[-1].as_py()))
+                    await checkpoint()
+        self._recorder.metrics.count(m.CAUGHT_UP, fed)
+        return fed
+
+    async def _batches(self, after: int, to: int, subjects: tuple[str, ...]) -> AsyncGenerator[pa.RecordBatch]:
+        """Messages that the stream has removed by its limits are gone for everybody: that is reported and read past."""
         reader = AsyncRangeReader(self._options, name="parti-catchup")
         lost: list[tuple[int, int]] = []
         try:
@@ -129,32 +136,27 @@ class CatchUp:
                 )
             ) as batches:
                 async for batch in batches:
-                    fed += await self._feed(batch, wanted)
-                    if checkpoint is not None and batch.num_rows:
-                        ledger.stand_at(max(ledger.high, batch.column("sequence")[-1].as_py()))
-                        await checkpoint()
+                    yield batch
         finally:
             await reader.close()
             for first, last in lost:
                 gone = f"stream {self._stream!r} no longer holds sequences {first} to {last}: its limits removed them"
                 self._recorder.event("worker.catch_up", op="catch_up", result="data_loss", error=gone, warn=True)
-        self._recorder.metrics.count(m.CAUGHT_UP, fed)
-        return fed
 
-    async def _feed(self, batch: pa.RecordBatch, wanted: Callable[[PartitionState], bool]) -> int:
+    async def _feed(self, batch: pa.RecordBatch, bound: Callable[[PartitionState], int]) -> int:
         fed = 0
         async for rows in self._parts(batch):
             subjects, sequences, stamps, headers, payloads = (column.to_pylist() for column in rows.columns)
             for i, sequence in enumerate(sequences):
                 subject = subjects[i].encode()
                 place = self._desk.ledger.place(subject)
-                if place is None or not wanted(place.state):
+                if place is None or sequence > bound(place.state):
                     continue
                 if not self._desk.has_room():
                     await self._desk.room()
                     # Whatever was looked up before a wait may be gone after it: the partition, or our right to feed it.
                     place = self._desk.ledger.place(subject)
-                    if place is None or not wanted(place.state):
+                    if place is None or sequence > bound(place.state):
                         continue
                 fed += self._desk.feed(place, sequence, payloads[i], _head(headers[i]), stamps[i])
         return fed
@@ -168,9 +170,22 @@ class CatchUp:
             yield batch.slice(start, _SLICE)
 
 
-def _only(turns: Mapping[PartitionId, tuple[PartitionState, int]]) -> Callable[[PartitionState], bool]:
-    """These partitions, as they were when the read began. One that went and came back begins elsewhere."""
-    return lambda state: turns.get(state.id) == (state, state.turn)
+def _live(state: PartitionState) -> int:
+    return 0 if state.catching_up else sys.maxsize
+
+
+def _bounds(parts: Mapping[PartitionId, tuple[PartitionState, int, int]]) -> Callable[[PartitionState], int]:
+    """How far a read is for each partition: to the target that it had when the read began.
+
+    A target may move on while others are read further: what the read had left out before as "comes live" is then to be
+    read, and anything fed behind it would claim that it was. A partition that went and came back begins elsewhere.
+    """
+
+    def bound(state: PartitionState) -> int:
+        known, turn, upto = parts.get(state.id, (None, 0, 0))
+        return upto if known is state and turn == state.turn else 0
+
+    return bound
 
 
 def _head(headers: list[dict[str, str | bytes]] | None) -> bytes:

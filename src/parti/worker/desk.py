@@ -251,6 +251,7 @@ class Desk:
         if state.running or state.unfinished:
             return
         self.ledger.forget(state.open.values())
+        state.look_ahead()
         state.target, state.seen, state.range_end = state.seen, min(state.open) - 1, None
         state.turn += 1
         answers.extend(ACK % message._reply for message in state.open.values() if message._reply)
@@ -297,11 +298,12 @@ class Desk:
 
     def resume_at(self, state: PartitionState, after: int, ahead: Ahead | None = None) -> int:
         """The partition is ours from behind `after` on; returns its target, from which on it comes live."""
-        state.ahead, state.furthest = ahead, 0
-        # The owner before us may have come further than T before it stopped: what is held up to there is done.
-        target = max(state.target or 0, after)
+        state.ahead, state.furthest = ahead or state.ahead, 0
+        # The owner before us may have come further than T before it stopped: what is held up to there may be done.
+        target = max(state.target or 0, after, ahead.upto if ahead is not None else 0)
         self.extend(state, target)
-        state.seen, state.stopped, state.turn = after, False, state.turn + 1
+        # After a move that was aborted, what is still in hand up to `seen` starts now: no read may bring it again.
+        state.seen, state.stopped, state.turn = max(state.seen, after), False, state.turn + 1
         return target
 
     def joining(self) -> list[PartitionState]:
