@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# Without compiled files each process of a test or a job compiles parti anew: a third of its start.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,7 +31,7 @@ test: lint ## lint, then every test
 	@$(WITH_JAVA) scripts/test.sh $(BIN)/pytest
 
 test-fast: $(INSTALLED) ## the tests that need neither Spark, nor a cluster, nor patience
-	@$(BIN)/pytest -q -n 4 --dist worksteal -m "not slow and not spark and not cluster"  # they mostly wait: 4 on 2 cores
+	@$(BIN)/pytest -q -n 4 --dist worksteal --hypothesis-profile fast -m "not slow and not spark and not cluster"
 
 lint: $(INSTALLED) ## style, formatting, types, and the direction of imports
 	$(BIN)/ruff check .

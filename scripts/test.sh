@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Run the whole suite in two lanes at once: one mostly waits for Spark, the other mostly for servers, so that both
-# together take little more than the longer one. Usage: scripts/test.sh PYTEST
+# Run the whole suite in lanes at once: Spark in two, the tests on clusters, and everything else in several processes.
+# They mostly wait for servers, signals and leases, so that all together take little more than the longest lane.
+# Usage: scripts/test.sh PYTEST
 #
-# A test that fails while both lanes fight for the cores is run once more, alone, and named as FLAKY when it passes
+# A test that fails while the lanes fight for the cores is run once more, alone, and named as FLAKY when it passes
 # then: it is to be mended, but it says more about the machine than about the change (docs/decisions/0007). A proof that
 # broke a promise gets no second chance.
 set -uo pipefail
@@ -12,20 +13,28 @@ trap 'rm -rf "$dir"' EXIT
 
 # part NAME ARGUMENTS: one run of pytest with a memory of its own; its log goes to stdout, its status to a file
 part() {
-  local name=$1
+  local name=$1 began=$SECONDS
   shift
   echo "== $name"
-  "$pytest" -q --durations=10 -o cache_dir="$dir/$name" "$@" tests
+  "$pytest" -q --durations=15 -o cache_dir="$dir/$name" "$@" tests
   echo $? >"$dir/$name.status"
+  echo "== $name took $((SECONDS - began)) s"
 }
 
-part spark -m spark >"$dir/spark.log" 2>&1 &
-spark_pid=$!
-echo "two lanes run at once: spark in the background, everything else here"
-part quick -m "not spark and not slow and not cluster" -n 2 --dist worksteal # they mostly wait
-part slow -m "not spark and (slow or cluster)"
-wait "$spark_pid"
-cat "$dir/spark.log"
+# Spark's processes live for seconds here: the second compiler and a parallel collector only cost them cores.
+export SPARK_SUBMIT_OPTS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+export SPARK_LAUNCHER_OPTS=$SPARK_SUBMIT_OPTS SPARK_DAEMON_JAVA_OPTS=$SPARK_SUBMIT_OPTS
+
+# background NAME ARGUMENTS: a part whose log is shown at the end
+background() { part "$@" >"$dir/$1.log" 2>&1 & }
+
+echo "all lanes run at once: Spark and clusters in the background, everything else here"
+background spark -m "spark and not slow"  # one session for all
+background spark-slow -m "spark and slow" # mostly drivers and clusters of their own
+background cluster -m "cluster and not spark" # one process: each cluster is started once
+part rest -m "not spark and not cluster" -n 4 --dist load --maxschedchunk 1
+wait
+cat "$dir"/{cluster,spark-slow,spark}.log
 
 # again NAME: the status of that part, after a second run of what failed in it
 again() {
@@ -36,14 +45,14 @@ again() {
     echo "a proof failed: no second run"
     return "$status"
   fi
-  echo "failed beside the other lane, run again alone:"
+  echo "failed beside the other lanes, run again alone:"
   cp "$failed" "$dir/names"
   "$pytest" -q -o cache_dir="$dir/$1" --lf --lfnf=none tests || return 1
   echo "FLAKY, to be mended: $(tr -d '{}\n' <"$dir/names")"
 }
 
 worst=0
-for name in quick slow spark; do
+for name in rest cluster spark-slow spark; do
   again "$name"
   status=$?
   ((status > worst)) && worst=$status

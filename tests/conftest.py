@@ -14,7 +14,13 @@ from parti.testing import NatsCluster, NatsServer
 
 # How long an example takes says nothing about the code on a machine that others use too.
 settings.register_profile("parti", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fast", settings.get_profile("parti"), max_examples=20)  # `make test-fast`
 settings.load_profile("parti")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long ones first: several processes take the tests in turn, and end together when the last ones are short."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(scope="session", autouse=True)

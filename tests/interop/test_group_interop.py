@@ -8,6 +8,7 @@ reachable, its tests are skipped with the reason.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -85,10 +86,12 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     directory = tmp_path_factory.mktemp("go")
     if request.param == "reference" and (found := find_cg()) is not None:
         return "reference", found
-    try:
-        binary = build_reference(directory) if request.param == "reference" else build_peer(directory, [PEER])
-    except ReferenceUnavailable as error:
-        pytest.skip(f"{request.param} cannot be built here: {error}")
+    with (directory.parents[1] / "go.lock").open("w") as lock:  # one compiles, the others find it in Go's cache
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            binary = build_reference(directory) if request.param == "reference" else build_peer(directory, [PEER])
+        except ReferenceUnavailable as error:
+            pytest.skip(f"{request.param} cannot be built here: {error}")
     return str(request.param), binary
 
 

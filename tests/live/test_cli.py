@@ -48,6 +48,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy(flag: str | None) ->
     assert heavy.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_every_subcommand_explains_itself() -> None:
     for args in (("server",), ("doctor",), ("config",), ("config", "show"), ("bench",), ("prove",), ("version",)):
         done = run(*args, "-h")

@@ -74,6 +74,7 @@ def messages(draw: st.DrawFn) -> tuple[str, list[tuple[str, str]], bytes, list[b
     return path, [("triggerId", trigger), *draw(st.lists(FIELDS, max_size=3))], b"", lines
 
 
+@pytest.mark.slow
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(batch=st.lists(messages(), min_size=20, max_size=30))
 def test_any_message_is_delivered_or_rests_and_the_good_one_behind_it_arrives(

@@ -18,6 +18,7 @@ async def stage(server: NatsServer, name: str) -> AsyncIterator[Scene]:
         yield made
 
 
+@pytest.mark.slow
 async def test_a_lease_taken_by_somebody_else_ends_the_work_at_once_and_it_is_taken_again(stage: Scene) -> None:
     stage.endpoint.otherwise(lambda _request: Answer(200, delay=0.05))
     stage.endpoint.on("/bad", Answer(503))
@@ -40,6 +41,7 @@ async def test_a_lease_taken_by_somebody_else_ends_the_work_at_once_and_it_is_ta
     assert len(set(epochs)) >= 2
 
 
+@pytest.mark.slow
 async def test_an_event_loop_that_stood_still_past_its_lease_delivers_nothing_more_in_that_epoch(stage: Scene) -> None:
     import time
 

@@ -131,6 +131,7 @@ async def test_hosts_that_hang_leave_places_to_the_others(stage: Scene) -> None:
         assert len(stage.endpoint.received) < 8 * 32 + 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["block", "park"])
 async def test_a_task_grows_too_old_behind_a_host_that_is_down(stage: Scene, order: str) -> None:
     stage.endpoint.on("/down", Answer(503))

@@ -136,6 +136,7 @@ async def test_documents_of_a_dead_host_are_found_by_the_next_owner(stage: Scene
     assert set(attempts) <= {1, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "order", "partitions"),
     [("stop", "block", 1), ("crash", "block", 1), ("crash", "block", 2), ("stop", "park", 2), ("crash", "skip", 1)],

@@ -38,6 +38,7 @@ def in_order(fleet: Fleet) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
 @pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
 async def test_w01_a_partition_that_moves_takes_its_backlog_with_it(

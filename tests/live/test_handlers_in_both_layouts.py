@@ -55,6 +55,7 @@ async def test_a_hanging_handler_is_cancelled_and_its_lane_goes_on(server: NatsS
         assert metric(fleet, "parti_handler_retries_total") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["hangs", "deaf", "thread"])
 @pytest.mark.parametrize("ends", ["stop", "move"])

@@ -77,6 +77,7 @@ async def test_a_worker_that_stays_unhealthy_hands_its_partitions_on(
         sickness.cancel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_a_worker_whose_places_are_all_taken_by_hanging_handlers_hands_its_partitions_on(
     server: NatsServer, name: str, layout: str

@@ -36,6 +36,7 @@ async def at_rest(fleet: Fleet, store: Store) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
 @pytest.mark.parametrize("how", ["delete", "purge", "garbage"])
 async def test_a_claim_is_written_again_by_its_owner_and_a_new_leader_changes_nothing(
@@ -128,6 +129,7 @@ async def test_random_tampering_under_load_loses_and_repeats_nothing(
             by_partition[message.partition.id] = message.lease.epoch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("also", [(), ("live.assignment",)], ids=["claims", "claims-and-assignment"])
 async def test_a_durable_keeps_what_the_bucket_forgot_while_nobody_was_there(
     server: NatsServer, name: str, also: tuple[str, ...]

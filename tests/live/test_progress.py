@@ -102,6 +102,7 @@ def test_what_cannot_succeed_is_refused_at_once(options, stream, name):
         write(options, stream, 0, rows(stream, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_writers_that_race_and_lose_their_connections_store_every_row_once_and_in_order(options, stream, seed):
     """As speculation, zombies and retries do: the same steps at the same time, cut off at random, begun again."""

@@ -49,6 +49,7 @@ def proxied(server: NatsServer, name: str) -> Iterator[tuple[FaultProxy, RangeRe
         reader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", BOTH)
 @pytest.mark.parametrize("after", [0, 1, 700, 5_000, 100_000, 1_000_000, 3_000_000])
 def test_a_connection_cut_at_any_byte_loses_nothing(
@@ -215,6 +216,7 @@ def test_another_thread_can_end_a_read_that_waits_for_the_network(
         assert_complete(list(reader.read(name, 0, 10)), last=10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", BOTH)
 def test_a_message_larger_than_the_server_now_allows_ends_in_an_error_and_no_endless_loop(
     name: str, path: Path, tmp_path: pathlib.Path

@@ -55,6 +55,7 @@ def mirrored(connection: BlockingConnection, name: str, count: int = 900) -> lis
     return sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_a_range_of_a_mirrored_stream_is_read_alike_every_time(
     connection: BlockingConnection, server: NatsServer, name: str, path: Path

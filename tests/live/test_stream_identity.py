@@ -54,6 +54,7 @@ async def test_a_stream_made_anew_between_two_lives_is_worked_off_from_its_begin
         assert found == 1
 
 
+@pytest.mark.slow
 @LAYOUTS
 @pytest.mark.parametrize("retention", ["limits", "workqueue"])
 async def test_a_stream_made_anew_under_a_fleet_is_noticed_and_nothing_of_it_is_skipped(
@@ -76,6 +77,7 @@ async def test_a_stream_made_anew_under_a_fleet_is_noticed_and_nothing_of_it_is_
         await eventually(lambda: set(fleet.sequences()[60:]) >= set(last), 60, "what came after the move")
 
 
+@pytest.mark.slow
 async def test_a_stream_that_went_back_is_worked_off_again(server: NatsServer, name: str) -> None:
     async with fleet_on(server, name, count=2) as fleet:
         one = await fleet.worker()

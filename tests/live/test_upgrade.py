@@ -44,6 +44,7 @@ async def settled(fleet: Fleet, retention: str) -> None:
     await eventually(clean, 60, "only our names are left, and what was handled is gone")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("retention", RETENTIONS)
 @pytest.mark.parametrize("workers", [2, 1])
@@ -129,6 +130,7 @@ async def test_a_fleet_that_crashed_before_the_upgrade_loses_nothing(
         await settled(fleet, retention)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retention", ["limits", "interest"])
 async def test_a_durable_with_an_old_name_that_was_there_before_the_namespace_is_somebody_elses(
     server: NatsServer, name: str, retention: str

@@ -32,8 +32,8 @@ for script, *arguments in json.loads(sys.argv[1]):
 
 
 def environment(url: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
-    return kept | {"NATS_URL": url}
+    left_out = [name for name in os.environ if name.startswith(("SPARK_", "PYSPARK_")) and not name.endswith("_OPTS")]
+    return {name: value for name, value in os.environ.items() if name not in left_out} | {"NATS_URL": url}
 
 
 def payloads(url: str, stream: str) -> list[bytes]:

@@ -239,6 +239,7 @@ def test_a_plain_handler_that_hangs_is_interrupted_and_tried_again():
     assert {row["outcome"] for row in rows} == {"done"}
 
 
+@pytest.mark.slow
 def test_a_handler_deaf_to_its_timeout_ends_the_worker_process():
     code = """
 import signal, sys

@@ -30,6 +30,7 @@ def test_a_number_is_a_case_and_everything_comes_up():
     assert acts.keys() == single | {"publish", "front", "limit", "bytes", "storm", "flood", "aging", "age", "remake"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_handful_of_generated_cases_pass():
     figures = run_cases(RunContext(seed=3), cases=10)

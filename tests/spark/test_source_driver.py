@@ -278,6 +278,7 @@ def test_a_tail_that_the_server_lost_is_noticed(stream):
     assert [(log["first"], log["last"]) for log in logs] == [(6, 9)]
 
 
+@pytest.mark.slow
 def test_an_outage_is_absorbed_and_the_query_goes_on_after_it(own_server, name, stream_on):
     stream = stream_on(own_server)
     stream.publish(5)

@@ -23,6 +23,7 @@ async def edited(bench: Bench, filters: list[str]) -> None:
     await bench.js.consumer_update(bench.stream, config | {"filter_subjects": filters})
 
 
+@pytest.mark.slow
 async def test_filters_edited_from_outside_are_mended_and_nothing_is_missed(bench: Bench, retention: str) -> None:
     await retained(bench, retention)
     effects = Effects()
@@ -43,6 +44,7 @@ async def test_filters_edited_from_outside_are_mended_and_nothing_is_missed(benc
     assert bench.metric("parti_worker_consumer_repairs_total") >= 1
 
 
+@pytest.mark.slow
 async def test_a_consumer_made_by_somebody_else_under_our_name_is_set_right(bench: Bench, retention: str) -> None:
     await retained(bench, retention)
     effects = Effects()

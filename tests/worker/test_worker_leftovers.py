@@ -10,6 +10,7 @@ from worker_bench import Bench, Effects, parts
 from parti.testing import eventually
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])
 async def test_messages_whose_acks_got_lost_are_acknowledged_again_and_not_handled_again(
     bench: Bench, retention: str

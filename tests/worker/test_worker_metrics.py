@@ -171,6 +171,7 @@ def test_the_defaults_in_force_are_the_documented_ones() -> None:
     assert (config.health_failure_threshold, config.health_window) == (3, 60.0)
 
 
+@pytest.mark.slow
 async def test_a_closed_connection_burns_no_core(own_server: NatsServer, name: str) -> None:
     """GO_PARTI W4: there a closed connection made a loop spin, 5.02 s of CPU in 5 s."""
     async with bench_on(own_server, name) as bench:

@@ -35,6 +35,7 @@ RAISED = {
 }
 
 
+@pytest.mark.slow
 @both_layouts
 @pytest.mark.parametrize("thread", [False, True], ids=["async", "thread"])
 @pytest.mark.parametrize("kind", [*RAISED])
@@ -150,6 +151,7 @@ PLANS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(plan=PLANS, relaxed=st.booleans(), keyed=st.booleans(), slots=st.booleans())
 def test_any_plan_of_misbehaviour_ends_with_every_message_done_in_order(

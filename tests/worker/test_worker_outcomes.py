@@ -184,6 +184,7 @@ async def test_a_hanging_handler_is_cancelled_and_its_message_retried(bench: Ben
     assert effects.seen[0].last_error.startswith("HandlerTimeout")
 
 
+@pytest.mark.slow
 async def test_a_slow_handler_keeps_its_message_however_long_the_queue_before_it_is(bench: Bench) -> None:
     """In-progress heartbeats from receipt on: neither running nor queueing burns a delivery."""
 

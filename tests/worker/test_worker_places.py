@@ -86,6 +86,7 @@ async def test_places_that_nobody_has_are_noticed(bench: Bench) -> None:
 MOVES = st.lists(st.tuples(st.sampled_from(["return", "remove", "wait"]), st.integers(0, 9)), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(moves=MOVES, keyed=st.booleans())
 def test_any_sequence_of_goings_and_comings_loses_and_repeats_nothing(
