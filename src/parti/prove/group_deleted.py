@@ -35,6 +35,7 @@ async def deleted(proof: Run, rounds: int, advance: Advance) -> dict[str, Figure
         for beside in plan:
             member = proof.rng.choice(["m1", "m2"])
             active = await eventually(partial(proof.active, member), timeout=30, what=f"work of {member}")
+            assert active is not None
             # Long enough for somebody to have noted what was done since the last time.
             await asyncio.sleep(proof.rng.uniform(0.5, 1.5))
             began = time.monotonic()
