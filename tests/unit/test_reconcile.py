@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -368,6 +369,57 @@ def test_a_write_whose_answer_is_lost_is_decided_anew() -> None:
     assert effects == ()
     _, effects = reconcile.step(leader, Tick(100.6))
     assert [type(e) for e in effects] == [WriteAssignment]
+
+
+class Late(Room):
+    """A bucket that stores an assignment some time after it was sent, maybe when the leader has given it up."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.on_their_way: list[WriteAssignment] = []
+        super().__init__(3, 4)
+
+    def _perform(self, effect: reconcile.Effect) -> None:
+        if isinstance(effect, WriteAssignment):
+            self.on_their_way.append(effect)
+
+    def arrive(self) -> None:
+        """The oldest write is judged; what is stored is heard of, or a refusal is answered with what there is."""
+        write = self.on_their_way.pop(0)
+        if write.expected == self.stored[1]:
+            self.revision += 1
+            self.stored = (write.assignment, self.revision)
+        if self.stored[0] is not None:
+            self.feed(AssignmentSeen(self.now, *self.stored))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.feed(Tick(self.now))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_whatever_is_stored_late_every_partition_ends_with_an_owner(seed: int) -> None:
+    """An assignment that arrived late counted for the one that was sent after it: a new partition had no owner ever."""
+    rng = random.Random(seed)
+    room = Late(rng)
+    for _ in range(60):
+        match rng.choice(("time", "time", "arrive", "arrive", "partitions", "join")):
+            case "time":
+                room.pass_time(rng.choice((0.1, 0.6, 3.0)))
+            case "arrive" if room.on_their_way:
+                room.arrive()
+            case "partitions":
+                room.partitions = partitions(rng.randint(1, 8))
+                room.feed(PartitionsChanged(room.now, room.partitions))
+            case "join":
+                room.lease(member(rng.randint(0, 5), f"n{rng.randint(0, 9)}"))
+    for _ in range(40):
+        room.pass_time(1.0)
+        while room.on_their_way:
+            room.arrive()
+    assert room.stored[0] is not None
+    assert room.stored[0].owners.keys() == {p.id for p in room.partitions}
+    assert set(room.stored[0].owners.values()) <= room.members.takers().keys()
 
 
 def test_rules_that_cannot_work_are_refused() -> None:

@@ -57,6 +57,8 @@ class Leader:
     partitions: Mapping[PartitionId, Partition] = field(default_factory=lambda: MappingProxyType({}))
     assignment: Assignment = field(default_factory=Assignment)
     assignment_revision: int = 0
+    assignment_sent: Assignment | None = None
+    """The last one that was written. An earlier one whose answer did not come may be stored after it was given up."""
     assignment_lost: bool = False
     """Somebody removed or damaged the record: it is written again, also when nothing changed."""
     claims: Mapping[PartitionId, tuple[Claim, int]] = field(default_factory=lambda: MappingProxyType({}))

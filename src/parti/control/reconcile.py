@@ -100,7 +100,8 @@ def step(state: Leader, event: Event) -> Step:
         case AssignmentSeen(now, assignment, revision):
             if revision <= state.assignment_revision:
                 return state, ()
-            pacing = state.pacing.applied(now) if assignment.term == state.term else state.pacing.failed(now)
+            ours = assignment == state.assignment_sent
+            pacing = state.pacing.applied(now) if ours else state.pacing.failed(now).ask(now, Reason.ADOPT)
             busy = _without(state.busy, "assignment")
             seen_state = replace(
                 state,
@@ -218,7 +219,7 @@ def _assign(state: Leader, now: float) -> Step:
     same = (owners, weights) == (dict(state.assignment.owners), dict(state.assignment.weights))
     state = replace(state, pacing=state.pacing.sent())
     if same and state.assignment.term == state.term and not state.assignment_lost:
-        return replace(state, pacing=state.pacing.applied(now)), ()
+        return replace(state, pacing=state.pacing.applied(now), assignment_sent=None), ()
     desired = Assignment(
         term=state.term,
         version=state.assignment.version + 1,
@@ -226,6 +227,7 @@ def _assign(state: Leader, now: float) -> Step:
         owners=MappingProxyType(owners),
         weights=MappingProxyType(weights),
     )
+    state = replace(state, assignment_sent=desired)
     return _busy(state, now, "assignment"), (WriteAssignment(desired, state.assignment_revision),)
 
 
