@@ -417,7 +417,7 @@ class Manager:
 
     def _hold_judgement(self, until: float) -> None:
         if self._agent is not None:
-            self._agent.hold_judgement_until = until
+            self._agent.roster.hold_judgement_until = until
 
     async def stop(self, *, returning: bool = False) -> None:
         """Hand every partition over, then leave; after this returns nothing runs and no handler will start.
