@@ -32,7 +32,7 @@ echo "all lanes run at once: Spark and clusters in the background, everything el
 background spark -m "spark and not slow"  # one session for all
 background spark-slow -m "spark and slow" # mostly drivers and clusters of their own
 background cluster -m "cluster and not spark" # one process: each cluster is started once
-part rest -m "not spark and not cluster" -n 4 --dist load --maxschedchunk 1
+part rest -m "not spark and not cluster" -n 3 --dist load --maxschedchunk 1
 wait
 cat "$dir"/{cluster,spark-slow,spark}.log
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from parti.clock import Clock
 from parti.config.control import ControlConfig
-from parti.control import election, identity, membership
+from parti.control import election, identity
 from parti.control.assign import Strategy
 from parti.control.identity import Pool
 from parti.control.lease import NEVER
-from parti.control.membership import Membership
+from parti.control.membership import Change, Membership
 from parti.errors import PartiError
 from parti.manager.claim_writer import hear_again
 from parti.manager.former import Former
@@ -41,15 +41,15 @@ from parti.manager.life_keeper import LifeKeeper
 from parti.manager.observer import Observer
 from parti.manager.partition_feed import Check
 from parti.manager.positions import Checkpointer
+from parti.manager.roster import Roster
 from parti.manager.sources import PartitionSource
-from parti.model import Assignment, Claim, Lease, Member, PartitionId, Retention, WorkerId
+from parti.manager.stream_identity import StreamWatch
+from parti.model import Assignment, Claim, Lease, Member, PartitionId, Retention
 from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
 from parti.observe.metrics import Metrics
-from parti.wire.errors import StreamNotFound
 from parti.worker.ledger import PartitionState
 
-_STREAM_EVERY = 1.0  # seconds between two looks at which stream it is
 _TICK = 0.05  # seconds; a take-over that is through is told at the next tick
 _LEAD_EVERY = 0.25  # the leader looks at every partition: timeouts are seconds
 
@@ -81,22 +81,20 @@ class Agent:
     ) -> None:
         """`stream_gone`: why the stream is not the one any more that positions speak of, or nothing."""
         self.stream_is_gone = False
-        self._stream_gone = stream_gone
+        self._stream = StreamWatch(clock, stream_gone, replaced=self.stream_replaced, failed=self.failed)
         self.store = store
         self.config = config
         self.clock = clock
         self.metrics = metrics
         self.member: Member | None = None
         self.plane: Plane | None = None
-        self.members: Membership | None = None
         self.leadership: Leadership | None = None
         self.assignment = Assignment()
         self.claims: dict[PartitionId, tuple[Claim, int]] = {}
         self.live = asyncio.Event()
         """The member has its id and has seen everything there is."""
-        self.hold_judgement_until = float("-inf")
-        """Nobody is declared dead before this: after an outage everybody gets time to renew."""
         self._terms = terms_of(config)
+        self.roster = Roster(store, clock, metrics, self._terms, spawn=self.spawn, changed=self._members_changed)
         pool = Pool(config.worker_id_prefix, config.worker_id_min, config.worker_id_max)
         seeker = identity.seeking(
             secrets.token_hex(8),
@@ -137,6 +135,10 @@ class Agent:
         return f"<Agent {self.member or '-'} owns={owns} leader={'yes' if self.leading else 'no'}>"
 
     @property
+    def members(self) -> Membership | None:
+        return self.roster.members
+
+    @property
     def stream_created(self) -> str:
         return self.store.stream_created
 
@@ -157,8 +159,7 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 self.spawn(self._ticks(), "parti-ticks")
-                if self._stream_gone is not None:
-                    self.spawn(self._check_stream(self._stream_gone), "parti-stream")
+                self.spawn(self._stream.run(), "parti-stream")
                 try:
                     ending = await self._ended
                 finally:
@@ -215,8 +216,7 @@ class Agent:
             if self._ended.done():
                 return
             if self.leadership is not None and self.live.is_set():
-                if now >= self.hold_judgement_until:
-                    self._step_members(membership.Tick(now))
+                self.roster.tick(now)
                 lead = now >= self._next_lead
                 if lead:
                     self._next_lead = now + _LEAD_EVERY
@@ -237,22 +237,6 @@ class Agent:
         """Positions mean nothing any more: this member ends, and the next begins under the identity in force."""
         self.stream_is_gone = True
         self._fenced(reason)
-
-    async def _check_stream(self, gone: Callable[[], Awaitable[str]]) -> None:
-        while True:
-            await self.clock.sleep(_STREAM_EVERY)
-            await self._look_at_stream(gone)
-
-    async def _look_at_stream(self, gone: Callable[[], Awaitable[str]]) -> None:
-        try:
-            reason = await gone()
-        except StreamNotFound as error:
-            self.failed(error)  # nothing can be handled; one that is made anew will be noticed
-            return
-        except PartiError:
-            return  # NATS is away: degraded mode tells
-        if reason:
-            self.stream_replaced(reason)
 
     def _fenced(self, reason: str) -> None:
         worker = self._lease.identity.worker
@@ -292,8 +276,7 @@ class Agent:
 
     async def _watch(self) -> None:
         assert self._checkpointer is not None
-        if self._stream_gone is not None:
-            await self._look_at_stream(self._stream_gone)  # it may have been replaced while nobody could look
+        await self._stream.look()  # it may have been replaced while nobody could look
         assert self._lives is not None
         await asyncio.gather(self._checkpointer.begin(), self._lives.begin())
         early: list[LeaseChange] = []
@@ -317,7 +300,7 @@ class Agent:
             return
         assert self.plane is not None
         assert self._checkpointer is not None
-        self.members = Membership(self._terms, self.clock.now())
+        self.roster.begin()
         for told in leases:
             self._heard(told)
         if not self._lost_any:
@@ -333,10 +316,10 @@ class Agent:
 
     def _heard(self, told: Told) -> None:
         match told:
-            case LeaseChange(worker, record, revision, expired):
+            case LeaseChange(worker, record):
                 if record is None and self.member is not None and worker == self.member.worker:
                     self._lease.look(worker)  # it is ours: written again at once
-                self._step_members(membership.LeaseSeen(self.clock.now(), worker, record, revision, expired=expired))
+                self.roster.heard(told)
             case LeaderChange(record, revision):
                 self.heard_leader(record, revision)
             case AssignmentChange(assignment, revision):
@@ -414,29 +397,11 @@ class Agent:
         """A nudge: the watch may have missed something."""
         self.spawn(hear_again(self, self.store, partition), "parti-nudged")
 
-    def _step_members(self, event: membership.Event) -> None:
-        if self.members is None or self.leadership is None:
-            return
-        self.members, effects = membership.step(self.members, event)
-        for effect in effects:
-            if isinstance(effect, membership.Confirm):
-                self.spawn(self._confirm(effect.worker), "parti-confirm")
-        changes = tuple(effect for effect in effects if not isinstance(effect, membership.Confirm))
-        for change in changes:
-            self._log.info(f"member.{type(change).__name__.lower()}", change=str(change))
-        self.leadership.members_changed(self.members, changes)
+    def _members_changed(self, members: Membership, changes: tuple[Change, ...]) -> None:
+        if self.leadership is not None:
+            self.leadership.members_changed(members, changes)
         if changes:
-            self.metrics.set(m.MEMBERS, len(self.members.active()))
             self._observer.touched()
-
-    async def _confirm(self, worker: WorkerId) -> None:
-        """Nothing was heard of this worker for too long: ask the bucket's leader whether that is true."""
-        asked = self.clock.now()
-        try:
-            record, revision = await self.store.lease(worker)
-        except PartiError:
-            return  # asked again at one of the next ticks
-        self._step_members(membership.LeaseSeen(self.clock.now(), worker, record, revision, asked))
 
     # -- partitions ---------------------------------------------------------------------------------------------------
 
@@ -462,16 +427,11 @@ class Agent:
 
         When the whole fleet stops nobody is left to take anything: then everybody just stops.
         """
-        plane = self.plane
-        if self.member is None or plane is None or not self._others():
+        plane, member = self.plane, self.member
+        if member is None or plane is None or not self.roster.others(member.worker):
             return
         self._lease.leave()
-        await self._observer.wait_until(lambda: plane.holds_nothing() or not self._others())
-
-    def _others(self) -> bool:
-        """Somebody else is here, and stays."""
-        mine = self.member.worker if self.member is not None else None
-        return self.members is not None and any(worker != mine for worker in self.members.active())
+        await self._observer.wait_until(lambda: plane.holds_nothing() or not self.roster.others(member.worker))
 
     async def stop(self, *, returning: bool) -> None:
         """Nothing runs any more, the final positions are stored, and the record says so; then `run` returns."""

@@ -22,10 +22,13 @@ class Host(Protocol):
     clock: Clock
     config: ControlConfig
     metrics: Metrics
-    members: Membership | None
-    """Who is here; None before everything that there is has been seen."""
     assignment: Assignment
     """Which partitions there are, and whose they should be; of version 0 where nobody knows."""
+
+    @property
+    def members(self) -> Membership | None:
+        """Who is here; None before everything that there is has been seen."""
+        ...
 
     @property
     def stream_created(self) -> str:

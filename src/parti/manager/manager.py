@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal, Self
 
 from parti.backoff import Backoff, retry
@@ -15,7 +14,9 @@ from parti.control.assign import Strategy, strategy_named
 from parti.control.reconcile import at_rest
 from parti.errors import ConfigError, PartiError, UsageError
 from parti.manager.agent import Agent
+from parti.manager.bus import Bus
 from parti.manager.degraded import Degraded
+from parti.manager.fence import ManagedFence
 from parti.manager.former import Former
 from parti.manager.hooks import HookRunner, Hooks, ManagerState
 from parti.manager.host import Host, Plane
@@ -26,30 +27,16 @@ from parti.manager.observer import Observer
 from parti.manager.sources import PartitionSource, StaticSource
 from parti.manager.stream_identity import StreamIdentity, StreamReplaced
 from parti.manager.sweep import sweep
-from parti.model import Lease, Member, Partition, PartitionId, Retention, WorkerId
+from parti.model import Member, Partition, PartitionId, Retention, WorkerId
 from parti.observe.health import HealthCheck
 from parti.observe.logs import get_logger
 from parti.observe.metrics import NO_METRICS, Metrics
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
-from parti.wire.events import ConnectionEvent, EventKind
 from parti.wire.filters import SubjectFilter
 from parti.worker import WorkerConsumer, WorkerFailed
 
 _LEASE_CALLS = 6  # a call may take this part of the TTL, so that a lost one leaves time for another
-
-
-class _ManagedFence:
-    """The worker's fence; stays the same while members come and go."""
-
-    def __init__(self) -> None:
-        self.agent: Agent | None = None
-
-    def may_pull(self) -> bool:
-        return self.agent is not None and self.agent.may_act()
-
-    def may_start(self, lease: Lease) -> bool:
-        return self.agent is not None and self.agent.allows(lease)
 
 
 class Manager:
@@ -83,7 +70,7 @@ class Manager:
         self._metrics = metrics
         self._hooks = HookRunner(hooks or Hooks())
         self._observer = Observer(self._hooks, metrics)
-        self._fence = _ManagedFence()
+        self._fence = ManagedFence()
         self._js = JetStreamApi(nc, timeout=max(0.25, config.heartbeat_ttl / _LEASE_CALLS))
         self._store: Store | None = None
         self._stream: StreamIdentity | None = None
@@ -96,8 +83,7 @@ class Manager:
         self._failure: WorkerFailed | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._former = Former()
-        self._unwatch: Callable[[], None] = lambda: None
-        self._subscriptions: list[Any] = []
+        self._bus = Bus(nc, config.namespace, lambda: self._agent)
         self._instance = config.instance or f"process-{secrets.token_hex(6)}"
         if isinstance(consumer, WorkerConsumer):
             if consumer.config.pull_timeout >= config.heartbeat_ttl:
@@ -271,9 +257,8 @@ class Manager:
         async with asyncio.timeout(timeout):
             await retry(self._settle_stream, backoff=Backoff(base=0.1, cap=1.0, max_tries=None), clock=self._clock)
         self._observer.watch(self)
-        self._unwatch = self._nc.add_listener(self._on_connection)
         self._main = asyncio.get_running_loop().create_task(self._run(), name="parti-manager")
-        await self._listen()
+        await self._bus.listen()
         live = asyncio.ensure_future(self._observer.wait_until(self._is_live))
         try:
             async with asyncio.timeout(timeout):
@@ -413,7 +398,7 @@ class Manager:
             capacity=capacity_of(self.config.layout, self._consumer),
             former=self._former,
             start_cursor=self._start_cursor,
-            nudge=self._nudge,
+            nudge=self._bus.nudge,
             stream_gone=self._stream.gone if self._stream is not None else None,
             max_deliver=getattr(getattr(self._consumer, "config", None), "max_deliver", 3),
             blocked=self._consumer.blocked_by() if isinstance(self._consumer, WorkerConsumer) else None,
@@ -432,7 +417,7 @@ class Manager:
 
     def _hold_judgement(self, until: float) -> None:
         if self._agent is not None:
-            self._agent.hold_judgement_until = until
+            self._agent.roster.hold_judgement_until = until
 
     async def stop(self, *, returning: bool = False) -> None:
         """Hand every partition over, then leave; after this returns nothing runs and no handler will start.
@@ -450,7 +435,7 @@ class Manager:
                 await self._leave(returning=returning)
             await self._main
         finally:
-            await self._unlisten()
+            await self._bus.close()
 
     # -- talking ------------------------------------------------------------------------------------------------------
 
@@ -459,46 +444,4 @@ class Manager:
         if self.is_leader and self._agent is not None and self._agent.leadership is not None:
             await self._agent.leadership.refresh()
         else:
-            await self._nc.publish(f"{self._subject}.refresh", b"")
-
-    @property
-    def _subject(self) -> str:
-        return f"parti.{self.config.namespace}"
-
-    async def _listen(self) -> None:
-        """Nudges and requests to refresh: hints only, nothing depends on them."""
-
-        async def nudged(message: Any) -> None:
-            agent = self._agent
-            worker = message.subject.rpartition(".")[2]
-            if agent is not None and agent.member is not None and agent.member.worker == worker:
-                agent.read_claim_again(PartitionId(message.data.decode(errors="replace")))
-
-        async def refresh(_: Any) -> None:
-            agent = self._agent
-            if agent is not None and agent.leading and agent.leadership is not None:
-                with contextlib.suppress(PartiError):  # reported by whom it concerns
-                    await agent.leadership.refresh()
-
-        self._subscriptions = [
-            await self._nc.subscribe(f"{self._subject}.nudge.*", cb=nudged),
-            await self._nc.subscribe(f"{self._subject}.refresh", cb=refresh),
-        ]
-
-    def _on_connection(self, event: ConnectionEvent) -> None:
-        if event.kind is EventKind.RECONNECTED and self._agent is not None:
-            self._agent.renew_soon()
-
-    async def _unlisten(self) -> None:
-        self._unwatch()
-        for subscription in self._subscriptions:
-            if not self._nc.is_closed:
-                await subscription.unsubscribe()
-        self._subscriptions = []
-
-    def _nudge(self, member: Member, partition: PartitionId) -> None:
-        if self._agent is not None and self._nc.is_connected:
-            self._agent.spawn(self._send_nudge(member, partition), "parti-nudge")
-
-    async def _send_nudge(self, member: Member, partition: PartitionId) -> None:
-        await self._nc.publish(f"{self._subject}.nudge.{member.worker}", partition.encode())
+            await self._bus.ask_to_refresh()

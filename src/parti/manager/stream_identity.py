@@ -8,6 +8,7 @@ names the identity in force, so that members cannot disagree.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -15,12 +16,14 @@ from parti.backoff import Backoff
 from parti.clock import Clock
 from parti.control.lease import NEVER
 from parti.control.records import StreamRecord
-from parti.errors import FatalError
+from parti.errors import FatalError, PartiError
 from parti.manager.kv_store import Store
 from parti.observe.logs import get_logger
 from parti.wire.api import JetStreamApi
+from parti.wire.errors import StreamNotFound
 
 _LOOKS, _BETWEEN = 3, 1.0  # a stream went back only if it says so again and again
+_LOOK_EVERY = 1.0  # seconds between a member's looks at which stream it is
 _RECORD_EVERY = 15.0  # seconds; the watch tells of it, but can be blind for so long after a restart of the server
 
 
@@ -171,6 +174,42 @@ class StreamIdentity:
         leases = await self._store.leases()
         held = {str(w): record for w, (record, _) in leases.items() if record is not None and not record.status.stopped}
         return {worker: (record.member.nonce, record.beat) for worker, record in held.items()}
+
+
+class StreamWatch:
+    """One member's eye on its stream: `replaced` is told when it is not the one any more that positions speak of."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        gone: Callable[[], Awaitable[str]] | None,
+        *,
+        replaced: Callable[[str], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """`gone`: why it is another stream now, or nothing; None when there is no stream to look at."""
+        self._clock = clock
+        self._gone = gone
+        self._replaced = replaced
+        self._failed = failed
+
+    async def run(self) -> None:
+        while self._gone is not None:
+            await self._clock.sleep(_LOOK_EVERY)
+            await self.look()
+
+    async def look(self) -> None:
+        if self._gone is None:
+            return
+        try:
+            reason = await self._gone()
+        except StreamNotFound as error:
+            self._failed(error)  # nothing can be handled; one that is made anew will be noticed
+            return
+        except PartiError:
+            return  # NATS is away: degraded mode tells
+        if reason:
+            self._replaced(reason)
 
 
 def _kind(stored: StreamRecord | None, now: StreamRecord, last_seq: int, done: int) -> Replaced | None:

@@ -40,9 +40,11 @@ class View(Protocol):
     """What is asked of the agent."""
 
     member: Member | None
-    members: Membership | None
     claims: dict[PartitionId, tuple[Claim, int]]
     store: Store
+
+    @property
+    def members(self) -> Membership | None: ...
 
     @property
     def leading(self) -> bool: ...

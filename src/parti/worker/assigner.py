@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import NoReturn
 
-from parti.backoff import Backoff, retry
+from parti.backoff import Backoff
 from parti.clock import Clock
 from parti.config.worker import WorkerConfig
-from parti.errors import PartiError
 from parti.model import Lease, PartitionId, Retention
-from parti.observe import worker_metrics as m
 from parti.wire.errors import ConsumerDoesNotExist
 from parti.worker.desk import Desk
-from parti.worker.durable import Durable, Memory, StreamFacts
-from parti.worker.errors import StreamReplacedUnderWorker
-from parti.worker.health import Part
+from parti.worker.durable import Durable, Memory
 from parti.worker.ledger import PartitionState
+from parti.worker.mending import Mender
 from parti.worker.recorder import Recorder
 from parti.worker.routing import Routes, SubjectTemplate
 from parti.worker.session import Interrupted, Session
@@ -51,17 +47,20 @@ class Assigner:
         self._desk = desk
         self._session = session
         self._recorder = recorder
-        self._clock = clock
-        self._backoff = backoff
         self._lock = lock
         self._catch_up = catch_up
-        self._stream_created = ""
-        self._mending = False  # a repair was begun, and is to be finished
-        self.expected_stream = ""
-        """When the stream was made that positions speak of; empty when they are our own."""
-        self.on_stream_replaced: Callable[[str], None] = lambda reason: None  # noqa: ARG005
         self._template = SubjectTemplate(config.subject_template)
-        durable.on_tampered = self._tampered
+        self.mender = Mender(
+            config,
+            durable,
+            desk,
+            session,
+            recorder,
+            clock=clock,
+            backoff=backoff,
+            catch_up=catch_up,
+            forget_positions=self.positions.clear,
+        )
 
     # -- applying -----------------------------------------------------------------------------------------------------
 
@@ -131,11 +130,10 @@ class Assigner:
 
     async def _update(self, filters: tuple[str, ...]) -> None:
         try:
-            await self._durable.update(filters, self.memory())
-            if self._mending:
-                await self._read_missed()
+            await self._durable.update(filters, self.mender.memory())
+            await self.mender.finish()
         except ConsumerDoesNotExist:
-            await self.recreate("not_found", filters)
+            await self.mender.recreate("not_found", filters)
             self._session().interrupt(Interrupted("the consumer was made anew by an update"))
 
     async def _rename(self, wanted: Wanted, filters: tuple[str, ...]) -> None:
@@ -145,7 +143,7 @@ class Assigner:
             await durable.delete()
         durable.name = durable.name_for(wanted.worker_id)
         self._set_worker(wanted.worker_id)
-        memory = self.memory()
+        memory = self.mender.memory()
         durable.known = False
         if await durable.info() is None:
             await durable.create(filters, memory, after=ledger.floor(), retention=self._desk.retention)
@@ -167,10 +165,7 @@ class Assigner:
         filters = self._filters(wanted)
         assert filters is not None
         facts = await durable.facts()
-        desk.retention, desk.file_storage = facts.retention, facts.file
-        self._stream_created = facts.created
-        if self.expected_stream and facts.created != self.expected_stream:
-            self._refuse_stream(facts)
+        self.mender.meet_stream(facts)
         durable.name = durable.name_for(wanted.worker_id)
         self._set_worker(wanted.worker_id)
         async with self._lock:
@@ -340,118 +335,6 @@ class Assigner:
             self._desk.drop(state)
             del ledger.states[state.id]
         ledger.forget_places()
-
-    # -- the consumer -------------------------------------------------------------------------------------------------
-
-    async def verify(self) -> None:
-        """After this returns the consumer has our filters, and every partition gets what it may have missed meanwhile.
-
-        Only what was delivered before a look that found everything in order counts as received by partitions that had
-        no message of their own since: somebody may have taken their filter away. Call it with the lock held.
-        """
-        ledger, durable = self._desk.ledger, self._durable
-        high = ledger.high
-        intact = await durable.intact()
-        if intact is None:
-            return  # the pull loop notices by itself, and makes it anew behind what is certain
-        if intact and not self._mending:
-            ledger.verified = max(ledger.verified, high)
-            return
-        self._tampered()
-        await durable.update(durable.filters, self.memory())
-        await self._read_missed()
-
-    def _tampered(self) -> None:
-        """Somebody changed the consumer: from now on only what is read or delivered anew counts as received."""
-        if not self._mending:
-            self._recorder.metrics.count(m.CONSUMER_REPAIRS)
-            self._recorder.event(
-                "worker.consumer_changed", op="verify", result="mended", filters=len(self._durable.filters), warn=True
-            )
-        self._mending = True
-        for state in self._desk.ledger.states.values():
-            self._desk.put_aside(state)
-
-    async def _read_missed(self) -> None:
-        """The consumer has our filters again: every partition goes on from its own last certain position."""
-        last = await self._durable.last_sequence()
-        missed = [state for state in self._desk.ledger.states.values() if not state.stopped]
-        for state in missed:
-            self._desk.extend(state, max(last, state.target or 0))
-        self._mending = False
-        self._catch_up(missed)
-        self._session().interrupt(Interrupted("the consumer was changed by somebody else"))
-
-    def memory(self) -> Memory:
-        """What a successor has to know beyond the ack floor."""
-        ledger = self._desk.ledger
-        catching = {key: state.cursor(0) for key, state in ledger.states.items() if state.behind}
-        return Memory(catching, ledger.high, tuple(sorted(ledger.owed)))
-
-    async def recreate(self, reason: str, filters: tuple[str, ...] | None = None) -> None:
-        """Make the consumer anew just behind what is done: nothing that is done comes again."""
-        durable, metrics, started = self._durable, self._recorder.metrics, self._clock.now()
-        await self._notice_new_stream()
-        # Never by the configured start: that would skip what came while there was no consumer.
-        ledger = self._desk.ledger
-        after = ledger.lowest() if self._desk.by_reset else min(ledger.floor(), ledger.verified)
-        chosen = filters if filters is not None else durable.filters
-
-        async def attempt() -> object:
-            metrics.count(m.RECREATION_ATTEMPTS, reason=reason)
-            try:
-                return await durable.create_once(chosen, self.memory(), after=after, retention=self._desk.retention)
-            except PartiError as error:
-                self._recorder.failed(Part.RECREATION, self._clock.now(), error)
-                raise
-
-        try:
-            await retry(
-                attempt,
-                backoff=Backoff(
-                    self._backoff.base,
-                    self._backoff.multiplier,
-                    self._backoff.cap,
-                    self._config.max_recreation_retries,
-                    self._backoff.rng,
-                ),
-                clock=self._clock,
-                on_retry=lambda tries, wait, error: self._recorder.retried("create", tries, wait, error),
-            )
-        except PartiError as error:
-            metrics.count(m.RECREATIONS, result="failure", reason=reason)
-            self._recorder.event("worker.recreated", op="create", result="failure", error=str(error), warn=True)
-            raise
-        took = self._clock.now() - started
-        metrics.count(m.RECREATIONS, result="success", reason=reason)
-        metrics.observe(m.RECREATION_DURATION, took)
-        self._recorder.worked(Part.RECREATION, self._clock.now())
-        self._recorder.event("worker.recreated", op="create", result="success", after=after, took=round(took, 3))
-
-    async def _notice_new_stream(self) -> None:
-        """A stream that was deleted and made anew counts from 1 again: known positions mean nothing there."""
-        facts = await self._durable.facts()
-        if facts.created == self._stream_created:
-            return
-        if self.expected_stream:
-            self._refuse_stream(facts)
-        self._stream_created = facts.created
-        self._desk.retention, self._desk.file_storage = facts.retention, facts.file
-        ledger = self._desk.ledger
-        ledger.stand_at(0)
-        ledger.owed.clear()
-        self.positions.clear()
-        for state in ledger.states.values():
-            self._desk.drop(state)
-            state.seen, state.furthest, state.target, state.range_end = 0, 0, None, None
-        self._recorder.event("worker.stream_replaced", op="create", result="started_over", warn=True)
-
-    def _refuse_stream(self, facts: StreamFacts) -> NoReturn:
-        """Positions are the manager's, and of another stream: it has to begin anew. Nothing may start before it did."""
-        for state in self._desk.ledger.states.values():
-            state.stopped, state.finish = True, 0
-        self.on_stream_replaced(f"the stream was made anew at {facts.created}")
-        raise StreamReplacedUnderWorker(f"stream {self._config.stream!r} was made anew at {facts.created}")
 
     def _set_worker(self, worker_id: str) -> None:
         self._desk.worker_id = worker_id

@@ -374,7 +374,8 @@ class WorkerConsumer:
                 on_blocked=self.on_blocked,
             )
             if self._expected_stream is not None:
-                self._engine.assigner.expected_stream, self._engine.assigner.on_stream_replaced = self._expected_stream
+                mender = self._engine.assigner.mender
+                mender.expected_stream, mender.on_stream_replaced = self._expected_stream
             self._main = asyncio.get_running_loop().create_task(self._engine.run(), name="parti-worker")
         return self._engine
 

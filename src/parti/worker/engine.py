@@ -89,7 +89,7 @@ class Engine:
             clock=clock,
             backoff=backoff,
             lock=lock,
-            recreate=lambda reason: self.assigner.recreate(reason),
+            recreate=lambda reason: self.assigner.mender.recreate(reason),
             begun=self._begun,
         )
         self.durable.before_adding = self.session.rewind
@@ -303,8 +303,8 @@ class Engine:
         """A catch-up is done, so that a crash need not repeat it. If this fails the next update brings it."""
         with contextlib.suppress(PartiError):
             async with self._lock:
-                if self.durable.memory() != self.assigner.memory():
-                    await self.durable.update(self.durable.filters, self.assigner.memory())
+                if self.durable.memory() != self.assigner.mender.memory():
+                    await self.durable.update(self.durable.filters, self.assigner.mender.memory())
 
     def _begun(self, states: list[PartitionState]) -> None:
         if states and self._group is not None:
@@ -347,7 +347,7 @@ class Engine:
             if self.durable.known and self.session.pulling:
                 with contextlib.suppress(PartiError):  # the pull loop has the same trouble, and says so
                     async with self._lock:
-                        await self.assigner.verify()
+                        await self.assigner.mender.verify()
                     if self.desk.by_reset and self.desk.ledger.in_hand <= _ALMOST_IDLE:
                         await self._clear_leftovers()
 
@@ -436,7 +436,7 @@ class Engine:
 
     async def _note_leftovers(self) -> None:
         ledger = self.desk.ledger
-        memory = self.assigner.memory()
+        memory = self.assigner.mender.memory()
         left = {message.sequence for message in ledger.open_messages() if not message._lane.state.behind}
         memory = replace(memory, left=tuple(sorted(left | ledger.owed)))
         if self.durable.known and (left or memory.catching) and memory != self.durable.memory():
