@@ -136,7 +136,7 @@ def run(ctx: RunContext) -> dict[str, Figure]:
     rows = int(ctx.options["messages"]) // (4 if ctx.quick else 1)
     rounds, warm = (2, 1) if ctx.quick else (int(ctx.options["rounds"]), 2)
     brokers, jars = str(ctx.options["kafka"]), sorted(Path(str(ctx.options["kafka_jars"])).glob("*.jar"))
-    conf = {"spark.ui.enabled": "false"} | ({"spark.jars": ",".join(map(str, jars))} if brokers else {})
+    conf: dict[str, Any] = {"spark.ui.enabled": "false"} | ({"spark.jars": ",".join(map(str, jars))} if brokers else {})
     spark = session("parti-bench-spark-cost", master="local[2]", **conf)
     spark.sparkContext.setLogLevel("ERROR")
     found: dict[str, list[dict[str, float]]] = {}
