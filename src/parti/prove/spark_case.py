@@ -165,9 +165,9 @@ def _reader(rng: random.Random, stream: StreamPlan) -> ReaderPlan:
         options["maxBytesPerTrigger"] = rng.choice(("20KB", "200KB", "2MB"))
     options["failOnDataLoss"] = "true" if rng.random() < 0.6 else "false"
     names: tuple[str, ...] = ("publish", "delete", "run", "purge_subject", "front", "limit", "bytes", "tail", "storm")
-    names += ("flood", "flood", "aging", "age", "age")
+    names += ("flood", "flood", "aging", "aging", *["age"] * 4)
     if stream.retention == "limits" and not stream.mirrors:
-        names += ("remake", "remake")
+        names += ("remake",) * 6
     if "sealed" in stream.features or stream.kind != "plain":
         names = ()
     return ReaderPlan(

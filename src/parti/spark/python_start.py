@@ -63,7 +63,7 @@ def _script() -> str | None:
     if home is None or not _SHELL.exists():
         return None
     folder = tempfile.mkdtemp(prefix="parti-python-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(_remove, folder, os.getpid())
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         return None
     homes = {str(home), str(home.resolve())}  # Spark follows links when it looks for itself
@@ -72,6 +72,11 @@ def _script() -> str | None:
     script.write_text(_SCRIPT.format(ours=ours, python=shlex.quote(sys.executable)))
     script.chmod(0o700)
     return str(script)
+
+
+def _remove(folder: str, made_by: int) -> None:
+    if os.getpid() == made_by:  # a fork that ends must not take it from the rest
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _installed_home() -> Path | None:

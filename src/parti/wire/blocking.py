@@ -22,8 +22,9 @@ import numpy as np
 
 from parti.errors import ConnectionFailed, NoResponders, PartiError, RequestTimeout
 from parti.wire.address import ServerAddress
+from parti.wire.digits import Bytes
 from parti.wire.errors import api_error
-from parti.wire.frames import Bytes, Frames, bytes_of_first, scan
+from parti.wire.frames import Frames, bytes_of_first, scan
 from parti.wire.handshake import OPEN_FAILURES, all_failed, server_error, tls_failed, upgrade_wanted
 from parti.wire.options import ConnectOptions
 

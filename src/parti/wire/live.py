@@ -20,7 +20,8 @@ import numpy as np
 
 from parti.errors import ConnectionFailed, PartiError
 from parti.wire.address import ServerAddress
-from parti.wire.frames import Bytes, Frames, scan
+from parti.wire.digits import Bytes
+from parti.wire.frames import Frames, scan
 from parti.wire.handshake import OPEN_FAILURES, all_failed, server_error, tls_failed, upgrade_wanted
 from parti.wire.options import ConnectOptions
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from parti.backoff import Backoff
 from parti.errors import AuthFailed, FatalError, PartiError, ProtocolError, TransientError
 from parti.wire.blocking import BlockingConnection, status_of
+from parti.wire.digits import Ints
 from parti.wire.errors import (
     AtomicPublishDisabled,
     AtomicPublishDuplicate,
@@ -32,7 +33,7 @@ from parti.wire.errors import (
     status_error,
 )
 from parti.wire.filters import SubjectFilter
-from parti.wire.frames import Frames, Ints, uints
+from parti.wire.frames import Frames, uints
 from parti.wire.options import ConnectOptions
 from parti.wire.outgoing import CHUNK_ROWS, Rows, atomic_frames, check_sizes, checked, joined_bytes, single_frames
 from parti.wire.replying import Replying

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parti.wire.frames import Ints
+from parti.wire.digits import Ints
 
 _STREAM_LIMITS = ("max_age", "max_msgs", "max_bytes")
 # With one of these, messages go one by one in the normal course: superseded, expired, or done.

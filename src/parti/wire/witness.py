@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parti.errors import DataLoss
-from parti.wire.frames import Ints
+from parti.wire.digits import Ints
 from parti.wire.state import StreamState
 
 LISTED = 10_000  # deleted sequences that are asked for in one answer: 80 KB of JSON
