@@ -23,6 +23,7 @@ _LONG = 300.0  # seconds of a trigger's line in memory: its heartbeats cost one 
 _FEW = 64  # tasks of a line in memory that are never too many
 _LET_IN = 32  # of those outside at once
 _LOOK_AGAIN = 1.0
+_UNPROVEN = 4  # requests at once to a host that has not answered yet
 _MOST_LINES = 10_000
 _OPEN = Rules()
 
@@ -152,6 +153,7 @@ class Gate:
         else:
             now = self._clock.now()
             opened = state.breaker.record(now, failed=outcome.hurts_host)
+            state.proven = not opened and (state.proven or not outcome.hurts_host)
             state.ended(now)
             if line is not None:
                 line.ended(now)
@@ -192,11 +194,16 @@ class Gate:
     # -- places -------------------------------------------------------------------------------------------------------
 
     def _room(self, host: HostLine) -> bool:
-        total, most = self._config.concurrency, self._config.host_concurrency
+        total, most = self._config.concurrency, self._most(host)
         if self.running >= total or host.running >= most:
             return False
         # The last quarter is for hosts that have few: eight that hang must not have it all.
         return self.running < total - total // 4 or host.running < max(1, most // 4)
+
+    def _most(self, host: HostLine) -> int:
+        """Places that a host may have: few until it has answered, as one that hangs, or its name, gives none back."""
+        most = self._config.host_concurrency
+        return most if host.proven else min(most, _UNPROVEN)
 
     def _take(self, host: HostLine) -> None:
         self.running += 1
@@ -229,7 +236,7 @@ class Gate:
 
     def _queue(self, host: HostLine) -> None:
         # A host that has all its places comes back with its own next release.
-        if host.waiting and not host.hungry and host.running < self._config.host_concurrency:
+        if host.waiting and not host.hungry and host.running < self._most(host):
             host.hungry = True
             self._hungry.append(host)
 
