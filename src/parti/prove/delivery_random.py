@@ -174,7 +174,7 @@ async def run_scenario(
         workers = _workers(run, folder, spark)
         stack.push_async_callback(_discard, workers)
         troubles = Troubles(server, workers, rng, ground.clock, _LEASE if spark is None else _LEASE_SPARK)
-        in_before = _messages_in(server)
+        in_before, own_before = _messages_in(server), js.connection.stats["out_msgs"]
         for worker in workers:
             await asyncio.to_thread(worker.start)
         publishing = asyncio.create_task(run.publish(tasks[half:]))
@@ -186,7 +186,8 @@ async def run_scenario(
             await eventually(run.settled, 90.0 if spark is None else 240.0, "every task accepted or at rest")
         # A server that was started anew counts from 0; Spark asks for messages, with or without tasks.
         counted = spark is None and "server" not in scenario.faults
-        sent, requests = _messages_in(server) - in_before - (len(tasks) - half) if counted else 0, len(ground.seen)
+        own = js.connection.stats["out_msgs"] - own_before  # we publish, and look whether all has arrived
+        sent, requests = _messages_in(server) - in_before - own if counted else 0, len(ground.seen)
         alone = await run.alone()
         codes = [await asyncio.to_thread(worker.stop) for worker in workers]
         faults = [*troubles.faults, *troubles.stalls()]

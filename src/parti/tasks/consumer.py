@@ -182,6 +182,7 @@ class TaskConsumer:
             rng=self._rng,
         )
         self._gate.share = lambda: len(shares.slots) / self.config.partitions
+        self._gate.pressed = lambda: any(slot.main.is_crowded for slot in shares.slots.values())
         await self._transport.open()
         try:
             async with _unwrapped(), asyncio.TaskGroup() as group:

@@ -125,6 +125,11 @@ class Feed:
     def __len__(self) -> int:
         return len(self._replies)
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether half of what may be in hand is."""
+        return len(self._replies) * 2 >= self._limit
+
     async def attach(self, connection: LiveConnection, checkpoint: Checkpoint | None = None) -> None:
         """Pull over this connection, from the first message that is not done, in order."""
         self.detach()
