@@ -195,9 +195,10 @@ async def test_a_rejection_says_nothing_against_the_host() -> None:
     assert made.open_breakers == 0
 
 
-async def test_a_host_that_fills_the_memory_without_moving_is_sent_away() -> None:
-    made, _ = gate()
-    for _ in range(150):
+@pytest.mark.parametrize(("held", "most"), [(150, 100), (20, 32)])
+async def test_a_host_that_fills_the_memory_without_moving_is_sent_away(held: int, most: int) -> None:
+    made, _ = gate(max_ack_pending=most)
+    for _ in range(held):
         made.hold("slow")
     assert await made.admit("slow", "t", OPEN) is None  # nobody else is there to be disturbed
     made.hold("quick")

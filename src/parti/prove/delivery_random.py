@@ -141,6 +141,11 @@ class Run:
                     found[record.id, record.attempt] = record.outcome
         return found
 
+    async def refused(self) -> int:
+        """Attempts that no endpoint saw, as there was none: a connection that is refused costs what a request does."""
+        dead = {trigger.name for trigger in self.scenario.triggers if trigger.host == "dead"}
+        return sum(task.partition("-")[0] in dead for task, _ in await self.unheard())
+
     async def alone(self) -> list[str]:
         """Tasks of the host that is always well, with nobody beside them: their ids, once all have arrived."""
         before = len(self.published)
@@ -188,6 +193,7 @@ async def run_scenario(
         counted = spark is None and "server" not in scenario.faults
         own = js.connection.stats["out_msgs"] - own_before  # we publish, and look whether all has arrived
         sent, requests = _messages_in(server) - in_before - own if counted else 0, len(ground.seen)
+        requests += await run.refused()
         alone = await run.alone()
         codes = [await asyncio.to_thread(worker.stop) for worker in workers]
         faults = [*troubles.faults, *troubles.stalls()]
