@@ -249,6 +249,10 @@ class Feed:
         self._new_tries.append(sequence)
         self._kick_soon()
 
+    def remember(self, sequence: int, attempts: int, due: float) -> None:
+        """As `tried`, for a task that is about to be parked: a stop in between hands it back, and must not forget."""
+        self._tries[sequence] = Try(sequence, attempts, round(due, 3))
+
     def kick(self) -> None:
         """Ask for more, if there is room."""
         if self._pull is not None:
