@@ -181,7 +181,7 @@ GOALS = {
     "over_concurrency": "== 0",
     "letters_wrong": "== 0",
     "buried_although_accepted": "== 0",
-    # In the mean: two for a task that waits in memory, three for one that is parked, and what a process says by itself.
+    # In the mean: two for a task that waits in memory, three for one that is parked, four for an attempt that failed.
     "messages_per_request": "<= 3.5",
     # Seconds that ill hosts cost the one that is well: a request to them takes one, and nobody may wait for more.
     "well_delay": "<= 1",

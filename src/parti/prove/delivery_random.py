@@ -42,6 +42,7 @@ from parti.wire.errors import MessageNotFound, StreamNotFound
 from parti.wire.options import ConnectOptions
 
 _LEASE, _LEASE_SPARK = 3, 6
+_IDLE = 2.0  # seconds that tell what processes say without a task
 _ALONE = 20  # tasks that tell how long a host takes that is alone
 
 
@@ -179,7 +180,7 @@ async def run_scenario(
         workers = _workers(run, folder, spark)
         stack.push_async_callback(_discard, workers)
         troubles = Troubles(server, workers, rng, ground.clock, _LEASE if spark is None else _LEASE_SPARK)
-        in_before, own_before = _messages_in(server), js.connection.stats["out_msgs"]
+        began, sent_before = ground.clock.now(), _sent(server, js)
         for worker in workers:
             await asyncio.to_thread(worker.start)
         publishing = asyncio.create_task(run.publish(tasks[half:]))
@@ -191,9 +192,11 @@ async def run_scenario(
             await eventually(run.settled, 90.0 if spark is None else 240.0, "every task accepted or at rest")
         # A server that was started anew counts from 0; Spark asks for messages, with or without tasks.
         counted = spark is None and "server" not in scenario.faults
-        own = js.connection.stats["out_msgs"] - own_before  # we publish, and look whether all has arrived
-        sent, requests = _messages_in(server) - in_before - own if counted else 0, len(ground.seen)
+        sent, took, requests = _sent(server, js) - sent_before, ground.clock.now() - began, len(ground.seen)
         requests += await run.refused()
+        idle = _sent(server, js)
+        await ground.clock.sleep(_IDLE)
+        sent -= int((_sent(server, js) - idle) * took / _IDLE)  # leases and pulls, with or without tasks
         alone = await run.alone()
         codes = [await asyncio.to_thread(worker.stop) for worker in workers]
         faults = [*troubles.faults, *troubles.stalls()]
@@ -211,8 +214,8 @@ async def run_scenario(
         repeats = _repeats(run, faults, unheard, 256 if spark is None else 1_000_000)
         figures: dict[str, Figure] = {**wrong, "duplicates_unexplained": repeats, "exit_codes": sum(codes)}
         figures |= {"tasks": len(run.published), "requests": len(ground.seen)}
-        figures |= {"messages": sent, "requests_of_messages": requests if counted else 0}
-        if not faults and not scenario.faults:  # a stop is no fault, but all wait for it
+        figures |= {"messages": sent, "requests_of_messages": requests} if counted else {}
+        if not faults and scenario.tells_isolation:
             figures["well_alone"] = round(run.slowest(alone), 2)
             figures["well_beside_ill"] = round(run.slowest(well), 2)
             figures["stall"] = round(ground.stall, 2)
@@ -238,8 +241,9 @@ async def _discard(workers: list[Worker]) -> None:
         await asyncio.to_thread(worker.discard)
 
 
-def _messages_in(server: NatsServer) -> int:
-    return int(ask(f"{server.monitor_url}/varz").get("in_msgs", 0))
+def _sent(server: NatsServer, js: JetStreamApi) -> int:
+    """Messages into the server, but for our own: we publish, and look whether all has arrived."""
+    return int(ask(f"{server.monitor_url}/varz").get("in_msgs", 0)) - int(js.connection.stats["out_msgs"])
 
 
 def _repeats(run: Run, faults: list[Fault], unheard: Collection[tuple[str, int]], in_flight: int) -> int:

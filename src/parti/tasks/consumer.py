@@ -8,6 +8,8 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
+import msgspec
+
 from parti.backoff import Backoff, retry
 from parti.clock import Clock, Randomness, SystemClock
 from parti.config.deliver import DeliverSection
@@ -151,8 +153,10 @@ class TaskConsumer:
         bucket = await self._patiently(lambda: ensure_streams(js, self.config))
         names = Names(self.config.stream)
         endpoints = Endpoints(bucket)
+        # One document that waits must not be all that is in hand: others could not come in.
+        most = max(1, self.config.max_ack_pending // self.config.partitions // 8)
         tools = Tools(
-            config=self.config,
+            config=msgspec.structs.replace(self.config, block_queue=min(self.config.block_queue, most)),
             names=names,
             clock=self._clock,
             rng=self._rng,
