@@ -193,10 +193,11 @@ async def run_scenario(
         # A server that was started anew counts from 0; Spark asks for messages, with or without tasks.
         counted = spark is None and "server" not in scenario.faults
         sent, took, requests = _sent(server, js) - sent_before, ground.clock.now() - began, len(ground.seen)
-        requests += await run.refused()
-        idle = _sent(server, js)
-        await ground.clock.sleep(_IDLE)
-        sent -= int((_sent(server, js) - idle) * took / _IDLE)  # leases and pulls, with or without tasks
+        if counted:
+            requests += await run.refused()
+            idle = _sent(server, js)
+            await ground.clock.sleep(_IDLE)
+            sent -= int((_sent(server, js) - idle) * took / _IDLE)  # leases and pulls, with or without tasks
         alone = await run.alone()
         codes = [await asyncio.to_thread(worker.stop) for worker in workers]
         faults = [*troubles.faults, *troubles.stalls()]
