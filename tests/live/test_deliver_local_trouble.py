@@ -110,7 +110,7 @@ async def test_documents_of_a_name_that_is_not_resolved_wait_for_it_without_mess
 
 
 async def test_hosts_that_hang_leave_places_to_the_others(stage: Scene) -> None:
-    """Eight hosts at 32 requests each had all 256 places."""
+    """Eight hosts at 32 requests each had all 256 places; one that has not answered yet has four."""
     stage.endpoint.on("/hung", Hang())
     config = stage.config(total_timeout=30.0, shutdown=0.1)
 
@@ -123,12 +123,12 @@ async def test_hosts_that_hang_leave_places_to_the_others(stage: Scene) -> None:
         await stage.publish(stage.task(f"h{number}", url=f"http://hung{number % 8}.test:{port}/hung"))
     transport = HttpTransport(config, guard, lookup=look_up)
     async with stage.delivering(config, guard=guard, transport=transport):
-        await stage.endpoint.wait_for(8 * 16, path="/hung")
+        await stage.endpoint.wait_for(8 * 4, path="/hung")
         for number in range(50):
             await stage.publish(stage.task(f"w{number}", url=f"http://well{number}.test:{port}/well"))
         await stage.endpoint.wait_for(50, path="/well")
         # Nothing that hung has ended: only what was free served them.
-        assert len(stage.endpoint.received) < 8 * 32 + 50
+        assert len(stage.endpoint.received) == 8 * 4 + 50
 
 
 @pytest.mark.slow

@@ -172,6 +172,28 @@ async def test_a_parked_task_that_comes_again_does_not_replace_itself(stage: Sce
     assert stage.order() == {"a": [1, 1]}
 
 
+async def test_a_stop_between_the_wake_up_and_the_parking_forgets_no_attempt(
+    stage: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task was handed back, and the wake-up that knew of its attempt belonged to a document without tasks."""
+    stage.endpoint.on("/hook", Answer(503), Answer(200))
+    config, stands = stage.config(order="park", schedule=("300ms",) * 3, shutdown=0.1), asyncio.Event()
+
+    async def never(*_: object) -> None:
+        stands.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Park, "append", never)
+        async with stage.delivering(config):
+            await stage.publish(stage.task("a"))
+            async with asyncio.timeout(60):
+                await stands.wait()
+    async with stage.delivering(config):
+        await stage.endpoint.wait_for(2, timeout=60)
+    assert [request.headers["x-parti-attempt"] for request in stage.endpoint.received] == ["1", "2"]
+
+
 async def test_letters_of_a_stream_that_was_made_anew_are_letters_of_their_own(stage: Scene) -> None:
     """Sequences begin at 1 again: ids made of them alone would be duplicates of the letters before."""
     stage.endpoint.on("/no", Answer(422))

@@ -195,9 +195,10 @@ async def test_a_rejection_says_nothing_against_the_host() -> None:
     assert made.open_breakers == 0
 
 
-async def test_a_host_that_fills_the_memory_without_moving_is_sent_away() -> None:
-    made, _ = gate()
-    for _ in range(150):
+@pytest.mark.parametrize(("held", "most"), [(150, 100), (20, 32)])
+async def test_a_host_that_fills_the_memory_without_moving_is_sent_away(held: int, most: int) -> None:
+    made, _ = gate(max_ack_pending=most)
+    for _ in range(held):
         made.hold("slow")
     assert await made.admit("slow", "t", OPEN) is None  # nobody else is there to be disturbed
     made.hold("quick")
@@ -227,12 +228,33 @@ async def test_memory_is_bounded_by_bytes_as_well() -> None:
 
 async def test_hosts_that_hang_leave_places_for_those_that_have_few() -> None:
     made, _ = gate(concurrency=16, host_concurrency=8)
+    for host in "ab":
+        await answers(made, host)
     hanging = [await admitted(made, host) for host in "ab" for _ in range(8)]
     assert sum(task.done() for task in hanging) < 16
     assert (await admitted(made, "well")).done()
     for task in hanging:
         task.cancel()
     await asyncio.gather(*hanging, return_exceptions=True)
+
+
+async def test_a_host_has_few_places_until_it_has_answered_and_again_once_it_was_down() -> None:
+    made, _ = gate(concurrency=100, host_concurrency=32, breaker_calls=2)
+    calls = [await admitted(made, "a") for _ in range(20)]
+    assert sum(task.done() for task in calls) == 4
+    made.release("a", "", Rules(), Outcome.TIMEOUT)
+    await turns()
+    assert sum(task.done() for task in calls) == 5
+    made.release("a", "", Rules(), Outcome.DELIVERED)
+    await turns()
+    assert all(task.done() for task in calls)
+    made.close()
+
+
+async def answers(made: Gate, host: str) -> None:
+    """The host has answered once: before that it has few places."""
+    assert await made.admit(host, "", Rules()) is None
+    made.release(host, "", Rules(), Outcome.DELIVERED)
 
 
 async def turns() -> None:
@@ -261,6 +283,7 @@ async def test_a_trigger_keeps_its_rate_and_its_concurrency() -> None:
 
 async def test_a_process_has_its_part_of_a_trigger_s_rate() -> None:
     made, clock = gate(concurrency=100, host_concurrency=100)
+    await answers(made, "a")
     made.share = lambda: 0.25
     tasks = [await admitted(made, "a", Rules(rate=100.0)) for _ in range(40)]
     for _ in range(100):

@@ -42,6 +42,7 @@ from parti.wire.errors import MessageNotFound, StreamNotFound
 from parti.wire.options import ConnectOptions
 
 _LEASE, _LEASE_SPARK = 3, 6
+_IDLE = 2.0  # seconds that tell what processes say without a task
 _ALONE = 20  # tasks that tell how long a host takes that is alone
 
 
@@ -141,6 +142,11 @@ class Run:
                     found[record.id, record.attempt] = record.outcome
         return found
 
+    async def refused(self) -> int:
+        """Attempts that no endpoint saw, as there was none: a connection that is refused costs what a request does."""
+        dead = {trigger.name for trigger in self.scenario.triggers if trigger.host == "dead"}
+        return sum(task.partition("-")[0] in dead for task, _ in await self.unheard())
+
     async def alone(self) -> list[str]:
         """Tasks of the host that is always well, with nobody beside them: their ids, once all have arrived."""
         before = len(self.published)
@@ -174,7 +180,7 @@ async def run_scenario(
         workers = _workers(run, folder, spark)
         stack.push_async_callback(_discard, workers)
         troubles = Troubles(server, workers, rng, ground.clock, _LEASE if spark is None else _LEASE_SPARK)
-        in_before = _messages_in(server)
+        began, sent_before = ground.clock.now(), _sent(server, js)
         for worker in workers:
             await asyncio.to_thread(worker.start)
         publishing = asyncio.create_task(run.publish(tasks[half:]))
@@ -186,7 +192,12 @@ async def run_scenario(
             await eventually(run.settled, 90.0 if spark is None else 240.0, "every task accepted or at rest")
         # A server that was started anew counts from 0; Spark asks for messages, with or without tasks.
         counted = spark is None and "server" not in scenario.faults
-        sent, requests = _messages_in(server) - in_before - (len(tasks) - half) if counted else 0, len(ground.seen)
+        sent, took, requests = _sent(server, js) - sent_before, ground.clock.now() - began, len(ground.seen)
+        if counted:
+            requests += await run.refused()
+            idle = _sent(server, js)
+            await ground.clock.sleep(_IDLE)
+            sent -= int((_sent(server, js) - idle) * took / _IDLE)  # leases and pulls, with or without tasks
         alone = await run.alone()
         codes = [await asyncio.to_thread(worker.stop) for worker in workers]
         faults = [*troubles.faults, *troubles.stalls()]
@@ -204,8 +215,8 @@ async def run_scenario(
         repeats = _repeats(run, faults, unheard, 256 if spark is None else 1_000_000)
         figures: dict[str, Figure] = {**wrong, "duplicates_unexplained": repeats, "exit_codes": sum(codes)}
         figures |= {"tasks": len(run.published), "requests": len(ground.seen)}
-        figures |= {"messages": sent, "requests_of_messages": requests if counted else 0}
-        if not faults and not scenario.faults:  # a stop is no fault, but all wait for it
+        figures |= {"messages": sent, "requests_of_messages": requests} if counted else {}
+        if not faults and scenario.tells_isolation:
             figures["well_alone"] = round(run.slowest(alone), 2)
             figures["well_beside_ill"] = round(run.slowest(well), 2)
             figures["stall"] = round(ground.stall, 2)
@@ -231,8 +242,9 @@ async def _discard(workers: list[Worker]) -> None:
         await asyncio.to_thread(worker.discard)
 
 
-def _messages_in(server: NatsServer) -> int:
-    return int(ask(f"{server.monitor_url}/varz").get("in_msgs", 0))
+def _sent(server: NatsServer, js: JetStreamApi) -> int:
+    """Messages into the server, but for our own: we publish, and look whether all has arrived."""
+    return int(ask(f"{server.monitor_url}/varz").get("in_msgs", 0)) - int(js.connection.stats["out_msgs"])
 
 
 def _repeats(run: Run, faults: list[Fault], unheard: Collection[tuple[str, int]], in_flight: int) -> int:

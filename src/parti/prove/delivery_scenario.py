@@ -62,6 +62,15 @@ class Scenario:
     def tasks(self) -> int:
         return sum(trigger.tasks for trigger in self.triggers)
 
+    @property
+    def tells_isolation(self) -> bool:
+        """Whether nothing but the ill hosts can keep the one waiting that is well.
+
+        A stop does, and so does one document whose tasks are all that may be in hand: they stand behind its first.
+        """
+        most = max(trigger.tasks for trigger in self.triggers)
+        return not self.faults and self.max_ack_pending // self.partitions > most
+
     def __str__(self) -> str:
         told = [f"{t.rules.partition(': ')[2]} -> {t.host} x{t.tasks}" for t in self.triggers]
         faults = " ".join(self.faults) or "calm"

@@ -8,6 +8,8 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
+import msgspec
+
 from parti.backoff import Backoff, retry
 from parti.clock import Clock, Randomness, SystemClock
 from parti.config.deliver import DeliverSection
@@ -151,8 +153,10 @@ class TaskConsumer:
         bucket = await self._patiently(lambda: ensure_streams(js, self.config))
         names = Names(self.config.stream)
         endpoints = Endpoints(bucket)
+        # One document that waits must not be all that is in hand: others could not come in.
+        most = max(1, self.config.max_ack_pending // self.config.partitions // 8)
         tools = Tools(
-            config=self.config,
+            config=msgspec.structs.replace(self.config, block_queue=min(self.config.block_queue, most)),
             names=names,
             clock=self._clock,
             rng=self._rng,
@@ -182,6 +186,7 @@ class TaskConsumer:
             rng=self._rng,
         )
         self._gate.share = lambda: len(shares.slots) / self.config.partitions
+        self._gate.pressed = lambda: any(slot.main.is_crowded for slot in shares.slots.values())
         await self._transport.open()
         try:
             async with _unwrapped(), asyncio.TaskGroup() as group:

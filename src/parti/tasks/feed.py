@@ -125,6 +125,11 @@ class Feed:
     def __len__(self) -> int:
         return len(self._replies)
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether half of what may be in hand is."""
+        return len(self._replies) * 2 >= self._limit
+
     async def attach(self, connection: LiveConnection, checkpoint: Checkpoint | None = None) -> None:
         """Pull over this connection, from the first message that is not done, in order."""
         self.detach()
@@ -243,6 +248,10 @@ class Feed:
         self._tries[sequence] = Try(sequence, attempts, round(due, 3))
         self._new_tries.append(sequence)
         self._kick_soon()
+
+    def remember(self, sequence: int, attempts: int, due: float) -> None:
+        """As `tried`, for a task that is about to be parked: a stop in between hands it back, and must not forget."""
+        self._tries[sequence] = Try(sequence, attempts, round(due, 3))
 
     def kick(self) -> None:
         """Ask for more, if there is room."""

@@ -19,10 +19,12 @@ from parti.tasks.policy import Outcome
 __all__ = ["Gate", "Postponed"]
 
 _SOON = 5.0  # seconds: who starts within them had better wait in memory
+_AT_ONCE = 1.0  # seconds: who starts within them keeps nobody waiting, also where there is no room
 _LONG = 300.0  # seconds of a trigger's line in memory: its heartbeats cost one message in ten minutes (`Feed`)
 _FEW = 64  # tasks of a line in memory that are never too many
 _LET_IN = 32  # of those outside at once
 _LOOK_AGAIN = 1.0
+_UNPROVEN = 4  # requests at once to a host that has not answered yet
 _MOST_LINES = 10_000
 _OPEN = Rules()
 
@@ -43,6 +45,9 @@ class Gate:
         self.running = 0
         self.held = 0
         self.bytes = 0
+        self.pressed: Callable[[], bool] = lambda: self.held >= config.max_ack_pending // 2
+        """Whether what is held keeps others from coming in."""
+        self._few = min(_FEW, max(1, config.max_ack_pending // config.partitions // 8))
         self.share: Callable[[], float] = lambda: 1.0
         """This process' part of what triggers may do: the part of the partitions that it delivers."""
 
@@ -152,6 +157,7 @@ class Gate:
         else:
             now = self._clock.now()
             opened = state.breaker.record(now, failed=outcome.hurts_host)
+            state.proven = not opened and (state.proven or not outcome.hurts_host)
             state.ended(now)
             if line is not None:
                 line.ended(now)
@@ -192,11 +198,16 @@ class Gate:
     # -- places -------------------------------------------------------------------------------------------------------
 
     def _room(self, host: HostLine) -> bool:
-        total, most = self._config.concurrency, self._config.host_concurrency
+        total, most = self._config.concurrency, self._most(host)
         if self.running >= total or host.running >= most:
             return False
         # The last quarter is for hosts that have few: eight that hang must not have it all.
         return self.running < total - total // 4 or host.running < max(1, most // 4)
+
+    def _most(self, host: HostLine) -> int:
+        """Places that a host may have: few until it has answered, as one that hangs, or its name, gives none back."""
+        most = self._config.host_concurrency
+        return most if host.proven else min(most, _UNPROVEN)
 
     def _take(self, host: HostLine) -> None:
         self.running += 1
@@ -229,7 +240,7 @@ class Gate:
 
     def _queue(self, host: HostLine) -> None:
         # A host that has all its places comes back with its own next release.
-        if host.waiting and not host.hungry and host.running < self._config.host_concurrency:
+        if host.waiting and not host.hungry and host.running < self._most(host):
             host.hungry = True
             self._hungry.append(host)
 
@@ -290,16 +301,16 @@ class Gate:
         limit, now = self._config.max_bytes, self._clock.now()
         if self.bytes >= limit * 1.5 and line.bytes * 2 > self.bytes and line.held > max(1, line.speed(now)):
             return True  # heads out of the park, as the feed stops before: there they take no memory
-        if line.held <= _FEW and line.bytes <= limit // 8:
+        if line.held <= self._few and line.bytes <= limit // 8:
             return False
         if isinstance(line, TriggerLine):
             rules = self._rules[line]
             speed = rules.rate * self.share() if rules.rate else line.speed(now)
-            if speed and line.held > max(_FEW, speed * _LONG):
+            if speed and line.held > max(self._few, speed * _LONG):
                 return True
-        if self.held < self._config.max_ack_pending // 2 and self.bytes < limit // 2:
+        if self.bytes < limit // 2 and not self.pressed():
             return False
-        if line.held <= line.speed(now) * _SOON:
+        if line.held <= line.speed(now) * _AT_ONCE:
             return False
         own = line.host if isinstance(line, TriggerLine) else line
         return any(other is not own and now - other.seen < 60 for other in self._hosts.values())

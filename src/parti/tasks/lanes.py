@@ -314,8 +314,9 @@ class Lanes:
             where = Hold.PARK  # what is said of it stands in wake-ups
         if where is Hold.ALONE and is_alone(lane.key):
             where = Hold.PARK
-        if where is Hold.MEMORY and head.feed is not None:
-            head.feed.tried(head.sequence, head.attempts, tools.clock.wall() + wait)
+        if head.feed is not None:
+            tell = head.feed.tried if where is Hold.MEMORY else head.feed.remember
+            tell(head.sequence, head.attempts, tools.clock.wall() + wait)
         return where
 
     async def _postpone(self, lane: Lane, head: Held, postponed: Postponed) -> None:

@@ -86,7 +86,7 @@ class Line:
 class HostLine(Line):
     """One host: its breaker, and the turns of those that wait for a place. A trigger stands in `waiting` once."""
 
-    __slots__ = ("breaker", "hungry", "running", "waiting")
+    __slots__ = ("breaker", "hungry", "proven", "running", "waiting")
 
     def __init__(self, config: DeliverSection) -> None:
         super().__init__()
@@ -94,6 +94,7 @@ class HostLine(Line):
         self.running = 0
         self.waiting: deque[asyncio.Future[None] | TriggerLine] = deque()
         self.hungry = False  # stands in the line for a place of the total
+        self.proven = False  # has answered since it was last down
 
     @property
     def idle(self) -> bool:
