@@ -26,6 +26,12 @@ ALLOWED = {
 }
 
 
+_CITED = re.compile(
+    r"(?<![\w/{}*<>$])((?:\.\./|[\w-]+/)*[\w-]+\.md)((?:(?:, | to )?#[\w-]+)*)"
+)  # also several anchors: #c3, #c8
+_DEFINED = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
+
+
 @cache
 def files() -> dict[Path, str]:
     found = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*") if file.suffix in TEXT]
@@ -60,10 +66,10 @@ def test_nothing_names_a_document_that_was_never_here() -> None:
 def test_every_page_that_is_named_exists_and_has_the_anchor() -> None:
     wrong = []
     for place, file, line in lines():
-        for name, anchor in re.findall(r"(?<![\w/{}*<>$])((?:\.\./|[\w-]+/)*[\w-]+\.md)(?:#([\w-]+))?", line):
+        for name, cited in _CITED.findall(line):
             homes = [at / name for at in (file.parent, ROOT, ROOT / "docs") if (at / name).is_file()]
-            if not homes or (anchor and anchor not in anchors(homes[0].resolve())):
-                wrong.append(f"{place}: {name}{'#' + anchor if anchor else ''}")
+            if not homes or not set(re.findall(r"#([\w-]+)", cited)) <= anchors(homes[0].resolve()):
+                wrong.append(f"{place}: {name}{cited}")
     assert wrong == []
 
 
@@ -101,9 +107,6 @@ def test_a_page_of_facts_names_tests_modules_and_names_that_exist(page: Path) ->
     assert {name for name in names if re.match(r"parti\.\w", name) and not _module(name)} == set()
     assert {name for name in names if re.match(r"(parti|trigger)_\w+_\w+", name)} - metrics - written == set()
     assert {name for name in names if re.match(r"(worker|retry|control|deliver)\.\w", name)} - settings == set()
-
-
-_DEFINED = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
 
 
 def _module(name: str) -> bool:
