@@ -1,4 +1,4 @@
-"""Waiting longer after each failure, differently in each worker (seed 003 SC-P0-2)."""
+"""Waiting longer after each failure, differently in each worker (docs/requirements.md#r-102)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Backoff:
 
     base: float = 0.2  # longer than a leader's hiccup, short against a lease of seconds
     multiplier: float = 1.6
-    cap: float = 5.0  # a SIGKILLed stream leader is replaced within 5-6 s (CLUSTER.md 2)
+    cap: float = 5.0  # a SIGKILLed stream leader is replaced within 5-6 s (docs/evidence/cluster.md#c2)
     max_tries: int | None = 6  # about 4 s of waiting in all; None tries for ever
     rng: Randomness = field(default_factory=random.Random, compare=False, repr=False)
 

@@ -44,7 +44,10 @@ class Randomness(Protocol):
 
 
 class SystemClock:
-    """The real clock: CLOCK_BOOTTIME, because a lease must also run out while its holder is frozen (CLUSTER.md 4)."""
+    """The real clock: CLOCK_BOOTTIME, because a lease must also run out while its holder is frozen.
+
+    See docs/evidence/cluster.md#c12.
+    """
 
     def now(self) -> float:
         return time.clock_gettime(_BOOTTIME)

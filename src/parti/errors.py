@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class Category(StrEnum):
-    """The classes of seed 003 SC-P0-1; metrics and logs use these words."""
+    """The classes of docs/requirements.md#r-101; metrics and logs use these words."""
 
     NOT_FOUND = "not_found"
     POLICY = "policy"

@@ -24,7 +24,8 @@ PartitionId = NewType("PartitionId", str)
 SCHEMA_VERSION: Final = 1
 """Written into every record; a reader reports a higher one instead of guessing."""
 
-MAX_SUBJECTS_PER_PARTITION: Final = 10  # JETSTREAM.md 0.6: up to ten filters a consumer stays clear of the cliff
+# docs/evidence/jetstream.md#j8: up to ten filters a consumer stays clear of the cliff
+MAX_SUBJECTS_PER_PARTITION: Final = 10
 
 
 class Layout(StrEnum):
@@ -130,7 +131,7 @@ class Claim:
 
     `cursor` is the stream sequence up to which the partition is known to be done. `target` is T: everything above it
     reaches the owner through its own consumer, everything up to it comes by catch-up. `cursor >= target` says that
-    the catch-up is finished, which is the only case in which an ack floor may be trusted (DESIGN.md 5).
+    the catch-up is finished, which is the only case in which an ack floor may be trusted (docs/evidence/handoff.md#h3).
     """
 
     partition: PartitionId
@@ -189,7 +190,10 @@ class Assignment:
     """Only the weights other than 1."""
 
     def newer_than(self, other: Assignment) -> bool:
-        """Judged by term first: after a bucket was recreated the version may start again (GO_PARTI W7)."""
+        """Judged by term first: after a bucket was recreated the version may start again.
+
+        See docs/evidence/go-library.md#w7.
+        """
         return (self.term, self.version) > (other.term, other.version)
 
     def of(self, worker: WorkerId) -> tuple[PartitionId, ...]:

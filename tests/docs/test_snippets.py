@@ -41,12 +41,3 @@ def test_the_snippet_runs_as_printed(code: str, events: NatsServer, capsys: pyte
 
 def test_there_are_snippets_to_run() -> None:
     assert len(list(snippets())) >= 3
-
-
-def test_no_page_links_to_a_file_that_is_not_there() -> None:
-    missing = []
-    for page in PAGES:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-            if not (page.parent / target).exists():
-                missing.append(f"{page.relative_to(ROOT)} -> {target}")
-    assert missing == []

@@ -1,6 +1,6 @@
 """The reference's own `cg` and parti as instances of *one* member, and of members side by side.
 
-Each test is a situation in which one side once harmed the other. `PARTI_CG`, or `../shared/bin/cg`, is the binary.
+Each test is a situation in which one side once harmed the other. `PARTI_CG` names the binary.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CG = find_cg()
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(CG is None, reason="no binary of the reference at PARTI_CG or ../shared/bin/cg"),
+    pytest.mark.skipif(CG is None, reason="no binary of the reference at PARTI_CG"),
 ]
 TEMPLATE = ConsumerTemplate(ack_wait=2)  # what `cg` uses: the same consumer, to the last field
 MAPPED = [MemberMapping("m", (0, 1)), MemberMapping("n", (2, 3))]

@@ -1,8 +1,8 @@
 """Python members beside Go members of the same groups.
 
-Two Go programs: the reference's own `cg`, and a small member of ours over nats.go. Without a binary at `PARTI_CG`
-or `../shared/bin/cg`, each is built through the Go module proxy as a test dependency; where Go or a module is not
-reachable, its tests are skipped with the reason.
+Two Go programs: the reference's own `cg`, and a small member of ours over nats.go. Without a binary at `PARTI_CG`, each
+is built through the Go module proxy as a test dependency; where Go or a module is not reachable, its tests are skipped
+with the reason.
 """
 
 from __future__ import annotations

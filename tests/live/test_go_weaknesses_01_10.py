@@ -1,4 +1,6 @@
-"""W1 to W10 of the Go library (GO_PARTI section 5.1), each as a case that parti must pass. W11 to W20: the next file.
+"""W1 to W10 of the Go library, each as a case that parti must pass. W11 to W20: the next file.
+
+See docs/evidence/go-library.md.
 
 `test_wNN_...` is the one place of a weakness. Other tests that name a number are about one rule behind it.
 """

@@ -1,4 +1,7 @@
-"""W11 to W20 of the Go library (GO_PARTI section 5.1), each as a case that parti must pass. W1 to W10: file before."""
+"""W11 to W20 of the Go library, each as a case that parti must pass. W1 to W10: file before.
+
+See docs/evidence/go-library.md.
+"""
 
 from __future__ import annotations
 

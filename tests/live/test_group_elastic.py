@@ -1,4 +1,7 @@
-"""Members of elastic groups on a real server: every weakness of the reference is absent (CONSUMER_GROUPS.md 13)."""
+"""Members of elastic groups on a real server: every weakness of the reference is absent.
+
+See docs/evidence/groups.md#g12.
+"""
 
 from __future__ import annotations
 

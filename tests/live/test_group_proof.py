@@ -39,7 +39,7 @@ def test_nothing_is_lost_or_out_of_order_while_members_are_killed_frozen_and_ste
 )
 def test_many_in_hand_long_handlers_and_the_reference_in_the_other_seat(case: str, kind: str) -> None:
     if case == "go" and find_cg() is None:
-        pytest.skip("no binary of the reference at PARTI_CG or ../shared/bin/cg")
+        pytest.skip("no binary of the reference at PARTI_CG")
     options = {"case": case, "kind": kind, "in_flight": 1, "events": 0, "handler": 0.0}
     result = execute(PROOF, RunContext(quick=True, seed=5, options=options))
     assert "error" not in result.figures, result.figures

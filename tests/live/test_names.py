@@ -29,7 +29,10 @@ def durable_of(manager: Manager, layout: str, partition: str = "p0") -> str:
 async def test_two_namespaces_on_one_stream_each_handle_every_message_once(
     server: NatsServer, name: str, layout: str, retention: str
 ) -> None:
-    """FINDINGS B9: with shared durables 39 and 161 of 200 were lost, 107 and 93 in the other layout."""
+    """With shared durables 39 and 161 of 200 were lost, 107 and 93 in the other layout.
+
+    See docs/evidence/incidents.md#i8.
+    """
     async with fleet_on(server, name, count=4, retention=retention) as fleet:
         other = Fleet(fleet.url, fleet.js, name, fleet.partitions)
         try:

@@ -95,7 +95,10 @@ def test_a_resigning_leader_leaves_its_term_behind_and_the_next_begins_at_once()
 
 
 def test_terms_do_not_restart_with_a_recreated_bucket() -> None:
-    """GO_PARTI W7: versions that went back were ignored for ever; the term of any other record is the floor."""
+    """Versions that went back were ignored for ever; the term of any other record is the floor.
+
+    See docs/evidence/go-library.md#w7.
+    """
     candidate = Candidate()
     candidate.feed(LeaderSeen(0.0, None, 0, floor=41))
     assert candidate.feed(Tick(0.0)) == [WriteLeader(LeaderRecord(42, A, 1), 0)]

@@ -102,7 +102,7 @@ def test_whoever_finds_another_nonce_under_its_id_stops_at_once() -> None:
 
 
 def test_a_refused_claim_never_writes_blindly() -> None:
-    """GO_PARTI W6: a plain put after a failed read gave two processes the same id."""
+    """docs/evidence/go-library.md#w6: a plain put after a failed read gave two processes the same id."""
     state = seeking("me", terms=TERMS)
     state, _ = step(state, PoolRead(0.0, 0.0, {}))
     state, effects = step(state, NotWritten(0.1))
@@ -273,7 +273,7 @@ def test_a_returning_member_rests() -> None:
 
 
 def test_a_pool_of_one_id_is_valid_and_a_senseless_one_is_refused() -> None:
-    """GO_PARTI W18: min = max = 0 silently became 99."""
+    """docs/evidence/go-library.md#w18: min = max = 0 silently became 99."""
     assert Pool(first=0, last=0).ids() == (W0,)
     with pytest.raises(ConfigError):
         Pool(first=3, last=2)

@@ -78,7 +78,7 @@ def test_a_blind_watch_kills_nobody() -> None:
 
 
 def test_one_dies_while_another_joins_and_both_are_noticed() -> None:
-    """GO_PARTI W11: a crash was judged by the number of members."""
+    """docs/evidence/go-library.md#w11: a crash was judged by the number of members."""
     view = View()
     view.sees(0.0, A)
     view.feed(Tick(6.4))

@@ -265,7 +265,7 @@ def test_a_join_is_gathered_for_its_window_and_then_takes_its_share() -> None:
 
 
 def test_a_crash_while_joins_are_gathered_is_covered_at_once() -> None:
-    """GO_PARTI W11."""
+    """docs/evidence/go-library.md#w11."""
     room = settled()
     room.lease(member(3))
     room.dies(member(1))
@@ -314,7 +314,7 @@ def test_a_resting_worker_that_does_not_come_back_is_replaced() -> None:
 
 
 def test_a_deposed_leader_writes_nothing() -> None:
-    """GO_PARTI W5: a deposed leader published six seconds later, and was believed."""
+    """docs/evidence/go-library.md#w5: a deposed leader published six seconds later, and was believed."""
     room = settled()
     newer = replace(room.stored[0] or Assignment(), term=9, version=77)
     room.feed(AssignmentSeen(room.now, newer, room.revision + 1))

@@ -29,7 +29,7 @@ def test_a_trickle_of_joins_cannot_push_the_rebalance_away_for_ever() -> None:
 
 @pytest.mark.parametrize("urgent", [Reason.EMERGENCY, Reason.LEAVE, Reason.PARTITIONS, Reason.REFRESH])
 def test_what_is_urgent_waits_for_no_window_and_no_cooldown(urgent: Reason) -> None:
-    """GO_PARTI W11: a crash in a window waited it out, and the cooldown delayed it too."""
+    """docs/evidence/go-library.md#w11: a crash in a window waited it out, and the cooldown delayed it too."""
     pacing = quiet(19.9).ask(20.0, Reason.PLANNED_SCALE).ask(20.1, urgent)
     assert pacing.due_at <= 20.1
     assert pacing.ask(20.2, Reason.PLANNED_SCALE).reason is urgent

@@ -48,7 +48,7 @@ async def test_a_partition_of_unknown_position_begins_as_configured(
 
 
 async def test_a_move_between_two_workers_under_load_loses_repeats_and_reorders_nothing(bench: Bench) -> None:
-    """The handoff of DESIGN.md 5 by hand: hold at B, stop at A, take over at B, drop at A."""
+    """The handoff of docs/evidence/handoff.md#h1 by hand: hold at B, stop at A, take over at B, drop at A."""
     a_effects, b_effects = Effects(), Effects()
     a, b = bench.worker(a_effects), bench.worker(b_effects)
     names = ["m0", "m1", "m2"]

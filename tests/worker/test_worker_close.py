@@ -18,7 +18,7 @@ from parti.worker import Message, Retry
 
 
 async def test_close_finishes_what_was_received_and_starts_nothing_afterwards(bench: Bench) -> None:
-    """GO_PARTI: there the loop was alive 12 s after Close, and processed the next message."""
+    """docs/evidence/go-library.md#l5: there the loop was alive 12 s after Close, and processed the next message."""
 
     async def handle(message: Message) -> None:
         await asyncio.sleep(0.01)

@@ -1,4 +1,7 @@
-"""Names, labels and buckets are the seeds'; what is counted is what happened; scraped over HTTP."""
+"""Names, labels and buckets are the required ones; what is counted is what happened; scraped over HTTP.
+
+See docs/requirements.md#metrics.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +126,7 @@ async def test_what_happens_to_a_partition_is_attributed_to_it(bench: Bench) -> 
     assert seen["b"] == (2, 2, 5)
 
 
-# -- regressions of the Go library (GO_PARTI) --------------------------------------------------------------------------
+# -- regressions of the Go library (docs/evidence/go-library.md) -------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_the_defaults_in_force_are_the_documented_ones() -> None:
 
 @pytest.mark.slow
 async def test_a_closed_connection_burns_no_core(own_server: NatsServer, name: str) -> None:
-    """GO_PARTI W4: there a closed connection made a loop spin, 5.02 s of CPU in 5 s."""
+    """docs/evidence/go-library.md#w4: there a closed connection made a loop spin, 5.02 s of CPU in 5 s."""
     async with bench_on(own_server, name) as bench:
         await bench.create()
         worker = bench.worker(Effects())

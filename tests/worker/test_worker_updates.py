@@ -108,7 +108,7 @@ async def test_updates_while_messages_flow_miss_nothing_and_repeat_nothing(bench
 async def test_no_partition_means_no_message_and_never_the_whole_stream(
     bench: Bench, mode: str, retention: str
 ) -> None:
-    """GO_PARTI W2: there an empty assignment reads everything."""
+    """docs/evidence/go-library.md#w2: there an empty assignment reads everything."""
     await bench.js.stream_delete(bench.stream)
     await bench.create(retention=retention)
     effects = Effects()
@@ -197,7 +197,10 @@ async def test_while_an_update_fails_the_last_good_assignment_works_and_the_upda
 
 
 async def test_of_concurrent_updates_the_last_one_called_wins(bench: Bench) -> None:
-    """GO_PARTI W17: there updates run in unordered goroutines, and an older one can be applied last."""
+    """There updates run in unordered goroutines, and an older one can be applied last.
+
+    See docs/evidence/go-library.md#w17.
+    """
     worker = bench.worker(Effects())
     calls = [worker.update_worker_consumer("w1", parts(f"p{i}")) for i in range(30)]
     await asyncio.gather(*calls)

@@ -1,8 +1,8 @@
 """Order and ownership: the effects of some partitions, in the order in which they took effect, judged as they pass.
 
 An inversion is the first effect of a message below the highest message of its key that took effect before; a repeat is
-a repeat, never an inversion (a lag window counts both, PIPELINE.md 7). Memory is bounded by one bit a message and by
-the numbers of keys and partitions, however skewed they are.
+a repeat, never an inversion (a lag window counts both, docs/evidence/pipeline.md#p11). Memory is bounded by one bit a
+message and by the numbers of keys and partitions, however skewed they are.
 """
 
 from __future__ import annotations

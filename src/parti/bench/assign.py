@@ -117,7 +117,7 @@ def run(ctx: RunContext) -> dict[str, Figure]:
 
 BENCH = Benchmark(
     name="assign",
-    help="Balance, movement and speed of the assignment strategies (GO_PARTI section 6).",
+    help="Balance, movement and speed of the assignment strategies, beside the Go library's.",
     run=run,
     goals={
         "sticky_worst_peak_over_best": "<= 1.10",

@@ -219,7 +219,8 @@ async def _trivial(message: Message) -> None:
 async def _worker(options: ConnectOptions, count: int, handler: Callable[..., Any]) -> float:
     """Messages a second of one worker with every partition, from its start on a full stream."""
     stream = f"bench-{uuid4().hex[:8]}"
-    create_stream(options, stream, "memory")  # a file stream with so many filters has the cliff of JETSTREAM.md
+    # a file stream with so many filters has the cliff of docs/evidence/jetstream.md#j8
+    create_stream(options, stream, "memory")
     fill(options, stream, count, _SIZE, _KEYS)
     done, ended = 0, asyncio.Event()
 

@@ -1,4 +1,7 @@
-"""The [control] section: who shares the work, how members are judged, and how partitions move. Seeds 000 and 003."""
+"""The [control] section: who shares the work, how members are judged, and how partitions move.
+
+See docs/requirements.md#r-111.
+"""
 
 from __future__ import annotations
 
@@ -60,11 +63,11 @@ class ControlConfig(Section, frozen=True, kw_only=True):
     prepare_timeout: Annotated[
         float, Setting("for the next owner to be ready and the old one to stop", Unit.DURATION, at_least=0.05)
     ] = 2.0
-    prepare_retries: Annotated[int, Setting("nudges before a move is aborted; seed 003", at_least=0)] = 3
+    prepare_retries: Annotated[int, Setting("nudges before a move is aborted; R-111", at_least=0)] = 3
     commit_timeout: Annotated[
         float, Setting("for the next owner to accept; one write", Unit.DURATION, at_least=0.05)
     ] = 1.0
-    commit_retries: Annotated[int, Setting("nudges before a move is rolled back; seed 003", at_least=0)] = 5
+    commit_retries: Annotated[int, Setting("nudges before a move is rolled back; R-111", at_least=0)] = 5
     parallel_moves: Annotated[int, Setting("partitions on the move at once", at_least=1)] = 256
     checkpoint_every: Annotated[
         float, Setting("a crash repeats at most this much, and what was in hand", Unit.DURATION, at_least=0.02)

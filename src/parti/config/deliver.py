@@ -1,4 +1,4 @@
-"""The [deliver] section: tasks to HTTP endpoints in order per document, with the names and defaults of seed 004."""
+"""The [deliver] section: tasks to HTTP endpoints in order per document, named as in docs/requirements.md#r-301."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from parti.errors import ConfigError
 class DeliverSection(Section, frozen=True, kw_only=True):
     """How tasks are delivered; every default carries its reason."""
 
-    stream: Annotated[str, Setting("stream of delivery tasks; the name of seed 004")] = "TRIGGERS"
-    durable: Annotated[str, Setting("durable consumer; the name of seed 004")] = "TriggerDeliveryWorker"
+    stream: Annotated[str, Setting("stream of delivery tasks; named by R-301")] = "TRIGGERS"
+    durable: Annotated[str, Setting("durable consumer; named by R-301")] = "TriggerDeliveryWorker"
     partitions: Annotated[
         int, Setting("1: one active process, others stand by; more: processes share them", at_least=1, at_most=256)
     ] = 1
@@ -23,7 +23,7 @@ class DeliverSection(Section, frozen=True, kw_only=True):
         Setting("with several partitions: checked refuses a task on a subject that is not its document's"),
     ] = "checked"
     ack_wait: Annotated[
-        float, Setting("seed 004's; heartbeats every third of it, so only a dead process lets it pass", Unit.DURATION)
+        float, Setting("R-301; heartbeats every third of it, so only a dead process lets it pass", Unit.DURATION)
     ] = 30.0
     max_ack_pending: Annotated[int, Setting("tasks held at once, waiting ones included", at_least=16)] = 2000
     max_bytes: Annotated[
@@ -61,7 +61,7 @@ class DeliverSection(Section, frozen=True, kw_only=True):
     ] = 60.0
     block_queue: Annotated[int, Setting("tasks of one document in memory before it is parked", at_least=1)] = 100
     lane_per_trigger: Annotated[
-        bool, Setting("on: each trigger of a document has an order of its own; off, as in seed 004")
+        bool, Setting("on: each trigger of a document has an order of its own; off, as R-302 says")
     ] = False
     triggers: Annotated[
         tuple[str, ...], Setting('rules by trigger id, such as "billing: order=park rate=10 concurrency=4"; * is any')

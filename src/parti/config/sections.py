@@ -67,7 +67,7 @@ class NatsSection(Section, frozen=True, kw_only=True):
 
 
 class RetrySection(Section, frozen=True, kw_only=True):
-    """Backoff of control-plane calls: decorrelated jitter (seed 003 SC-P0-2)."""
+    """Backoff of control-plane calls: decorrelated jitter (docs/requirements.md#r-102)."""
 
     retry_base: Annotated[
         float, Setting("first wait; a JetStream leader election rarely ends sooner", Unit.DURATION, at_least=0.001)

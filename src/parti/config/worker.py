@@ -1,4 +1,4 @@
-"""The [worker] section: one durable consumer per worker. Names and defaults are those of seeds 000, 001 and 003."""
+"""The [worker] section: one durable consumer per worker. Names and defaults: docs/requirements.md#settings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The gap rule: a consumer's deliveries are complete only while its sequence goes up by exactly one.
 
 A delivery can vanish on its way (a node dies, a connection breaks, leadership changes) while later ones arrive; without
-this rule its redelivery looks like something already done and is acked unseen (CLUSTER.md 3, rule 1).
+this rule its redelivery looks like something already done and is acked unseen (docs/evidence/cluster.md#c3).
 """
 
 from __future__ import annotations

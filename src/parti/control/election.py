@@ -1,8 +1,8 @@
 """One leader at a time, with a term that only grows.
 
 The leader's record is never deleted: a resigning leader leaves its term behind. A single failed renewal costs nothing
-(GO_PARTI W14); leadership ends when another leader is seen or the fence says so. Two leaders can believe in themselves
-for a moment all the same, so every write of a leader is a CAS that carries its term.
+(docs/evidence/go-library.md#w14); leadership ends when another leader is seen or the fence says so. Two leaders can
+believe in themselves for a moment all the same, so every write of a leader is a CAS that carries its term.
 """
 
 from __future__ import annotations

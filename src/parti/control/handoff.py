@@ -1,4 +1,4 @@
-"""The leader's watch over one moving partition: timeouts, retries, abort, rollback (seed 003 SC-P1-1).
+"""The leader's watch over one moving partition: timeouts, retries, abort, rollback (docs/requirements.md#r-111).
 
 The workers move a claim on by themselves; the leader steps in only when they do not. A timeout never takes a partition
 from a member that may still be acting: it nudges, aborts towards the owner, or undoes a COMMIT nobody has accepted.
@@ -21,9 +21,9 @@ class HandoffTerms:
     """How patient the leader is."""
 
     prepare_timeout: float = 2.0  # a filter update of 500 subjects takes 16 ms, a slow handler seconds
-    prepare_retries: int = 3  # seed 003
+    prepare_retries: int = 3  # docs/requirements.md#r-111
     commit_timeout: float = 1.0  # an accept is one CAS
-    commit_retries: int = 5  # seed 003
+    commit_retries: int = 5  # docs/requirements.md#r-111
     backoff: float = 1.5  # each commit retry waits this much longer
 
     def __post_init__(self) -> None:

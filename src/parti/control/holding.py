@@ -2,7 +2,7 @@
 
 The order of effects is the stream's, whatever path a message took: everything up to T comes by range read, everything
 above it through the worker's own consumer, and what the consumer brings early is held. A message is acked only when it
-is done, so the durable's ack floor never passes work that was not (CLUSTER.md 3, rule 1).
+is done, so the durable's ack floor never passes work that was not (docs/evidence/cluster.md#c3).
 """
 
 from __future__ import annotations
@@ -372,7 +372,7 @@ def _keeps_filter(state: Holding, claim: Claim) -> bool:
 
     The process before us may own it: its durable is ours now, and on an interest stream its filter is all that keeps
     the messages alive until somebody takes over. The same holds for what we gave away until the next owner has
-    *processed* up to T (CLUSTER.md 6).
+    *processed* up to T (docs/evidence/cluster.md#c17).
     """
     if claim.owner is not None and claim.owner.worker == state.me.worker:
         return True

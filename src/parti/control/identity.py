@@ -61,7 +61,10 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The ids there are: `<prefix>-<first>` to `<prefix>-<last>`, inclusive. One id is a valid pool (GO_PARTI W18)."""
+    """The ids there are: `<prefix>-<first>` to `<prefix>-<last>`, inclusive. One id is a valid pool.
+
+    See docs/evidence/go-library.md#w18.
+    """
 
     prefix: str = "worker"
     first: int = 0
@@ -207,7 +210,10 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class NotWritten:
-    """Refused by CAS, or the outcome is unknown: what the bucket holds decides, never a guess (GO_PARTI W6)."""
+    """Refused by CAS, or the outcome is unknown: what the bucket holds decides, never a guess.
+
+    See docs/evidence/go-library.md#w6.
+    """
 
     now: float
 

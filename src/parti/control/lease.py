@@ -3,7 +3,8 @@
 The holder's deadline counts from *before* its renewal was sent and ends a margin early. Everybody else counts from when
 they *saw* the renewal, which is later, and waits a margin longer. So the two can overlap only if clocks that count
 seconds differ by more than two margins within one TTL; wall clocks play no part. The clock must count while the
-process is stopped (CLOCK_BOOTTIME): with CLOCK_MONOTONIC a thawed owner would think it still holds (CLUSTER.md 4).
+process is stopped (CLOCK_BOOTTIME): with CLOCK_MONOTONIC a thawed owner would think it still holds
+(docs/evidence/cluster.md#c12).
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class Fence:
 class Sighting:
     """When this observer first saw a revision of somebody's lease, on the observer's own clock.
 
-    Not having heard of a renewal proves nothing: a watch can be blind for 15-20 s after a server restart (JETSTREAM.md
-    1.1). Only a read from the bucket's leader, sent after the time was up and still showing this revision, does.
+    Not having heard of a renewal proves nothing: a watch can be blind for 15-20 s after a server restart
+    (docs/evidence/jetstream.md#j21). Only a read from the bucket's leader, sent after the time was up and still showing
+    this revision, does.
     """
 
     revision: int

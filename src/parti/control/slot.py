@@ -3,8 +3,8 @@
     stop -> drain -> double ack -> release(cursor)   |   accept -> RESET to cursor + 1 -> pull
 
 The first delivery after a reset has consumer sequence 1 and each further one is exactly +1; anything else is a gap, and
-a gap means a new inbox and another reset before anything is processed (CLUSTER.md 3, rule 1). A reset goes to what is
-*done*, never to what is only queued: it moves the ack floor, and the next owner trusts the floor.
+a gap means a new inbox and another reset before anything is processed (docs/evidence/cluster.md#c3). A reset goes to
+what is *done*, never to what is only queued: it moves the ack floor, and the next owner trusts the floor.
 """
 
 from __future__ import annotations

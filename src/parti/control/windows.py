@@ -1,7 +1,7 @@
 """When to rebalance: joins are gathered for a moment, a crash never waits.
 
 A window only delays moving partitions that have an owner. Partitions without one - a crash, a leave, new partitions -
-are due at once, in any window and within the cooldown (GO_PARTI W11).
+are due at once, in any window and within the cooldown (docs/evidence/go-library.md#w11).
 """
 
 from __future__ import annotations

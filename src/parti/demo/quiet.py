@@ -15,7 +15,8 @@ def quietly(log: Path) -> Iterator[TextIO]:
     """Until the block ends, what this process and those it starts write to stderr goes to `log`.
 
     Yields a stream that reaches the terminal. Spark's launcher offers no place for the JVM's output, and Python workers
-    that end beside a stopped query each print a traceback (SPARK.md 6): the file descriptor is the only way.
+    that end beside a stopped query each print a traceback (docs/evidence/spark.md#s22): the file descriptor is the only
+    way.
     """
     sys.stderr.flush()
     terminal = os.dup(2)

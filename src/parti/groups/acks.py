@@ -72,8 +72,8 @@ class Acks:
 
     async def _asked(self, message: GroupMessage, deadline: Deadline) -> bool:
         try:
-            # A repeated acknowledgement is answered like the first (JETSTREAM.md 4.3), so that a lost answer is no
-            # reason to undo what the server has taken.
+            # A repeated acknowledgement is answered like the first (docs/evidence/jetstream.md#j11), so that a lost
+            # answer is no reason to undo what the server has taken.
             reply, wait = message._reply.decode(), min(_ANSWER_WITHIN, self._limits.ack_wait)
             await self._connection.requests.call(reply, b"+ACK", timeout=wait)
             return True

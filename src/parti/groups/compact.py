@@ -1,9 +1,9 @@
 """The compact layout: one filter for a whole block of partitions, for groups without members in other languages.
 
 With one filter per partition a member that is behind on a file stream is slow: 16 filters over 2,000 keys deliver 2,500
-messages a second where one filter delivers 45,000 (the filter cliff, JETSTREAM.md 4.4). Here the work queue carries the
-partition as nested residues of the same hash, `h mod 2 . h mod 4 . ... . h mod n`: a member that owns every partition
-with the same remainder has one filter for all of them.
+messages a second where one filter delivers 45,000 (the filter cliff, docs/evidence/jetstream.md#j8). Here the work
+queue carries the partition as nested residues of the same hash, `h mod 2 . h mod 4 . ... . h mod n`: a member that owns
+every partition with the same remainder has one filter for all of them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A consumer goes by its name, and instances in other languages use the same one. So none is deleted whose `created` is
 not the one that we pulled from, none under which somebody holds the pin or a message, and none that somebody pulls
-from: the reference never makes a consumer anew that was deleted under it (CONSUMER_GROUPS.md 13.1).
+from: the reference never makes a consumer anew that was deleted under it (docs/evidence/groups.md#g9).
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from parti.groups.events import EventKind, MemberState
 from parti.groups.leaving import Leaving
 from parti.groups.signals import look_again
 from parti.groups.store import R
-from parti.wire.errors import ApiError, ConsumerNotFound
+from parti.wire.api_consumers import filters_of
+from parti.wire.errors import ApiError, ConsumerCreateFailed, ConsumerNotFound
 from parti.wire.kv_model import Change, Operation
 
 SERVER_FAILED = 500  # such as a consumer that is made while its predecessor's files are being removed
@@ -207,7 +208,15 @@ class GroupConsumer(Leaving[R], Generic[R]):
         Its info is asked for: a server that was restarted answers a create of what exists with another `created`
         (measured on 2.15.1), and whoever believed that would take the consumer for somebody else's.
         """
-        await self._api.consumer_create(self._queue_stream, config, action="create")
+        try:
+            await self._api.consumer_create(self._queue_stream, config, action="create")
+        except ConsumerCreateFailed:
+            # Made just when somebody deleted it, its folder may be gone at the server: it works, and each further
+            # create fails (10012) until it is deleted again.
+            found = await self._found()
+            if found is None or filters_of(found["config"]) != filters_of(config):
+                raise
+            return found
         try:
             return await self._api.consumer_info(self._queue_stream, self._consumer)
         except ConsumerNotFound:

@@ -67,7 +67,7 @@ class Puller:
         """Pull from this consumer. A pull goes out at least every half time to live of the pin, whatever handlers do.
 
         That is what keeps the pin: the reference pulls between two calls of its handler, and loses the pin when one
-        takes longer than `ack_wait` (CONSUMER_GROUPS.md 13.2).
+        takes longer than `ack_wait` (docs/evidence/groups.md#g10).
         """
         self.stop()
         live = await self._connected()
@@ -94,8 +94,8 @@ class Puller:
     def _deliver(self, deliveries: Deliveries) -> None:
         """Hand over, and tell whether one got lost before these.
 
-        While we are pinned every delivery is ours, so that the consumer's sequence has no gap (CLUSTER.md 3.1). One
-        that is missing comes again after `ack_wait`, behind later ones of its key.
+        While we are pinned every delivery is ours, so that the consumer's sequence has no gap
+        (docs/evidence/cluster.md#c3). One that is missing comes again after `ack_wait`, behind later ones of its key.
         """
         first, last = int(deliveries.consumer_seq[0]), int(deliveries.consumer_seq[-1])
         pin, following = self._expected

@@ -1,7 +1,7 @@
 """The records of groups: what the reference writes, read and written so that nothing untouched ever changes.
 
 Go compares what it reads with what it holds, and quits on a difference: `null` rewritten as `[]` ends every running Go
-member (CONSUMER_GROUPS.md 13.3). So an edit replaces the edited field's bytes and keeps all others.
+member (docs/evidence/groups.md#g11). So an edit replaces the edited field's bytes and keeps all others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rules that a group's settings must keep (CONSUMER_GROUPS.md 9), each with an error of its own."""
+"""The rules that a group's settings must keep (docs/evidence/groups.md#g3), each with an error of its own."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Hooks:
     """
 
     on_assignment_changed: Callable[[tuple[PartitionId, ...], tuple[PartitionId, ...]], Any] | None = None
-    """(old, new): also for the first assignment, never with equal values (GO_PARTI W13)."""
+    """(old, new): also for the first assignment, never with equal values (docs/evidence/go-library.md#w13)."""
     on_state_changed: Callable[[ManagerState, ManagerState], Any] | None = None
     """(old, new)."""
     on_error: Callable[[Exception], Any] | None = None

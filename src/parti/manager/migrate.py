@@ -1,4 +1,6 @@
-"""From one durable per partition to parti, without loss or repeat: plan, shadow, verify, switch (seed 001 section 9).
+"""From one durable per partition to parti, without loss or repeat: plan, shadow, verify, switch.
+
+See docs/requirements.md#r-015.
 
 A legacy durable is recognised by its filter: exactly the subject of one partition. Its ack floor is where parti begins.
 That is exact when nothing above the floor was acked, which is the case when the messages of its subject between the

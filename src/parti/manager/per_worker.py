@@ -254,7 +254,7 @@ class PerWorkerPlane:
         self._feed(partition, LastRead(last, ticket))
 
     def _want_update(self, *, urgent: bool) -> None:
-        """Urgent is what somebody waits for without an owner; the rest is gathered (seed 003 SC-P1-2).
+        """Urgent is what somebody waits for without an owner; the rest is gathered (docs/requirements.md#r-112).
 
         While the next owner prepares, the old one goes on: waiting a little costs a planned move no pause.
         """

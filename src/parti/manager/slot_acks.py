@@ -17,7 +17,7 @@ from parti.manager.slot_flow import SlotFlow
 from parti.model import Retention
 from parti.wire.live import LiveConnection
 
-_EACH = 0.5  # seconds for one answer: a consumer that changes its leader gives none (CLUSTER.md 3, rule 5)
+_EACH = 0.5  # seconds for one answer: a consumer that changes its leader gives none (docs/evidence/cluster.md#c7)
 _BUDGET = 2.0  # seconds altogether, a part of the prepare timeout: a release must not fail because of this
 
 

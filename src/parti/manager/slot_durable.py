@@ -107,7 +107,7 @@ class SlotDurable:
     async def set_to(self, sequence: int) -> None:
         """When this returns the next delivery is the first message at or behind `sequence`, with consumer sequence 1.
 
-        Retried until it is answered (CLUSTER.md 3, rule 6): the caller gives up by being cancelled.
+        Retried until it is answered (docs/evidence/cluster.md#c8): the caller gives up by being cancelled.
         """
         await self._until_done("iterate", lambda: self._attempt(sequence))
 

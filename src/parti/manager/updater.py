@@ -1,7 +1,8 @@
 """Any object with `update_worker_consumer` in place of parti's own consumer: told what it owns, whole each time.
 
 What is promised then: one owner per partition and epoch, revoke before grant, the latest assignment last, failures
-tried again until they succeed (GO_PARTI W17). Positions are the object's own affair, and so are the messages.
+tried again until they succeed (docs/evidence/go-library.md#w17). Positions are the object's own affair, and so are the
+messages.
 """
 
 from __future__ import annotations

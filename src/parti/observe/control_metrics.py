@@ -1,4 +1,4 @@
-"""The metrics of the control plane; names of handoff metrics are those of seed 003 SC-P1-1."""
+"""The metrics of the control plane; names of handoff metrics are those of docs/requirements.md#r-111."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics of task delivery: the four of seed 004 in Prometheus' spelling, then ours.
+"""The metrics of task delivery: the four of docs/requirements.md#r-304, then ours.
 
 `trigger.consume.count` is `trigger_consume_count_total`, `trigger.consume.latency` is
 `trigger_consume_latency_seconds`, `trigger.worker.active` and `trigger.worker.queue_size` only lose their dots.
@@ -44,7 +44,7 @@ _OUTCOMES = (
     "refused",
 )
 
-# -- seed 004 ----------------------------------------------------------------------------------------------------------
+# -- docs/requirements.md#r-304 ----------------------------------------------------------------------------------------
 CONSUME_COUNT: Final = Metric(
     "trigger_consume_count_total",
     Kind.COUNTER,
@@ -65,7 +65,7 @@ WORKER_QUEUE: Final = Metric(
     "trigger_worker_queue_size", Kind.GAUGE, "Tasks in memory that are not let go.", {"worker_id": WORKERS}
 )
 
-# -- beyond the seed ---------------------------------------------------------------------------------------------------
+# -- beyond the requirements -------------------------------------------------------------------------------------------
 ATTEMPTS: Final = Metric(
     "parti_delivery_attempts_total", Kind.COUNTER, "Attempts by the class of their end.", {"outcome": _OUTCOMES}
 )

@@ -1,4 +1,4 @@
-"""The metrics of the worker plane: exactly the names, labels and buckets of seeds 000 section 8 and 003, then ours."""
+"""The metrics of the worker plane: exactly the names, labels and buckets of docs/requirements.md#metrics, then ours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RECREATION = ("not_found", "iterator_error")
 _LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _UPDATE = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 
-# -- seed 000 section 8 ------------------------------------------------------------------------------------------------
+# -- docs/requirements.md#r-007 ----------------------------------------------------------------------------------------
 MESSAGES: Final = Metric("parti_consumer_messages_total", Kind.COUNTER, "Messages received, redeliveries included.")
 REDELIVERIES: Final = Metric(
     "parti_consumer_redeliveries_total", Kind.COUNTER, "Messages that the server delivered for a second time or more."
@@ -39,7 +39,7 @@ UPDATE_SKIPPED: Final = Metric(
     "parti_consumer_update_skipped_total", Kind.COUNTER, "Updates that changed nothing and were not sent."
 )
 
-# -- seed 003 ----------------------------------------------------------------------------------------------------------
+# -- docs/requirements.md#r-101 to #r-114 ------------------------------------------------------------------------------
 RECREATIONS: Final = Metric(
     "parti_worker_consumer_recreations_total",
     Kind.COUNTER,
@@ -148,7 +148,7 @@ PULL_CYCLE: Final = Metric(
     buckets=(0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5),
 )
 
-# -- beyond the seeds --------------------------------------------------------------------------------------------------
+# -- beyond the requirements -------------------------------------------------------------------------------------------
 RETRIES: Final = Metric("parti_handler_retries_total", Kind.COUNTER, "Attempts that ended in a retry.")
 DEAD_LETTERS: Final = Metric(
     "parti_dead_letters_total",

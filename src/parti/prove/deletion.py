@@ -1,4 +1,6 @@
-"""`parti prove deletion`: somebody deletes the consumers of working workers, again and again (seed 003 SC-P0-1).
+"""`parti prove deletion`: somebody deletes the consumers of working workers, again and again.
+
+See docs/requirements.md#r-101.
 
 Each trial deletes one worker's durable through the API, at a random moment under load, and takes the time until that
 worker has handled a message that was published after the deletion. In the end every message must have been handled

@@ -1,6 +1,6 @@
 """Go's own member in the other seat: the reference's `cg`, run as a process and read by its output.
 
-It is looked for at `PARTI_CG`, and beside the checkout at `../shared/bin/cg`; nothing is built or fetched.
+It is looked for at `PARTI_CG`, then beside the checkout; nothing is built or fetched.
 """
 
 from __future__ import annotations

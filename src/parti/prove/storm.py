@@ -26,7 +26,7 @@ from parti.worker import WorkerConfig
 
 _CHANGES = 100
 _WITHIN = 2.0
-_AMONG = 5  # workers of the burst: seed 003 asks for 80 % where a worker is told of more than ten changes a second
+_AMONG = 5  # workers of the burst: docs/requirements.md#r-112 asks for 80 % above ten changes a second
 _CROWD = 15  # workers that start at once; all share one process, and a start takes half a second of its core
 
 

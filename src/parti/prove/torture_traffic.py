@@ -142,7 +142,7 @@ class TortureTraffic:
         began = time.monotonic()
         while True:
             try:
-                # The same id again: stored once, however often it is sent (CLUSTER.md 3, rule 8).
+                # The same id again: stored once, however often it is sent (docs/evidence/cluster.md#c10).
                 ack = await self._js.publish(subject_of(partition, key), body, headers=headers)
                 break
             except PartiError:

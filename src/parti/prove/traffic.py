@@ -65,7 +65,7 @@ class Traffic:
         headers = {"Nats-Msg-Id": f"{key}-{counter}"}
         while True:
             try:
-                # The same id again: stored once, however often it is sent (CLUSTER.md 3, rule 8).
+                # The same id again: stored once, however often it is sent (docs/evidence/cluster.md#c10).
                 await self._js.publish(f"{self._stream}.{partition}", body, headers=headers)
                 break
             except PartiError:

@@ -28,7 +28,7 @@ class JetStreamReader(DataSourceReader):
     removing messages while the query is planned, and nobody was promised those.
 
     It has no `pushFilters`: with it Spark refuses the reader unless a setting that is off by default is on
-    (SPARK.md 1.1). The option `subjects` filters where it is cheap.
+    (docs/evidence/spark.md#s1). The option `subjects` filters where it is cheap.
     """
 
     def __init__(self, schema: StructType, options: SourceOptions) -> None:

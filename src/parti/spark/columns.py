@@ -1,7 +1,7 @@
 """The columns of a JetStream DataFrame, built from what the range reader yields, in exactly Spark's Arrow schema.
 
 Spark refuses a batch whose schema differs in any type or nullability, and it prunes no columns of a Python source
-(SPARK.md 1.1). So the schema is what counts: columns that it does not name are not parsed.
+(docs/evidence/spark.md#s2). So the schema is what counts: columns that it does not name are not parsed.
 """
 
 from __future__ import annotations

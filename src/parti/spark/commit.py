@@ -39,7 +39,9 @@ def commit_of(options: SourceOptions) -> Commit | None:
 
 
 class DurableCommit:
-    """Moves a durable consumer by CONSUMER.RESET: one small request, whatever the number of messages (SPARK.md 4.2).
+    """Moves a durable consumer by CONSUMER.RESET: one small request, whatever the number of messages.
+
+    See docs/evidence/spark.md#s17.
 
     On an interest stream the consumer also keeps the messages until the query is done with them.
     """

@@ -1,9 +1,10 @@
 """A member of a group that takes no messages: it holds the member's consumer and pin, while Spark reads ranges.
 
 The pin is the lease. To get it, one message is taken and kept: never acknowledged before a batch with it is done, given
-back when the member leaves (PIPELINE.md 6). Everything else (joining, healing, following the record beside Go and
-Python members) is what the members of `parti.groups` do. A change of the record waits until the batch under way has
-ended: only then is the consumer let go, so that nobody gets a partition while its messages are being handled.
+back when the member leaves (docs/evidence/pipeline.md#p10). Everything else (joining, healing, following the record
+beside Go and Python members) is what the members of `parti.groups` do. A change of the record waits until the batch
+under way has ended: only then is the consumer let go, so that nobody gets a partition while its messages are being
+handled.
 """
 
 from __future__ import annotations

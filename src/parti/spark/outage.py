@@ -1,8 +1,8 @@
 """NATS outages on the driver: absorbed for a while, then reported.
 
-An exception in the driver's reader ends the whole query (SPARK.md 1.2), and a server that restarts or a cluster that
-elects a leader is out of reach for seconds. So each question to NATS is asked again until it is answered or the budget
-of the outage is used up.
+An exception in the driver's reader ends the whole query (docs/evidence/spark.md#s4), and a server that restarts or a
+cluster that elects a leader is out of reach for seconds. So each question to NATS is asked again until it is answered
+or the budget of the outage is used up.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from parti.wire.ranges import RangeReader
 def check_subjects(reader: RangeReader, stream: str, subjects: tuple[str, ...]) -> None:
     """Raise ConfigError for a filter that no message of the stream can ever match.
 
-    The server accepts such a filter in silence and delivers nothing (SPARK.md 5). A stream that mirrors, sources or
-    transforms holds other subjects than those it listens on: there every filter passes.
+    The server accepts such a filter in silence and delivers nothing (docs/evidence/spark.md#s21). A stream that
+    mirrors, sources or transforms holds other subjects than those it listens on: there every filter passes.
     """
     if not subjects:
         return

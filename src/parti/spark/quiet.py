@@ -1,8 +1,8 @@
 """Spark's chatter stays off the terminal, and nothing else does.
 
 Spark's launcher offers no place for the JVM's output, and a Python daemon that ends beside a stopped query prints a
-traceback that means nothing (SPARK.md 6). Both come on file descriptor 2, which all children share: so that is where
-it has to be stopped.
+traceback that means nothing (docs/evidence/spark.md#s22). Both come on file descriptor 2, which all children share: so
+that is where it has to be stopped.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each setting has its reason in `SETTINGS`; everything can be overridden by the caller. On a cluster parti itself travels
 to the executors: as a zip in `spark.submit.pyFiles`, which also has to be on the driver's PYTHONPATH before the JVM
-starts, because the driver-side planner processes see nothing else (PIPELINE.md 4).
+starts, because the driver-side planner processes see nothing else (docs/evidence/pipeline.md#p7).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateSt
 _CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 SETTINGS: Final[dict[str, str]] = {
-    # 42 ms less for every wave of Python tasks than over TCP (SPARK.md 3.2).
+    # 42 ms less for every wave of Python tasks than over TCP (docs/evidence/spark.md#s14).
     "spark.python.unix.domain.socket.enabled": "true",
     # transformWithState refuses the default store, and large state does not fit the heap.
     "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
@@ -47,7 +47,8 @@ LOOPBACK: Final[dict[str, str]] = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 FAST_CHECKPOINTS: Final[dict[str, str]] = {
-    # 15 ms instead of 68 ms a batch on a local disk (SPARK.md 3.2). No checksums, no atomic rename: development only.
+    # 15 ms instead of 68 ms a batch on a local disk (docs/evidence/spark.md#s15). No checksums, no atomic rename:
+    # development only.
     "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
 }

@@ -1,7 +1,7 @@
 """The streaming reader: which sequences belong to the next batch, and what is told to JetStream when one is done.
 
 The object lives in a process of its own on the driver for as long as the query runs. Another copy, made by Spark's
-planner, travels to the executors and only ever reads ranges (SPARK.md 1.2).
+planner, travels to the executors and only ever reads ranges (docs/evidence/spark.md#s3).
 """
 
 from __future__ import annotations

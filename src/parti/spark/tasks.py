@@ -60,7 +60,8 @@ def split(
 ) -> list[RangePartition]:
     """The range as tasks of nearly the same size: none smaller than the minimum, unless the maximum asks for it.
 
-    Every task costs about 25 ms (SPARK.md 3.2), reading 20,000 messages about 30 ms: smaller tasks are mostly cost.
+    Every task costs about 25 ms (docs/evidence/spark.md#s14), reading 20,000 messages about 30 ms: smaller tasks are
+    mostly cost.
     """
     count = to - after
     if count <= 0:

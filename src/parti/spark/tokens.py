@@ -1,6 +1,6 @@
 """Keys and partitions of whole subject columns: which tokens count, and the server's FNV-1a over them with NumPy.
 
-No Python runs per message: 0.02 to 0.2 us a row (PIPELINE.md 1.1), where a loop takes 1 to 3.
+No Python runs per message: 0.02 to 0.2 us a row (docs/evidence/pipeline.md#p1), where a loop takes 1 to 3.
 """
 
 from __future__ import annotations

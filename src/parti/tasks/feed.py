@@ -150,14 +150,15 @@ class Feed:
             if self._keeps:
                 self.high, self._owed = merged(self.high, self._owed, said, int(info["ack_floor"]["stream_seq"]))
         # What the owner before (or we, before the trouble) had pending would come back after AckWait, behind newer
-        # messages of the same document. After a reset it comes at once, and in order (JETSTREAM.md 6).
+        # messages of the same document. After a reset it comes at once, and in order (docs/evidence/jetstream.md#j10).
         await self._js.consumer_reset(self.stream, self.durable)
         self._created = created  # not before: an attach that failed learns anew
         for sequence in self._replies:  # as it is now: what was finished meanwhile must not be in hand again, for ever
             self._replies[sequence] = b""
         self._at_server = 0
         self._connection = connection
-        expires = min(5.0, self._config.lease / 2)  # a frozen owner's pull must not outlive its lease (CLUSTER.md 4)
+        # a frozen owner's pull must not outlive its lease (docs/evidence/cluster.md#c13)
+        expires = min(5.0, self._config.lease / 2)
         self._pull = LivePull(
             connection,
             self.stream,

@@ -2,7 +2,7 @@
 
 The check sits where the socket is made, on the very address that is connected to. So a name that resolves to one
 address for a check and to another for the connection (rebinding) gains nothing, and neither does an address written as
-a literal, for which HTTP clients ask no resolver (DELIVERY.md 3.4).
+a literal, for which HTTP clients ask no resolver (docs/evidence/delivery.md#d6).
 """
 
 from __future__ import annotations

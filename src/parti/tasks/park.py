@@ -1,8 +1,9 @@
 """The park: where a document waits on the server for longer than memory should hold it, with its order kept.
 
 A parked document is a queue of its tasks (one subject) and one schedule that will wake it. Nothing of it occupies the
-consumer: a delayed Nak would invert the order and fill MaxAckPending (DELIVERY.md 1.7). Only the owner of a document's
-partition writes to its queue: each write names the owner's marker, and the server refuses it once there is a newer one.
+consumer: a delayed Nak would invert the order and fill MaxAckPending (docs/evidence/delivery.md#d1). Only the owner of
+a document's partition writes to its queue: each write names the owner's marker, and the server refuses it once there is
+a newer one.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 def classify(status: int, retry_statuses: Sequence[int] = (408, 425, 429)) -> Outcome:
-    """The class of an HTTP status: seed 004's table, with 408 and 425 tried again as 429 is."""
+    """The class of an HTTP status: the table of docs/requirements.md#r-303, with 408 and 425 tried again as 429 is."""
     if 200 <= status < 300:
         return Outcome.DELIVERED
     if status == 410:

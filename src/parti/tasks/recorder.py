@@ -1,4 +1,4 @@
-"""What delivery tells the outside: metrics, log events at the levels of seed 004, and the attempt log."""
+"""What delivery tells the outside: metrics, log events (docs/requirements.md#r-305), and the attempt log."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Recorder:
         self._let_go(held, "true")
 
     def failed(self, held: Held, attempt: Attempt, wait: float, where: Hold) -> None:
-        """A retryable failure: seed 004's "nacked"."""
+        """A retryable failure: a warning (docs/requirements.md#r-305)."""
         self.metrics.count(m.HELD_BACK, where=where.value)
         self._log.warning(
             "deliver.nacked",
@@ -122,7 +122,7 @@ class Recorder:
         self._log.debug("deliver.postponed", id=held.id, host=held.host, wait=round(wait, 3), why=why)
 
     def buried(self, held: Held, reason: Reason, attempt: Attempt) -> None:
-        """Seed 004's "termed"."""
+        """A final failure: an error (docs/requirements.md#r-305)."""
         self.metrics.count(m.DEAD_LETTERS, reason=reason.value)
         self._let_go(held, "false")
         self._log.error(

@@ -110,7 +110,7 @@ def partition_transforms(stream: str, lanes: str, partitions: int) -> list[dict[
 async def ensure_consumer(
     js: JetStreamApi, stream: str, name: str, filters: list[str], config: DeliverSection, start: int = 0
 ) -> None:
-    """The durable exists, as seed 004 wants it; one that exists already keeps its configuration.
+    """The durable exists, as docs/requirements.md#r-301 wants it; one that exists already keeps its configuration.
 
     `start` is where a durable goes on that was deleted under us: without it, it would begin the stream anew.
     """

@@ -41,7 +41,8 @@ class ConsumerCalls(ApiCaller):
         """Create or update the consumer `config["name"]` (or `durable_name`), and return its info.
 
         `action` "create" refuses an existing one with another configuration (10148), "update" a missing one (10149).
-        An update to an empty filter list is refused here: the server would match the whole stream (JETSTREAM.md 4.1).
+        An update to an empty filter list is refused here: the server would match the whole stream
+        (docs/evidence/jetstream.md#j2).
         """
         consumer = config.get("name") or config.get("durable_name")
         if not consumer:
@@ -134,7 +135,8 @@ class ConsumerCalls(ApiCaller):
         """Forget what is pending and deliver from `seq` on, or from the ack floor + 1.
 
         The consumer's own sequence starts at 1 again. Acks of earlier deliveries are ignored until the redelivery.
-        During a leadership change no answer may come: repeat until it does, and pull only then (CLUSTER.md 3.6).
+        During a leadership change no answer may come: repeat until it does, and pull only then
+        (docs/evidence/cluster.md#c8).
         """
         self.require(RESET_SINCE, "resetting a consumer")
         body = {"seq": seq} if seq is not None else {}

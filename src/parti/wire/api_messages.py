@@ -27,8 +27,8 @@ _TRIES = 8  # of a Direct Get that mirrors answer as well
 class DirectBatch:
     """Messages of one batch Direct Get in stream order, and how many the answering replica says are left after them.
 
-    Any replica may answer, and one that lags answers short without an error (CLUSTER.md 3.2): an empty or short batch
-    proves nothing until the leader confirms it.
+    Any replica may answer, and one that lags answers short without an error (docs/evidence/cluster.md#c4): an empty or
+    short batch proves nothing until the leader confirms it.
     """
 
     messages: tuple[StoredMessage, ...]

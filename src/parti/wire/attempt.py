@@ -30,9 +30,11 @@ from parti.wire.witness import LISTED
 
 _PULL_BATCH = 32_000
 _WAITING = 8  # pulls that a consumer may hold; we never have more than two open
-_IN_FLIGHT = 16 << 20  # bytes of two pulls; far beyond it the server cuts us off as a slow consumer (SPARK.md 2.3)
+# bytes of two pulls; far beyond it the server cuts us off as a slow consumer (docs/evidence/spark.md#s10)
+_IN_FLIGHT = 16 << 20
 _ENVELOPE = 64 << 10  # subject, reply and header lines around the largest payload
-_DIRECT_BATCH = 512  # publishers wait while a batch is read: p99 4 ms at 256, 15 ms at 2,000 (SPARK.md 2.3)
+# publishers wait while a batch is read: p99 4 ms at 256, 15 ms at 2,000 (docs/evidence/spark.md#s9)
+_DIRECT_BATCH = 512
 _DIRECT_BYTES = 1 << 20
 _STALL = 2.0  # seconds without a byte although an answer is due; then the server is asked whether it lives
 _STALLS = 5  # ... and after so many of them in a row a new consumer is tried
@@ -73,7 +75,10 @@ class Attempt(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the connection clean, or closed: leftovers of a pull would break the next read (SPARK.md 2.4)."""
+        """Leave the connection clean, or closed: leftovers of a pull would break the next read.
+
+        See docs/evidence/spark.md#s12.
+        """
         with contextlib.suppress(ConnectionFailed):  # it is closed then; what it read before is good
             if self._sid is not None and not self.connection.closed:
                 self._leave(self._sid)
@@ -164,7 +169,10 @@ class ConsumerAttempt(Attempt):
                 return
 
     def _choose(self) -> None:
-        """Create the consumer, with a filter on the server only where that is the cheaper way (SPARK.md 5)."""
+        """Create the consumer, with a filter on the server only where that is the cheaper way.
+
+        See docs/evidence/spark.md#s19.
+        """
         chosen = self.cursor.chosen
         if len(chosen.patterns) == 1 and not chosen.matches_all:
             matching = self._create(chosen.patterns[0])

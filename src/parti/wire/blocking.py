@@ -1,7 +1,8 @@
 """A NATS connection on a plain blocking socket, for bulk reads and requests from one thread (Spark tasks, catch-up).
 
 It exists because reading a range through an asyncio client costs 30 us a message and through this 0.6 us
-(SPARK.md 2.1). It shares addresses, credentials and TLS settings with every other connection (`ConnectOptions`).
+(docs/evidence/spark.md#s7). It shares addresses, credentials and TLS settings with every other connection
+(`ConnectOptions`).
 """
 
 from __future__ import annotations

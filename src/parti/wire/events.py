@@ -37,7 +37,7 @@ class Events:
     """Listeners are told in the order they came; one that raises is reported and never stops the others.
 
     nats-py calls back from inside its read loop: an exception that escapes there ends the loop while the client still
-    calls itself connected, and every later request times out (JETSTREAM.md 1.2).
+    calls itself connected, and every later request times out (docs/evidence/jetstream.md#j18).
     """
 
     def __init__(self) -> None:

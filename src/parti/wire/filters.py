@@ -1,4 +1,4 @@
-"""Subject filters applied on our side, to whole Arrow columns: 0.01 us a message (SPARK.md 5)."""
+"""Subject filters applied on our side, to whole Arrow columns: 0.01 us a message (docs/evidence/spark.md#s20)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Key-value buckets with compare-and-set and TTL, over raw publishes and reads from the stream's leader.
 
 nats-py's own bucket drops the TTL on update, and after an expiry with markers its `get` returns None and its `create`
-fails (JETSTREAM.md 1.2), which would block the takeover of a lease.
+fails (docs/evidence/jetstream.md#j20), which would block the takeover of a lease.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KeyValue:
     """One bucket. Every write tells its revision; a write whose answer is lost raises `UnknownOutcome`, once.
 
     Nothing is retried silently. Reads come from the stream's leader: replicas were stale in 3.5 to 15 % of the reads
-    right after a write (CLUSTER.md 3.3).
+    right after a write (docs/evidence/cluster.md#c5).
     """
 
     def __init__(self, api: JetStreamApi, bucket: str, *, shortest_ttl: int = 1) -> None:

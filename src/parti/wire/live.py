@@ -1,8 +1,8 @@
 """The fast live path: an asyncio connection that hands over whole reads of frames and joins its writes.
 
 A message through nats-py's `fetch` costs 17 us of client CPU; through this, parsed a read at a time and with the acks
-of a loop turn joined into one write, under 2 us (JETSTREAM.md 2). API calls, KV and everything that is not bulk stay
-on nats-py; this connection carries deliveries in, and pulls and acks out.
+of a loop turn joined into one write, under 2 us (docs/evidence/jetstream.md#j22). API calls, KV and everything that is
+not bulk stay on nats-py; this connection carries deliveries in, and pulls and acks out.
 """
 
 from __future__ import annotations

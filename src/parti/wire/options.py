@@ -57,7 +57,8 @@ class ConnectOptions:
     name: str = "parti"
     connect_timeout: float = 2.0  # a LAN answers in milliseconds; the next server of the list gets its turn soon
     request_timeout: float = 5.0  # the `nats` CLI's default; a leader election takes up to 6 s, so callers retry
-    max_reconnects: int = -1  # nats-py gives up after 60 tries and then stays closed for good (JETSTREAM.md 1.2)
+    # nats-py gives up after 60 tries and then stays closed for good (docs/evidence/jetstream.md#j19)
+    max_reconnects: int = -1
     reconnect_wait: float = 0.25  # short against a lease of seconds; nats-py's 2 s would cost most of one
     ping_interval: float = 10.0  # a half-open connection is noticed after ping_interval x max_outstanding_pings
     max_outstanding_pings: int = 2

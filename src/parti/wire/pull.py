@@ -47,7 +47,8 @@ class PullSettings:
 
     batch: int = 500  # one request of 500 costs what one of 1 does; larger ones only delay a filter change
     prefetch: int = 1000  # two batches: the server fills one while we work on the other
-    expires: float = 5.0  # seconds; must be shorter than the lease, or a frozen owner swallows messages (CLUSTER.md 4)
+    # seconds; must be shorter than the lease, or a frozen owner swallows messages (docs/evidence/cluster.md#c13)
+    expires: float = 5.0
     heartbeat: float = 1.0  # a dead consumer is noticed after two of them
     group: str | None = None  # priority group, for pinned consumers
     max_bytes: int = 0  # of one pull; 0: no limit. A message that is larger comes by itself
@@ -57,7 +58,8 @@ class LivePull:
     """Pulls from one consumer until stopped. Deliveries reach `on_batch` in the order the server sent them.
 
     `capacity()` says how many more messages the owner can hold; no more than that is ever asked for. Call `kick()`
-    after capacity was freed or filters were changed: a waiting pull is not woken by a filter update (JETSTREAM.md 4.3).
+    after capacity was freed or filters were changed: a waiting pull is not woken by a filter update
+    (docs/evidence/jetstream.md#j3).
     """
 
     def __init__(

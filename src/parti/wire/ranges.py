@@ -2,7 +2,8 @@
 
 This is the heart of the data plane: Spark batches, take-overs, catch-up, audits and replays are all range reads. A read
 ends in one of two ways: every message of the range that the stream still holds was yielded once, in order; or an
-error was raised. It never ends short. That needs care, because the server gives no such promise (SPARK.md 2.4):
+error was raised. It never ends short. That needs care, because the server gives no such promise
+(docs/evidence/spark.md#s11):
 
 - a lagging replica answers "nothing more", and an expired consumer answers 404, without any error. So a range is done
   only when its last sequence was seen, or when the stream *leader* says that nothing is left below it;
@@ -37,8 +38,10 @@ from parti.wire.witness import OnLoss, Witness
 
 Path = Literal["auto", "consumer", "direct"]
 
-DIRECT_BELOW = 500  # a Direct Get of few messages is quicker than creating and deleting a consumer (SPARK.md 2.3)
-SELECTIVE = 0.15  # below this share of matches a filter on the server is cheaper than reading everything (SPARK.md 5)
+# a Direct Get of few messages is quicker than creating and deleting a consumer (docs/evidence/spark.md#s8)
+DIRECT_BELOW = 500
+# below this share of matches a filter on the server is cheaper than reading everything (docs/evidence/spark.md#s19)
+SELECTIVE = 0.15
 _DIRECT_TRIES = 4  # Direct Gets that a mirror may answer, or the leader contradict, before another way is taken
 _WAITS = Backoff(base=0.01, cap=1.0, max_tries=None)  # a lagging replica catches up within milliseconds
 PATIENCE = 30.0  # seconds without any progress before a read gives up; a leader election takes up to 6

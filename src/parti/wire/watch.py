@@ -3,7 +3,7 @@
 The stream is read by an ephemeral pull consumer of our own. Each of these ends in a resync, which creates a new
 consumer right behind the last revision told: a gap in the consumer's own sequence, a deleted consumer, a change of
 leader, a missed heartbeat, a lost connection. nats-py's watch was blind for 15 to 20 s after a restart of the server
-or a deletion of its consumer (JETSTREAM.md 1.1).
+or a deletion of its consumer (docs/evidence/jetstream.md#j21).
 """
 
 from __future__ import annotations

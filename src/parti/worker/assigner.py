@@ -137,7 +137,10 @@ class Assigner:
             self._session().interrupt(Interrupted("the consumer was made anew by an update"))
 
     async def _rename(self, wanted: Wanted, filters: tuple[str, ...]) -> None:
-        """Go on under another worker id: a new durable at our position, and the old one removed (GO_PARTI W9)."""
+        """Go on under another worker id: a new durable at our position, and the old one removed.
+
+        See docs/evidence/go-library.md#w9.
+        """
         old, durable, ledger = self._durable.name, self._durable, self._desk.ledger
         if self._desk.retention is Retention.WORKQUEUE:
             await durable.delete()

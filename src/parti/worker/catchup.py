@@ -1,11 +1,11 @@
 """Catching up by range reads: the same code takes over a partition and brings a worker back that fell behind.
 
 A consumer with many filters on a file stream collapses to some 3,000 messages a second as soon as it has a backlog,
-and stays there (DESIGN.md 3). A range read of the same messages, filtered here, runs at several 100,000. So whatever
-lies behind is read by range, up to a sequence that is known to be followed by live deliveries:
+and stays there (docs/evidence/jetstream.md#j8). A range read of the same messages, filtered here, runs at several
+100,000. So whatever lies behind is read by range, up to a sequence that is known to be followed by live deliveries:
 
 - take-over of a partition: `(cursor, T]`, T read from the leader after the filter was in force; what arrives live above
-  T is held meanwhile and released in order (DESIGN.md 5);
+  T is held meanwhile and released in order (docs/evidence/handoff.md#h1);
 - falling behind: the consumer is left alone while `(high, T]` of all partitions is read, then set to behind what is
   done. Deliveries that overlap are recognised by the ledger.
 """

@@ -219,8 +219,8 @@ class Durable:
     async def reset(self, after: int, *, not_above_floor: bool = False) -> bool:
         """Deliver from behind `after`, or the ack floor if lower, with a sequence from 1 on; False when it is gone.
 
-        The reset is repeated until it is answered (CLUSTER.md 3.6). A missing consumer does not answer at all, so
-        that is asked first.
+        The reset is repeated until it is answered (docs/evidence/cluster.md#c8). A missing consumer does not answer at
+        all, so that is asked first.
         """
         while True:
             info = await self.info()

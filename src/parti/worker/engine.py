@@ -213,7 +213,8 @@ class Engine:
                 waits = self.backoff.delays()
             except PartiError as error:
                 batch.settle(error)
-                # W17: a failed update is not forgotten. Unless a newer one is there, this one is tried again.
+                # docs/evidence/go-library.md#w17: a failed update is not forgotten. Unless a newer one is there, this
+                # one is tried again.
                 await self.clock.sleep(next(waits, self.backoff.cap))
                 if not self.coalescer.pending:
                     self.coalescer.put(batch.wanted)
@@ -313,7 +314,8 @@ class Engine:
     async def _reach(self, states: list[PartitionState]) -> None:
         """Bring the positions of these partitions to their targets also where nothing is left up to there.
 
-        Only the stream's leader can say so: the consumer's may know less than was published (CLUSTER.md 3.2).
+        Only the stream's leader can say so: the consumer's may know less than was published
+        (docs/evidence/cluster.md#c4).
         """
         calls = asyncio.Semaphore(_CALLS)
         await asyncio.gather(*(self._reach_one(state, calls) for state in states))

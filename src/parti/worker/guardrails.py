@@ -1,4 +1,7 @@
-"""What one consumer may filter: refused beyond the limit, with a warning one step before (SC-P0-3)."""
+"""What one consumer may filter: refused beyond the limit, with a warning one step before.
+
+See docs/requirements.md#r-103.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Unhealthy after `threshold` failures within `window` seconds without a success in between, of the pull loop, of the
 recreation of its consumer, or of updates; or while something stands still: a handler that was left behind, work of
-which nothing gets done. Healthy again by itself at the first success, or when that is over. (SC-P0-4, SC-P0-6)
+which nothing gets done. Healthy again by itself at the first success, or when that is over.
+(docs/requirements.md#r-104, #r-106)
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Pure bookkeeping, no I/O. Three facts carry everything else:
 
-- the consumer delivers in stream order, and a gap in its own sequence is noticed (CLUSTER.md 3.1). So everything of a
-  partition up to `seen` was received: it is in `open`, or it is done;
+- the consumer delivers in stream order, and a gap in its own sequence is noticed (docs/evidence/cluster.md#c3). So
+  everything of a partition up to `seen` was received: it is in `open`, or it is done;
 - a partition that was added while the consumer ran gets (cursor, target] by a range read and everything above `target`
-  from the consumer (DESIGN.md 5). Until then it is *catching up*, and live messages are held;
+  from the consumer (docs/evidence/handoff.md#h1). Until then it is *catching up*, and live messages are held;
 - after a worker was stopped with messages in hand, `owed` names them: of what lies at or below `seen`, only those are
   still to be done.
 
@@ -96,7 +96,10 @@ class PartitionState:
 
     @property
     def behind(self) -> bool:
-        """The take-over is not finished: something up to its target is not read or not done (DESIGN.md 5: pos >= T)."""
+        """The take-over is not finished: something up to its target is not read or not done.
+
+        See docs/evidence/handoff.md#h3.
+        """
         return self.target is not None or (self.range_end is not None and self.ranged > 0)
 
     def check_whole(self) -> None:

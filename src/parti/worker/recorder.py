@@ -1,4 +1,7 @@
-"""What the worker tells the outside: metrics, and log events that all carry the same five fields (SC-P0-7)."""
+"""What the worker tells the outside: metrics, and log events that all carry the same five fields.
+
+See docs/requirements.md#r-107.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ Op = Literal["create", "update", "info", "iterate"]
 
 
 class Recorder:
-    """One per worker; every transition goes through here, so that log, metric and health say the same (SC-P0-7)."""
+    """One per worker; every transition goes through here, so that log, metric and health say the same.
+
+    See docs/requirements.md#r-107.
+    """
 
     def __init__(self, metrics: Metrics, health: HealthTracker) -> None:
         self.metrics = metrics

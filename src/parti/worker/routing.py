@@ -1,7 +1,7 @@
 """From partitions to filter subjects, and from a subject back to its partition and key. Pure.
 
 Everything here is checked before any call to the server: a key with `*` or a blank would widen the filter, and two
-partitions that share a subject would have two owners (GO_PARTI 3, W2).
+partitions that share a subject would have two owners (docs/evidence/go-library.md#l3).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _REMEMBERED = 10_000  # subjects of wildcard partitions whose route is kept; a m
 
 
 def consumer_name(prefix: str, worker_id: str, namespace: str = "") -> str:
-    """`<prefix>-<namespace>-<worker id>`, without a manager `<prefix>-<worker id>` (seed 001).
+    """`<prefix>-<namespace>-<worker id>`, without a manager `<prefix>-<worker id>` (docs/requirements.md#r-001).
 
     Refused when it is no consumer name; the Go library maps such names onto each other.
     """
@@ -61,7 +61,9 @@ class SubjectTemplate:
             return None
 
     def nothing(self, worker_id: str) -> str:
-        """A filter that nobody publishes to: an empty filter list would match the whole stream (W2).
+        """A filter that nobody publishes to: an empty filter list would match the whole stream.
+
+        See docs/evidence/go-library.md#w2.
 
         It carries the worker id, because two consumers of a work queue may not share a filter (10100).
         """

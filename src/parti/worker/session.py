@@ -3,7 +3,7 @@
 Each attach begins at the partitions' position: the consumer is reset to just behind what is done (or made anew there),
 and its own sequence then begins at 1, so that a lost delivery shows as a gap. After any trouble (a gap, a missed
 heartbeat, a new leader, a cut connection, a deleted consumer) nothing is processed before the next attach; what was in
-hand stays in hand and is recognised when it comes again. (CLUSTER.md 3, rules 1 and 6)
+hand stays in hand and is recognised when it comes again. (docs/evidence/cluster.md#c3, #c8)
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _CHECKPOINT = 1.0  # seconds of work that a crash in the middle of a catch-up ma
 _FEW = 500  # pending messages that even a consumer on the cliff delivers quickly enough
 _WITHOUT = 30.0  # seconds without catch-up after one failed: better slowly than not at all
 NEVER = 1 << 62  # above every sequence
-_CLIFF_FILTERS = 8  # a consumer with fewer filters drains a backlog at tens of thousands a second (JETSTREAM.md 4.4)
+# a consumer with fewer filters drains a backlog at tens of thousands a second (docs/evidence/jetstream.md#j8)
+_CLIFF_FILTERS = 8
 
 
 class Interrupted(TransientError):
@@ -312,7 +313,10 @@ class Session:
     # -- falling behind -----------------------------------------------------------------------------------------------
 
     def _cliff_threatens(self) -> bool:
-        """Many filters on a file stream with limits: a backlog there is better read by range (DESIGN.md 3)."""
+        """Many filters on a file stream with limits: a backlog there is better read by range.
+
+        See docs/evidence/jetstream.md#j8.
+        """
         return (
             self._config.catch_up == "auto"
             and self._desk.file_storage

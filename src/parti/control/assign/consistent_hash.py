@@ -1,4 +1,7 @@
-"""A hash ring, bit for bit as the Go library builds it (assignment-vectors.json), so that a migration moves nothing."""
+"""A hash ring, bit for bit as the Go library builds it, so that a migration moves nothing.
+
+See docs/evidence/go-library.md#l2.
+"""
 
 from __future__ import annotations
 

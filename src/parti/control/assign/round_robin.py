@@ -12,7 +12,7 @@ class RoundRobin:
     """Counts differ by at most one; weights and previous owners are ignored.
 
     The caller's order of workers counts, as in the Go library. The control plane always passes them sorted: in
-    heartbeat order an unchanged set would reshuffle everything (GO_PARTI W10).
+    heartbeat order an unchanged set would reshuffle everything (docs/evidence/go-library.md#w10).
     """
 
     name = "round-robin"

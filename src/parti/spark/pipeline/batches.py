@@ -146,7 +146,8 @@ class BatchRunner:
             return frame
         if self._parking is not None:
             frame = self._parking.joined(frame, number, self._packing)
-        # By sequence alone, not by partition and sequence: lanes then find many keys at once (PIPELINE.md 0).
+        # By sequence alone, not by partition and sequence: lanes then find many keys at once
+        # (docs/evidence/pipeline.md#p3).
         ordered = frame.repartitionById(self._plan.tasks, TASK).sortWithinPartitions(FIRST)
         return ordered.mapInArrow(self._stage.run_blocks, self._stage.shape.ddl)
 

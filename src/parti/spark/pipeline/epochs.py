@@ -1,7 +1,8 @@
 """One checkpoint folder per epoch: what a stale driver still writes, nobody reads.
 
 Spark guards a shared checkpoint only by "the first writer of a file wins", whoever that is: in a run the stale driver
-won and the new one died (PIPELINE.md 5). So each owner works on a copy of its predecessor's folder, taken once.
+won and the new one died (docs/evidence/pipeline.md#p8). So each owner works on a copy of its predecessor's folder,
+taken once.
 
 The position belongs to the pipeline and not to the way it is run: whoever begins, with a lease or without, goes on from
 the newest folder there is, and no owner's folder is ever older than that of its predecessor.

@@ -2,7 +2,7 @@
 
 The marker is a message on a subject of its own in the stream that is written to. A publish names the sequence of the
 marker it knows (`Nats-Expected-Last-Subject-Sequence`); the server compares and stores in one step, so that there is no
-gap between a check and an act (PIPELINE.md 5).
+gap between a check and an act (docs/evidence/pipeline.md#p9).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A lane is a key that has messages waiting. A few asyncio tasks work the lanes off; a task keeps its lane until the lane
 is empty and then takes the next one, so that a message costs no task of its own and a handler that never waits costs no
-turn of the loop. Lanes run across Arrow batches: a barrier after each would cost 13 % to 85 % (PIPELINE.md 1.3).
+turn of the loop. Lanes run across Arrow batches: a barrier after each would cost 13 % to 75 %
+(docs/evidence/pipeline.md#p3).
 """
 
 from __future__ import annotations

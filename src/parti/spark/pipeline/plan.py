@@ -4,7 +4,7 @@
 - shuffled: tasks read ranges; messages go to tasks by partition, in stream order, and are handled there in parallel.
 
 A third way, handling rows in the tasks that read the ranges, is faster than both and wrong: it broke the order of
-30,900 of 300,000 messages (PIPELINE.md 2).
+30,900 of 300,000 messages (docs/evidence/pipeline.md#p5).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final, Literal
 
 READ_US: Final = 1.2
-"""Microseconds a message in one task that reads and parses it (PIPELINE.md 1.2, 1.6)."""
+"""Microseconds a message in one task that reads and parses it (docs/evidence/pipeline.md#p2)."""
 SHUFFLE_US: Final = 2.3
 """Microseconds a message for reading in ranges, shuffle, sort and the second way into Python, on two cores."""
 INLINE_US: Final = 0.8

@@ -3,7 +3,7 @@
 One thread of the task publishes over one connection, chunk after chunk: the next chunk is sent when the one before is
 acknowledged, so that no failure can let a later result of a key overtake an earlier one. Ids are made of pipeline,
 stream and sequence: a task that runs again publishes under the same ids. With a fence every publish names the epoch
-marker it relies on, and the server itself refuses those of a stale owner (PIPELINE.md 5).
+marker it relies on, and the server itself refuses those of a stale owner (docs/evidence/pipeline.md#p9).
 """
 
 from __future__ import annotations

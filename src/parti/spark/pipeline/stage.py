@@ -38,7 +38,7 @@ class Stage:
     kind: Kind = "message"
     policy: Policy = field(default_factory=Policy)
     concurrency: int = (
-        1000  # handlers at once in a task; 256 reached 53 k/s where this reached 94 k/s (PIPELINE.md 1.3)
+        1000  # handlers at once in a task; 256 reached 53 k/s where this reached 94 k/s (docs/evidence/pipeline.md#p3)
     )
     window: int = 20_000  # messages in the lanes of a task at once
     batch_rows: int = 10_000  # messages of one call of a batch function

@@ -74,7 +74,10 @@ class SimKv:
         return self._entries.get(key, _NOTHING)
 
     def get_anywhere(self, key: Key) -> Entry:
-        """What some replica holds: stale in up to 15 % of the reads right after a write (CLUSTER.md 3, rule 3)."""
+        """What some replica holds: stale in up to 15 % of the reads right after a write.
+
+        See docs/evidence/cluster.md#c5.
+        """
         if self._world.rng.random() < 0.1:
             return self._before.get(key, self._entries.get(key, _NOTHING))
         return self._entries.get(key, _NOTHING)

@@ -1,4 +1,6 @@
-"""A stream and its durables, with the facts that break simple designs (JETSTREAM.md 4.2, 4.3; CLUSTER.md 3).
+"""A stream and its durables, with the facts that break simple designs.
+
+See docs/evidence/jetstream.md#j1 to #j9, docs/evidence/cluster.md#c3.
 
 - A filter update never goes back: what lies below the hidden scan position is skipped, and a pull that finds nothing
   moves that position to the end.
