@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from parti.spark.pipeline import epochs
@@ -136,6 +136,8 @@ Freeze = st.tuples(st.integers(1, 25), st.lists(Kind, min_size=1, max_size=6))
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(Kind, st.none() | Freeze), max_size=8))
+@example([("leased", (4, ["plain"]))])  # a successor without a lease, that claimed nothing: seldom drawn
+@example([("plain", None), ("leased", (6, ["plain", "leased"]))])
 def test_the_position_is_never_lost_and_no_owner_is_older_than_its_predecessor(steps):
     """Whatever leases owners have or have not, and wherever one of them was frozen before its folder was made."""
     with TemporaryDirectory() as root:
