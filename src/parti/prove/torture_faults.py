@@ -385,7 +385,8 @@ class TortureFaults:
         self.fleet.hanging.clear()
         self.traffic.plant(partition, "hang")
         try:
-            await eventually(lambda: bool(self.fleet.hanging), 10.0, "a handler hangs")
+            # Longer than any outage beside it: what hangs later than that would hang for good, as nobody stops it.
+            await eventually(lambda: bool(self.fleet.hanging), 40.0, "a handler hangs")
         except NeverHappened:
             return self._skip(fault)
         place = self.fleet.hanging[0]
