@@ -52,7 +52,11 @@ class LeaseNote:
 def lease_of(files: Files) -> LeaseNote | None:
     """The lease of this checkpoint's last owner; None when it had none."""
     claims = _claims(files)
-    found = json.loads((files.read(_claim_file(claims[-1])) if claims else None) or "null")
+    return _lease_in(files, claims[-1]) if claims else None
+
+
+def _lease_in(files: Files, epoch: int) -> LeaseNote | None:
+    found = json.loads(files.read(_claim_file(epoch)) or "null")
     return None if found is None else LeaseNote(**found)
 
 
@@ -72,11 +76,14 @@ class Replay:
 def without_lease(files: Files) -> str:
     """The folder of a driver that runs without a lease: the newest there is, or a copy of it if a lease guarded it.
 
-    Its last owner may only be frozen, and what it still writes when it wakes must be nobody's.
+    Its last owner may only be frozen, and what it still writes when it wakes must be nobody's. An epoch is claimed each
+    time, also where the folder stays: one that was frozen before its own claim must find it taken.
     """
-    if lease_of(files) is None:
-        return (_folders(files) or [folder(0)])[-1]
-    return _copied(files, _claim(files, None, lambda: None))
+    mine = _claim(files, None, lambda: None)
+    before = [epoch for epoch in _claims(files) if epoch < mine]
+    if before and _lease_in(files, before[-1]) is not None:
+        return _copied(files, mine)
+    return (_folders(files) or [folder(0)])[-1]
 
 
 def prepare(files: Files, lease: LeaseNote, check: Callable[[], None]) -> str:
