@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the whole suite in lanes at once: Spark in two, the tests on clusters, and everything else in several processes.
+# Run the whole suite in lanes at once: Spark, the tests on clusters, and everything else in two processes.
 # They mostly wait for servers, signals and leases, so that all together take little more than the longest lane.
 # Usage: scripts/test.sh PYTEST
 #
@@ -25,16 +25,16 @@ part() {
 export SPARK_SUBMIT_OPTS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 export SPARK_LAUNCHER_OPTS=$SPARK_SUBMIT_OPTS SPARK_DAEMON_JAVA_OPTS=$SPARK_SUBMIT_OPTS
 
-# background NAME ARGUMENTS: a part whose log is shown at the end
-background() { part "$@" >"$dir/$1.log" 2>&1 & }
-
 echo "all lanes run at once: Spark and clusters in the background, everything else here"
-background spark -m "spark and not slow"  # one session for all
-background spark-slow -m "spark and slow" # mostly drivers and clusters of their own
-background cluster -m "cluster and not spark" # one process: each cluster is started once
-part rest -m "not spark and not cluster" -n 3 --dist load --maxschedchunk 1
+{
+  part spark -m "spark and not slow"  # one session for all
+  part spark-slow -m "spark and slow" # mostly drivers and clusters of their own
+} >"$dir/spark.log" 2>&1 &
+part cluster -m "cluster and not spark" >"$dir/cluster.log" 2>&1 & # one process: each cluster is started once
+part rest -m "not spark and not cluster and not alone" -n 2 --dist load --maxschedchunk 1
 wait
-cat "$dir"/{cluster,spark-slow,spark}.log
+cat "$dir"/{cluster,spark}.log
+part alone -m alone
 
 # again NAME: the status of that part, after a second run of what failed in it
 again() {
@@ -52,7 +52,7 @@ again() {
 }
 
 worst=0
-for name in rest cluster spark-slow spark; do
+for name in rest cluster spark-slow spark alone; do
   again "$name"
   status=$?
   ((status > worst)) && worst=$status

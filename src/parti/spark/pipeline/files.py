@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-from pathlib import Path
 from typing import Any
 
 from parti.errors import FatalError
@@ -60,27 +57,6 @@ class Files:
             stream.close()
         self.move(f"{name}.new", name)
 
-    def create(self, name: str, text: str) -> bool:
-        """Make a small file that is not there; False when somebody else has made it, of two at once one of them.
-
-        A reader sees the whole of it. On file systems whose `create` without overwriting is one step: HDFS, object
-        stores with conditional writes, and here the local disk, on which Hadoop's is none.
-        """
-        path = self._path(name)
-        if self._fs.getScheme() == "file":
-            return _create_here(Path(path.toUri().getPath()), text)
-        try:
-            stream = self._fs.create(path, False)
-        except Exception as error:
-            if "FileAlreadyExists" in str(error) or self.exists(name):
-                return False
-            raise
-        try:
-            stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
-        return True
-
     def move(self, source: str, target: str) -> None:
         """Rename, over what is there; afterwards it is there, or an error was raised."""
         if self.exists(target):
@@ -98,16 +74,3 @@ class Files:
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self.at(name))
-
-
-def _create_here(path: Path, text: str) -> bool:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fresh.write_text(text)
-    try:
-        os.link(fresh, path)  # in one step and with its content
-    except FileExistsError:
-        return False
-    finally:
-        fresh.unlink()
-    return True

@@ -227,13 +227,8 @@ class RunningPipeline:
                 check_nobody_holds(pipeline.nats, note.bucket, pipeline.name, note.ttl)
             return epochs.without_lease(files)
         bucket = pipeline.standby.bucket
-        lease = epochs.LeaseNote(bucket, self._created(f"KV_{bucket}"), pipeline.standby.ttl, term)
-        assert self._lease is not None
-        try:
-            return epochs.prepare(files, lease, self._lease.check)
-        except Exception:  # of the file system, when a successor has deleted what was to be copied
-            self._lease.check()
-            raise
+        lease = epochs.LeaseNote(bucket, self._created(f"KV_{bucket}"), pipeline.standby.ttl)
+        return epochs.prepare(files, term, lease)
 
     def _begin(self, term: int) -> Any:
         pipeline, spark = self.pipeline, self._spark
@@ -271,8 +266,6 @@ class RunningPipeline:
             .queryName(pipeline.name)
             .option("checkpointLocation", files.at(checkpoint))
         )
-        if self._lease is not None:
-            self._lease.check()  # all of the above may have taken longer than the lease lasts
         log.info("pipeline.starts", pipeline=pipeline.name, plan=str(plan), epoch=epoch, owner=self.owner)
         self.query = writer.trigger(**_trigger(pipeline.trigger)).start()
         self.started.set()
