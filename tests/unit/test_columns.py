@@ -93,7 +93,7 @@ def test_a_large_batch_is_read_in_runs_as_each_reply_alone(
 ) -> None:
     """Runs of one consumer, whose numbers get longer and shorter on the way, of several shapes, and a broken reply."""
     values = [
-        (shape, tuple(max(number + step * row, 0) for number, step in zip(first, steps, strict=True)))
+        (shape, tuple(min(max(number + step * row, 0), 2**63 - 1) for number, step in zip(first, steps, strict=True)))
         for shape, first, steps, count in rows
         for row in range(count)
     ]

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable
 from parti.errors import PartiError
 from parti.manager.slot_desk import SlotDesk
 from parti.model import Ahead, Lease, Partition, PartitionId, Retention
-from parti.wire.columns import Deliveries
 from parti.wire.errors import MaxAckPendingReached, TooManyPulls
 from parti.wire.live import LiveConnection
-from parti.wire.pull import Item, LivePull
+from parti.wire.pull import Item, LivePull, items_of
 from parti.worker.desk import ACK, IN_PROGRESS
 from parti.worker.info import PartitionInfo
 from parti.worker.lanes import LanePool
@@ -102,7 +101,7 @@ class SlotFlow:
             connection,
             config.stream,
             durable,
-            on_batch=lambda deliveries: self._on_batch(deliveries, ticket),
+            on_batch=lambda deliveries: self._take(items_of(deliveries), ticket),
             on_few=lambda items, _: self._take(items, ticket),
             on_trouble=self._on_trouble,
             capacity=self._room,
@@ -162,29 +161,6 @@ class SlotFlow:
             return  # only this pull ended; the next tick asks again
         self._desk.trouble(error, self.partition)
         self._gap(self.partition)
-
-    def _on_batch(self, deliveries: Deliveries, ticket: int) -> None:
-        """A large read, as columns."""
-        frames = deliveries.frames
-        first = int(frames.subject_start[0])
-        raw = frames.data[first : int(frames.payload_end[-1])].tobytes()
-        subject_at, subject_end, _, reply_at, reply_end, head_at, data_at, data_end = (
-            frames.positions - first
-        ).tolist()
-        counts, sequences, _, stamps, _ = deliveries.numbers.tolist()
-        items = [
-            (
-                raw[subject_at[i] : subject_end[i]],
-                raw[reply_at[i] : reply_end[i]],
-                raw[head_at[i] : data_at[i]],
-                raw[data_at[i] : data_end[i]],
-                counts[i],
-                sequence,
-                stamps[i],
-            )
-            for i, sequence in enumerate(sequences)
-        ]
-        self._take(items, ticket)
 
     def _take(self, items: list[Item], ticket: int) -> None:
         """Everything of one read. Most reads bring nothing but new messages: those are judged all at once."""

@@ -15,7 +15,7 @@ from parti.model import Ahead, Retention
 from parti.observe import worker_metrics as m
 from parti.wire.columns import Deliveries
 from parti.wire.live import LiveConnection
-from parti.wire.pull import Item, LivePull
+from parti.wire.pull import Item, LivePull, items_of
 from parti.worker.batching import BatchSize
 from parti.worker.lanes import LanePool, Serve
 from parti.worker.ledger import Ledger, PartitionState, Place
@@ -78,26 +78,7 @@ class Desk:
 
     def on_batch(self, deliveries: Deliveries) -> None:
         """Take one large read."""
-        frames = deliveries.frames
-        first = int(frames.subject_start[0])
-        raw = frames.data[first : int(frames.payload_end[-1])].tobytes()
-        subjects, subject_ends, _, replies, reply_ends, heads, payloads, ends = (frames.positions - first).tolist()
-        counts, sequences, _, stamps, pending = deliveries.numbers.tolist()
-        self.take(
-            [
-                (
-                    raw[subjects[i] : subject_ends[i]],
-                    raw[replies[i] : reply_ends[i]],
-                    raw[heads[i] : payloads[i]],
-                    raw[payloads[i] : ends[i]],
-                    counts[i],
-                    sequences[i],
-                    stamps[i],
-                )
-                for i in range(len(sequences))
-            ],
-            pending[-1],
-        )
+        self.take(items_of(deliveries), int(deliveries.pending[-1]))
 
     def take(self, items: list[Item], pending: int) -> None:
         """Put each message of one read where it belongs; `pending` more are waiting at the server."""
