@@ -25,7 +25,7 @@ $(INSTALLED): pyproject.toml requirements.lock scripts/setup-venv.sh
 	@touch $@
 
 run: $(INSTALLED) ## run the main job: workers and the Spark pipeline under load and faults, then the verdict
-	@$(WITH_JAVA) $(BIN)/python -m parti.demo
+	@$(WITH_JAVA) $(BIN)/python -m parti_lab.demo
 
 test: lint ## lint, then every test
 	@$(WITH_JAVA) scripts/test.sh $(BIN)/pytest

@@ -31,10 +31,9 @@ echo "all lanes run at once: Spark and clusters in the background, everything el
   part spark-slow -m "spark and slow" # mostly drivers and clusters of their own
 } >"$dir/spark.log" 2>&1 &
 part cluster -m "cluster and not spark" >"$dir/cluster.log" 2>&1 & # one process: each cluster is started once
-part rest -m "not spark and not cluster and not alone" -n 2 --dist load --maxschedchunk 1
+part rest -m "not spark and not cluster" -n 2 --dist load --maxschedchunk 1
 wait
 cat "$dir"/{cluster,spark}.log
-part alone -m alone
 
 # again NAME: the status of that part, after a second run of what failed in it
 again() {
@@ -52,7 +51,7 @@ again() {
 }
 
 worst=0
-for name in rest cluster spark-slow spark alone; do
+for name in rest cluster spark-slow spark; do
   again "$name"
   status=$?
   ((status > worst)) && worst=$status

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from parti.testing import NatsCluster, NatsServer
@@ -21,6 +22,13 @@ settings.load_profile("parti")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first: several processes take the tests in turn, and end together when the last ones are short."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_nobody_configured_it() -> Iterator[None]:
+    """A command that a test runs in this process leaves its log level behind: later tests would miss events."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session", autouse=True)

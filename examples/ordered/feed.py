@@ -19,7 +19,7 @@ from itertools import islice
 import numpy as np
 import pyarrow as pa
 
-from parti.bench.load import create_stream
+from parti.wire.blocking import BlockingConnection
 from parti.wire.errors import StreamNameExists
 from parti.wire.options import ConnectOptions
 from parti.wire.outgoing import Rows, chunk_id, chunks
@@ -52,7 +52,9 @@ def publish(server: str, stream: str, count: int, customers: int, seed: int) -> 
     options = ConnectOptions(servers=(server,))
     for name in (stream, f"{stream}-enriched"):
         try:
-            create_stream(options, name, "file", allow_atomic=True)
+            with BlockingConnection.open(options) as connection:
+                stored = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True, "allow_atomic": True}
+                connection.api(f"STREAM.CREATE.{name}", stored)
         except StreamNameExists:
             continue
     with Publisher(options, stream=stream) as publisher:

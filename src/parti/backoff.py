@@ -5,12 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from parti.clock import Clock, Randomness
 from parti.errors import ConfigError, PartiError
 
 T = TypeVar("T")
+
+
+def _own() -> Randomness:
+    """Randomness of its own, from the process's: whoever seeds that (the simulator) gets the same waits again."""
+    return random.Random(random.getrandbits(64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class Backoff:
     multiplier: float = 1.6
     cap: float = 5.0  # a SIGKILLed stream leader is replaced within 5-6 s (docs/evidence/cluster.md#c2)
     max_tries: int | None = 6  # about 4 s of waiting in all; None tries for ever
-    rng: Randomness = field(default_factory=random.Random, compare=False, repr=False)
+    rng: Randomness = field(default_factory=_own, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.base <= self.cap:
@@ -79,3 +84,16 @@ async def retry(
             if on_retry is not None:
                 on_retry(tries, wait, error)
         await clock.sleep(wait)
+
+
+def _endless(base: float, cap: float) -> Backoff:
+    # From the process's own randomness: Python seeds it anew after a fork, and the simulator seeds it itself.
+    return Backoff(base=base, cap=cap, max_tries=None, rng=random)
+
+
+FAST: Final = _endless(0.02, 0.5)
+"""Until it works, where somebody waits for the answer: records under a lease, a read that a replica is behind with."""
+FOREVER: Final = _endless(0.05, 2.0)
+"""Until it works, beside everything else."""
+PATIENT: Final = _endless(0.1, 5.0)
+"""Until it works, where what fails is likely to be down for long, or is not ours."""

@@ -65,6 +65,15 @@ class SystemClock:
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
+def by_clock(clock: Clock, moment: float) -> float:
+    """The Unix time `moment` on the clock's own scale, and never before it.
+
+    The wall is looked at first: whoever is kept from the processor between the two looks waits longer, not shorter.
+    """
+    ahead = moment - clock.wall()
+    return clock.now() + max(0.0, ahead)
+
+
 class SimulatedClock:
     """A clock that moves only when told to: `advance()` wakes the sleepers whose time has come, in order."""
 

@@ -1,7 +1,8 @@
 """What can go wrong, and what the caller should do about it.
 
 Every error of parti is a `PartiError`. It says what happened, with which value, and what to do. `retriable` is a
-class attribute: a loop may try a retriable error again with a backoff; anything else ends the attempt.
+class attribute: a loop may try a retriable error again with a backoff; anything else ends the attempt. What is
+retriable is a `TransientError`, and the other way round: code may ask either way.
 """
 
 from __future__ import annotations

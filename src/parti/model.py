@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import total_ordering
 from types import MappingProxyType
-from typing import Final, NewType
+from typing import Final, NamedTuple, NewType
 
 from parti.errors import ConfigError
 from parti.subjects import validate_token
@@ -123,6 +123,15 @@ class Ahead:
 
     def covers(self, sequence: int) -> bool:
         return sequence <= self.upto and sequence not in self.left
+
+
+class Tried(NamedTuple):
+    """What is known of a message that failed and is not done."""
+
+    sequence: int
+    attempts: int
+    timed_out: bool
+    """The last of them ran longer than `handler_timeout`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from parti.bench.report import Proof, RunContext, execute
-from parti.prove.broker import PROOF as BROKER
-from parti.prove.clock import PROOF as CLOCK
-from parti.prove.converge import PROOF as CONVERGE
-from parti.prove.crash import PROOF as CRASH
-from parti.prove.fencing import PROOF as FENCING
-from parti.prove.handoff import PROOF as HANDOFF
-from parti.prove.leader import PROOF as LEADER
-from parti.prove.restart import PROOF as RESTART
-from parti.prove.stop import PROOF as STOP
-from parti.prove.storm import PROOF as STORM
+from parti_lab.bench.report import Proof, RunContext, execute
+from parti_lab.prove.broker import PROOF as BROKER
+from parti_lab.prove.clock import PROOF as CLOCK
+from parti_lab.prove.converge import PROOF as CONVERGE
+from parti_lab.prove.crash import PROOF as CRASH
+from parti_lab.prove.fencing import PROOF as FENCING
+from parti_lab.prove.handoff import PROOF as HANDOFF
+from parti_lab.prove.leader import PROOF as LEADER
+from parti_lab.prove.restart import PROOF as RESTART
+from parti_lab.prove.stop import PROOF as STOP
+from parti_lab.prove.storm import PROOF as STORM
 
 # Figures that a busy test machine decides; the proofs run by hand hold them to their goals.
 TIMING = {"beyond_ttl_p99_s", "converged_s", "longest_in_ttl", "recovery_max_s", "exit_max_s", "successor_p95_ms"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from parti.bench.report import Proof, RunContext, execute
-from parti.prove.identity import PROOF as IDENTITY
-from parti.prove.poison import PROOF as POISON
-from parti.prove.torture import PROOF as TORTURE
+from parti_lab.bench.report import Proof, RunContext, execute
+from parti_lab.prove.identity import PROOF as IDENTITY
+from parti_lab.prove.poison import PROOF as POISON
+from parti_lab.prove.torture import PROOF as TORTURE
 
 TIMING = {"slow"}  # how fast a partition is at work again is decided by whatever else a test machine does
 
@@ -25,7 +25,6 @@ def test_scenarios_of_random_faults_break_no_promise() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone  # among other lanes a poison lived 5 times: who starves is late to say what it began
 @pytest.mark.timeout(400)
 def test_messages_that_harm_whoever_handles_them_are_quarantined_and_the_fleet_goes_on() -> None:
     prove(POISON, seed=7, kinds="exit,kill,hang,base,block,memory")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from parti.bench.load import create_stream, fill
 from parti.testing import NatsServer
 from parti.wire.options import ConnectOptions
+from parti_lab.bench.load import create_stream, fill
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -26,12 +26,12 @@ from parti.groups import (
     elastic_consume,
     static_consume,
 )
-from parti.prove.group_go import GoInstance, find_cg
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
 from parti.wire.errors import ConsumerNotFound
 from parti.wire.kv import KeyValue
+from parti_lab.prove.group_go import GoInstance, find_cg
 
 CG = find_cg()
 pytestmark = [

@@ -34,13 +34,13 @@ from parti.groups import (
     predict,
     static_consume,
 )
-from parti.prove.group_go import find_cg
 from parti.testing import NatsServer, eventually
 from parti.testing.child import spawn
 from parti.testing.reference import ReferenceUnavailable, build_peer, build_reference, reference_environment
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
 from parti.wire.errors import StreamNotFound
+from parti_lab.prove.group_go import find_cg
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 PEER = Path(__file__).parent / "peer" / "main.go"

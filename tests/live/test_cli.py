@@ -13,11 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 import parti
-from parti.bench.report import Advance, Benchmark, Experiment, Figure, Option, Proof, Result, RunContext
 from parti.cli import main
-from parti.cli.experiments import ExperimentGroup, experiment_command
 from parti.cli.lazy import Entry, RootGroup
 from parti.errors import ConnectionFailed, TransientError
+from parti.progress import Advance
+from parti_lab.bench.experiments import ExperimentGroup, experiment_command
+from parti_lab.bench.report import Benchmark, Experiment, Figure, Option, Proof, Result, RunContext
 
 PROGRAM = [sys.executable, "-m", "parti.cli"]
 
@@ -187,7 +188,7 @@ def test_a_proof_that_cannot_run_is_a_result_that_is_not_ok() -> None:
 
 
 def test_a_module_that_cannot_be_imported_breaks_only_its_own_command() -> None:
-    group = ExperimentGroup("bench", registry={"gone": "parti.bench.no_such_module"}, attribute="BENCH")
+    group = ExperimentGroup("bench", registry={"gone": "parti_lab.bench.no_such_module"}, attribute="BENCH")
     listed = CliRunner().invoke(group, ["--help"])
     assert (listed.exit_code, "gone" in listed.stdout) == (0, True)
     called = CliRunner().invoke(group, ["gone"])

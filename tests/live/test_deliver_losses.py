@@ -144,7 +144,7 @@ async def test_a_task_that_comes_back_to_the_park_is_stored_again(stage: Scene) 
     assert first is not None
     assert last is not None
     assert first.seq == last.seq
-    await park.remove(first.seq)
+    await park.remove(held.key, first.seq)
     held.sequence = 77  # scheduled alone meanwhile, and back as another message of the park
     await park.append(held)
     assert (await park.keys()).keys() == {held.key}

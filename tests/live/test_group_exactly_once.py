@@ -97,7 +97,7 @@ async def test_what_was_prepared_is_undone_when_the_message_went_to_somebody_els
     async with await elastic_consume(connection, name, "g", "m", exactly_once(store.process), options) as member:
         await api.publish(f"{name}.1", b"")
         await store.prepared.wait()
-        (message,) = member._work.in_hand.values()
+        (message,) = member._in_flight.in_hand.values()
         message.doubtful = True  # as after a freeze of the process
         store.go_on.set()
         await eventually(lambda: store.rolled_back == [1], what="the rollback")

@@ -25,7 +25,7 @@ from parti.groups import (
     errors,
     predict,
 )
-from parti.groups.pulse import Frozen
+from parti.groups.freeze_detector import Frozen
 from parti.observe import group_metrics as m
 from parti.observe.prometheus import PrometheusMetrics
 from parti.testing import NatsServer, eventually
@@ -266,7 +266,7 @@ async def test_a_member_that_stood_still_and_lost_its_pin_says_nothing_about_wha
     await eventually(lambda: member.in_flight == 8, what="the end of what was not begun")
     info = await bench.api.consumer_info(bench.queue, "m1")
     assert (info["num_redelivered"], info["num_ack_pending"]) == (0, 40)
-    assert all(message.doubtful for message in member._work.in_hand.values())
+    assert all(message.doubtful for message in member._in_flight.in_hand.values())
     gate.opened.set()
 
 
@@ -309,7 +309,7 @@ async def test_a_message_is_tried_until_it_succeeds_and_nothing_passes_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bench.create()
-    monkeypatch.setattr("parti.groups.work._STUCK_AFTER", 0.0)
+    monkeypatch.setattr("parti.groups.in_flight._STUCK_AFTER", 0.0)
     fails = 8
 
     async def failing(message: GroupMessage) -> None:

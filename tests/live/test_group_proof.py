@@ -7,16 +7,16 @@ from functools import partial
 
 import pytest
 
-from parti.bench.group import BENCH
-from parti.bench.report import RunContext, execute
 from parti.groups import ConsumerTemplate, ElasticGroups, GroupMessage, MemberOptions, elastic_consume
-from parti.prove.group import PROOF
-from parti.prove.group_go import find_cg
 from parti.testing import NatsCluster, eventually, insist
 from parti.wire.api import JetStreamApi
 from parti.wire.api_publish import expectations
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
+from parti_lab.bench.group import BENCH
+from parti_lab.bench.report import RunContext, execute
+from parti_lab.prove.group import PROOF
+from parti_lab.prove.group_go import find_cg
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ class Host:
     store: Store
     clock: SimulatedClock
     config: ControlConfig
+    stream_created: str = "2026-01-01T00:00:00Z"
 
     def may_act(self) -> bool:
         return True

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from parti.bench.load import create_stream, fill
 from parti.errors import AuthFailed, ConnectionFailed, PartiError, ProtocolError
 from parti.testing import FaultProxy, NatsServer, eventually
 from parti.wire.blocking import BlockingConnection
@@ -17,6 +16,7 @@ from parti.wire.errors import ConsumerDeleted, NoResponder
 from parti.wire.live import LiveConnection
 from parti.wire.options import ConnectOptions
 from parti.wire.pull import DeliveryLost, HeartbeatMissed, LivePull, PullSettings, ack_frames
+from parti_lab.bench.load import create_stream, fill
 
 
 class Collector:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
-from manager_fleet import fleet_on
+from manager_fleet import HASTY, fleet_on
 
 from parti.errors import ConfigError, UsageError
 from parti.manager import ControlConfig, Hooks, Manager, ManagerState
@@ -176,3 +177,27 @@ async def test_a_manager_says_what_is_wrong_with_its_settings(server: NatsServer
         with pytest.raises(ConfigError, match="namespace"):
             await fleet.worker(namespace="not a name")
         fleet.managers.clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
+async def test_a_lease_that_ends_at_any_moment_of_a_stop_is_no_error(
+    server: NatsServer, name: str, layout: str
+) -> None:
+    rng = random.Random(layout)
+    async with fleet_on(server, name, count=4) as fleet:
+        for turns in sorted(rng.sample(range(300), 5)):
+            manager = await fleet.worker(layout=layout, **HASTY)
+            await fleet.spread(manager)
+            fleet.gate.clear()
+            before = len(fleet.entered)
+            await fleet.publish(8)
+            await eventually(lambda before=before: len(fleet.entered) > before, what="a message in hand")
+            stopping = asyncio.create_task(manager.stop())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if (agent := manager._agent) is not None:
+                agent._fenced("the lease ran out by our own clock")
+            fleet.gate.set()
+            await stopping
+            fleet.managers.remove(manager)

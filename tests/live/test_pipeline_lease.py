@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from parti.bench.load import create_stream
-from parti.errors import ConfigError
+from parti.errors import ConfigError, PartiError
 from parti.spark.pipeline.fence import StaleEpoch, fence_subject, raise_fence
 from parti.spark.pipeline.lease import DriverLease, LeaseLost, Standby
 from parti.spark.pipeline.publishing import ResultSink, TaskSinks, _Line
@@ -17,6 +16,7 @@ from parti.testing import NatsServer, eventually_blocking
 from parti.wire.blocking import BlockingConnection
 from parti.wire.errors import WrongLastSequence
 from parti.wire.options import ConnectOptions
+from parti_lab.bench.load import create_stream
 
 PATIENT = Standby(ttl=60.0, renew_every=2.0, margin=0.5)  # longer than a loaded machine starves a process
 QUICK = Standby(ttl=1.0, renew_every=0.3, margin=0.1)
@@ -154,3 +154,20 @@ def test_a_record_that_is_not_ours_is_told(options, name, connection):
         assert lost.wait(60)
         with pytest.raises(Exception, match="is not ours"):
             other.acquire(5)
+
+
+def test_a_permission_that_lacks_ends_the_lease_with_its_name_instead_of_a_wait_without_end(name):
+    users = """
+    authorization { users = [
+      { user: all, password: all }
+      { user: some, password: some, permissions: { publish: { deny: "$KV.>" } } }
+    ] }
+    """
+    with NatsServer(config=users) as server:
+        everything = ConnectOptions(servers=(server.url,), user="all", password="all")
+        first, _ = lease(everything, name, "a", QUICK)
+        with first:
+            assert first.acquire(60) is not None
+        second, _ = lease(ConnectOptions(servers=(server.url,), user="some", password="some"), name, "b", QUICK)
+        with second, pytest.raises(PartiError, match=r"\$KV"):
+            second.acquire(60)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from stored_input import Message, consumers, create, publish
@@ -14,7 +16,7 @@ from parti.errors import ConnectionFailed, PartiError, UsageError
 from parti.testing import Direction, FaultProxy, NatsServer, eventually_blocking
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
-from parti.wire.ranges import Path, RangeReader, ReadEnded
+from parti.wire.ranges import Leaderless, Path, RangeReader, ReadEnded
 
 BOTH: list[Path] = ["consumer", "direct"]
 COUNT = 20_000
@@ -232,6 +234,35 @@ def test_a_message_larger_than_the_server_now_allows_ends_in_an_error_and_no_end
         with pytest.raises(PartiError, match=r"MaxBytes|larger than its max_payload"):
             list(reader.read(name, 0, 1, path=path))
         reader.close()
+
+
+def test_what_a_replica_says_of_a_stream_without_a_leader_is_not_taken_for_its_state(
+    server: NatsServer, name: str
+) -> None:
+    """A server answered so for a minute (case 11 of `parti prove spark --seed 102 --replicas 3`)."""
+    with BlockingConnection.open(ConnectOptions(servers=(server.url,))) as connection:
+        create(connection, name)
+        info = connection.api(f"STREAM.INFO.{name}")
+        info["config"]["num_replicas"] = 3
+        clusters = [{"replicas": [{"name": "n0"}]}, {"leader": "n1", "replicas": [{"name": "n0"}]}]
+        sid = connection.subscribe(f"{name}-api.STREAM.INFO.{name}")
+        connection.ping()
+
+        def answer() -> None:
+            while clusters:
+                frames = connection.frames(10)
+                for index in np.flatnonzero(frames.sid == sid):
+                    reply = frames.reply(int(index)).decode()
+                    connection.publish(reply, json.dumps(info | {"cluster": clusters.pop(0)}).encode())
+
+        replica = threading.Thread(target=answer)
+        replica.start()
+        reader = RangeReader(ConnectOptions(servers=(server.url,), api_prefix=f"{name}-api"))
+        with pytest.raises(Leaderless, match="has no leader now"):
+            reader.state(name)
+        assert reader.state(name).leader == "n1"
+        reader.close()
+        replica.join()
 
 
 def test_a_crashed_reader_leaves_no_consumer_for_long(

@@ -28,45 +28,44 @@ from parti.control.signals import (
     AddFilter,
     CatchUp,
     ClaimSeen,
-    Discard,
     Done,
     DropFilter,
     FilterAdded,
     FilterDropped,
-    Gap,
+    Granted,
     LaneStopped,
     LastRead,
-    Offer,
-    Read,
     ReadLast,
     ReadUpTo,
     StopLane,
-    Verdict,
     WriteClaim,
     WriteFailed,
 )
-from parti.model import Claim, ClaimState, Layout, Member, PartitionId, Retention, WorkerId
+from parti.model import Claim, ClaimState, Member, PartitionId, Retention, WorkerId
 
 P = PartitionId("p")
 MEMBERS = tuple(Member(WorkerId(f"worker-{n}"), f"n{n}") for n in range(3))
 
 
 class Worker:
-    """A worker reduced to what the partition needs: a filter, a position, a lane."""
+    """A worker reduced to what a plane has of it: a filter, what came by it, and an exact position."""
 
     def __init__(self, me: Member) -> None:
         self.me = me
         self.state = Holding(P, me, Retention.LIMITS)
         self.filtered = False
-        self.scanned = 0
-        self.inbox: list[int] = []
-        self.unacked: set[int] = set()
-        self.acked: set[int] = set()
-        self.held: set[int] = set()
-        self.lane: list[int] = []
-        self.started = 0
+        self.received: set[int] = set()
+        self.at = 0
+        self.target = 0
+        self.stopped = True
+        self.noted = 0
         self.dead = False
-        self.missing = False
+
+    @property
+    def next(self) -> int | None:
+        """The message that it can do now: read by range up to T, delivered above."""
+        ready = self.at + 1 <= self.target or self.at + 1 in self.received
+        return self.at + 1 if ready and not self.stopped and self.state.lease is not None and not self.dead else None
 
 
 class HandoffMachine(RuleBasedStateMachine):
@@ -92,7 +91,7 @@ class HandoffMachine(RuleBasedStateMachine):
         self.last += 1
         for worker in self.workers:
             if worker.filtered:
-                self._scan(worker)
+                worker.received.add(self.last)
 
     @rule(count=st.integers(1, 4))
     def publish_more(self, count: int) -> None:
@@ -100,37 +99,24 @@ class HandoffMachine(RuleBasedStateMachine):
             self.publish()
 
     @rule(n=st.integers(0, 2), count=st.integers(1, 3))
-    def deliver(self, n: int, count: int) -> None:
-        worker = self.workers[n]
-        while worker.inbox and not worker.dead and count:
-            self._judge(worker, worker.inbox.pop(0))
-            count -= 1
-
-    @rule(n=st.integers(0, 2))
-    def lose_deliveries(self, n: int) -> None:
-        """They vanish on their way; the gap rule notices with the next delivery."""
-        worker = self.workers[n]
-        if worker.inbox:
-            worker.inbox.clear()
-            worker.missing = True
-
-    @rule(n=st.integers(0, 2))
-    def redeliver(self, n: int) -> None:
-        worker = self.workers[n]
-        pending = sorted(worker.unacked - worker.acked)
-        if pending and not worker.dead:
-            self._judge(worker, pending[0])
-
-    @rule(n=st.integers(0, 2), count=st.integers(1, 3))
     def handle(self, n: int, count: int) -> None:
         worker = self.workers[n]
-        while not worker.dead and worker.state.lease is not None and worker.lane and count:
-            seq = worker.lane.pop(0)
-            worker.started = max(worker.started, seq)
+        while (seq := worker.next) is not None and count:
             self._effect(worker, seq)
-            self._feed(worker, Done(seq))
-            worker.acked |= {s for s in worker.unacked if s <= worker.state.cursor}
+            worker.at = seq
             count -= 1
+
+    @rule(n=st.integers(0, 2))
+    def note_position(self, n: int) -> None:
+        self.workers[n].noted = self.workers[n].at
+
+    @rule(n=st.integers(0, 2))
+    def look(self, n: int) -> None:
+        """The plane tells that T is reached."""
+        worker = self.workers[n]
+        state = worker.state
+        if state.phase is holding.Phase.CATCHING_UP and state.target is not None and worker.at >= state.target:
+            self._feed(worker, ReadUpTo(state.target, state.ticket))
 
     @rule(indexes=st.lists(st.integers(0, 50), min_size=1, max_size=6))
     def happen(self, indexes: list[int]) -> None:
@@ -180,9 +166,6 @@ class HandoffMachine(RuleBasedStateMachine):
         if worker.dead or heir.dead or n == to:
             return
         worker.dead = True
-        worker.lane.clear()
-        pending = worker.unacked - worker.acked
-        floor = min(pending) - 1 if pending else max(worker.unacked, default=0)
         if self.claim.pending == worker.me:
             self._leader(lambda c: claims.abort(c, term=1))
         if self.claim.owner == worker.me:
@@ -190,7 +173,7 @@ class HandoffMachine(RuleBasedStateMachine):
             if self.claim.state is ClaimState.COMMIT and not self.claim.accepted:
                 self._leader(lambda c: claims.redirect(c, heir.me, term=1))
             else:
-                start = claims.takeover_start(self.claim, checkpoint=0, floor=floor, layout=Layout.PER_WORKER)
+                start = max(self.claim.cursor, worker.noted)
                 self._leader(lambda c: claims.take_over(c, heir.me, start=start, term=1))
 
     # -- what must hold ---------------------------------------------------------------------------------------------
@@ -204,10 +187,7 @@ class HandoffMachine(RuleBasedStateMachine):
     @invariant()
     def the_cursor_claims_only_what_is_done(self) -> None:
         if hasattr(self, "workers"):
-            done = max(self.effects, default=0)
-            for worker in self.workers:
-                if worker.state.lease is not None and not worker.dead and worker.state.tail > worker.state.done:
-                    assert worker.state.cursor <= max(done, self.claim.cursor, worker.state.done)
+            assert self.claim.cursor <= max(self.effects, default=0)
 
     def teardown(self) -> None:
         """Let everything that is in flight arrive, and the living finish: nothing may be missing."""
@@ -217,14 +197,9 @@ class HandoffMachine(RuleBasedStateMachine):
             self._tell()
             while self.flying:
                 self.flying.pop(0)()
-            for n, worker in enumerate(self.workers):
-                while worker.inbox and not worker.dead:
-                    self.deliver(n, 1)
-                if worker.missing:
-                    self._notice(worker)
-                if worker.state.lease is not None:
-                    while worker.lane and not worker.dead:
-                        self.handle(n, 1)
+            for n in range(len(self.workers)):
+                self.handle(n, self.last)
+                self.look(n)
             if self.claim.pending is not None and self._worker(self.claim.pending).dead:
                 self.abort()
             if self.claim.state is ClaimState.STABLE and len(set(self.effects)) == self.last:
@@ -235,11 +210,6 @@ class HandoffMachine(RuleBasedStateMachine):
 
     def _worker(self, member: Member) -> Worker:
         return self.workers[MEMBERS.index(member)]
-
-    def _scan(self, worker: Worker) -> None:
-        worker.inbox += range(worker.scanned + 1, self.last + 1)
-        worker.unacked |= set(range(worker.scanned + 1, self.last + 1))
-        worker.scanned = self.last
 
     def _effect(self, worker: Worker, seq: int) -> None:
         assert worker.state.lease is not None
@@ -266,21 +236,6 @@ class HandoffMachine(RuleBasedStateMachine):
         for worker in self.workers:
             self.flying.append(lambda w=worker: self._feed(w, ClaimSeen(claim, revision)))  # type: ignore[misc]
 
-    def _notice(self, worker: Worker) -> None:
-        worker.missing = False
-        self._feed(worker, Gap())
-
-    def _judge(self, worker: Worker, seq: int) -> None:
-        if worker.missing:
-            self._notice(worker)  # the next delivery does not carry the next sequence
-        worker.state, verdict = holding.deliver(worker.state, seq)
-        if verdict is Verdict.PROCESS:
-            worker.lane.append(seq)
-        elif verdict is Verdict.HOLD:
-            worker.held.add(seq)
-        elif verdict is Verdict.ACK:
-            worker.acked.add(seq)
-
     def _feed(self, worker: Worker, event: holding.Event) -> None:
         if worker.dead:
             return
@@ -296,20 +251,11 @@ class HandoffMachine(RuleBasedStateMachine):
                 self.flying.append(lambda: self._drop_filter(worker))
             case ReadLast(_, ticket):
                 self.flying.append(lambda: self._feed(worker, LastRead(self.last, ticket)))
-            case CatchUp(_, after, upto, ticket):
-                self.flying.append(lambda: self._catch_up(worker, after, upto, ticket))
-            case Offer():
-                held, worker.held = sorted(worker.held), set()
-                for seq in held:
-                    self._judge(worker, seq)
+            case Granted() | CatchUp():
+                self._engage(worker)
             case StopLane():
-                worker.held.clear()
-                dropped = worker.lane[0] if worker.lane else None
-                worker.lane.clear()
-                self._feed(worker, LaneStopped(worker.started, dropped))
-            case Discard():
-                worker.held.clear()
-                worker.lane.clear()
+                worker.stopped = True
+                self.flying.append(lambda: self._stopped(worker))
             case WriteClaim(claim, expected):
                 self.flying.append(lambda: self._cas(worker, claim, expected))
             case _:
@@ -319,7 +265,7 @@ class HandoffMachine(RuleBasedStateMachine):
         if worker.dead:
             return
         if not worker.filtered:
-            worker.filtered, worker.scanned = True, self.last  # it never goes back for older messages
+            worker.filtered, worker.received = True, set()  # it never goes back for older messages
         self.flying.append(lambda last=self.last: self._feed(worker, FilterAdded(last, ticket)))  # type: ignore[misc]
 
     def _drop_filter(self, worker: Worker) -> None:
@@ -328,13 +274,18 @@ class HandoffMachine(RuleBasedStateMachine):
             worker.filtered = False
             self._feed(worker, FilterDropped())
 
-    def _catch_up(self, worker: Worker, after: int, upto: int, ticket: int) -> None:
-        for seq in range(after + 1, upto + 1):
-            before = worker.state.queued
-            self._feed(worker, Read(seq, ticket))
-            if worker.state.queued != before:
-                worker.lane.append(seq)
-        self._feed(worker, ReadUpTo(upto, ticket))
+    def _stopped(self, worker: Worker) -> None:
+        self._feed(worker, LaneStopped(worker.at, worker.at + 1))
+        self._feed(worker, Done(worker.at))
+
+    def _engage(self, worker: Worker) -> None:
+        """As the plane does: begin at the claim's position, or go on from our own."""
+        state = worker.state
+        if state.lease is None or state.phase is holding.Phase.ADDING or state.phase is holding.Phase.STOPPING:
+            return
+        if worker.stopped:
+            worker.at, worker.stopped = state.queued, False
+        worker.target = max(worker.target, state.target or 0)
 
     def _cas(self, worker: Worker, claim: Claim, expected: int) -> None:
         if worker.dead:

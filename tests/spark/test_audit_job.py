@@ -15,12 +15,12 @@ from click.testing import CliRunner
 
 from parti.audit import Effects, Published, Report, Rules, audit
 from parti.audit.html import render_html
-from parti.bench.audit import PLANTED, write, wrong_counts
 from parti.cli import main
 from parti.errors import ConfigError, UsageError
 from parti.spark.pipeline import Outcomes, Pipeline
 from parti.testing import eventually_blocking
 from parti.wire.options import ConnectOptions
+from parti_lab.bench.audit import PLANTED, write, wrong_counts
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
 COUNT = 200_000

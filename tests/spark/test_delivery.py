@@ -8,8 +8,10 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +41,14 @@ from parti.tasks.held import Reader
 from parti.tasks.names import Names
 from parti.tasks.order import RuleBook
 from parti.tasks.policy import Outcome
+from parti.tasks.recorder import AttemptRecord
 from parti.tasks.secrets import SecretStore
 from parti.tasks.transport import HttpTransport
 from parti.testing import eventually_blocking
-from parti.testing.http_server import Answer, FaultHttpServer
+from parti.testing.http_server import Answer, FaultHttpServer, Received
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
+from parti.wire.errors import MessageNotFound
 from parti.wire.kv import KeyValue
 from parti.wire.options import ConnectOptions
 
@@ -240,7 +244,7 @@ def test_a_second_driver_stands_by_and_goes_on_where_the_first_has_stopped(
     assert {epoch for number, epoch in seen if number > 6} == {first_epoch + 1}
 
 
-def drive(pipeline: Pipeline, rows: list[dict[str, Any]], epoch: int = 0) -> list[dict[str, Any]]:
+def drive(pipeline: Pipeline, rows: list[dict[str, Any]], epoch: int = 0, tasks: int = 1) -> list[dict[str, Any]]:
     """One batch through the handler stage, as a Spark task runs it; rows that come back may be driven again."""
     names = ("value", "subject", "sequence", "timestamp", "parked_until", "parked_times", "parked_alone")
     table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows], schema=_READ)
@@ -249,9 +253,8 @@ def drive(pipeline: Pipeline, rows: list[dict[str, Any]], epoch: int = 0) -> lis
     )
     assert pipeline.payload_key is not None
     batch = pipeline.payload_key.rekeyed(columns.to_batches()[0])
-    stage = Stage(
-        pipeline.handler, pipeline.name, pipeline.stream, policy=pipeline.policy, shape=pipeline.shape, epoch=epoch
-    )
+    named = {"policy": pipeline.policy, "shape": pipeline.shape, "epoch": epoch, "tasks": tasks}
+    stage = Stage(pipeline.handler, pipeline.name, pipeline.stream, **named)
     return [row for part in stage.run(iter([batch])) for row in part.to_pylist()]
 
 
@@ -290,6 +293,41 @@ def test_a_host_that_is_down_spends_no_attempts(make: Callable[..., Pipeline], e
     assert len(endpoint.received) == 3
     assert sorted(row["parked_times"] for row in found) == [0] * 27 + [1] * 3
     assert all(row["parked_until"] > time.time() + 3000 for row in found if not row["parked_times"])
+
+
+def test_of_what_a_trigger_may_do_each_of_several_spark_tasks_has_its_part(
+    make: Callable[..., Pipeline], endpoint: FaultHttpServer
+) -> None:
+    times: list[float] = []
+
+    def reply(_request: Received) -> Answer:
+        times.append(time.monotonic())
+        return Answer(200, delay=0.05)
+
+    endpoint.on("/hook", reply)
+    found = drive(make(triggers=("t1: rate=40 concurrency=4",)), rows(endpoint, 20, "/hook"), tasks=4)
+    assert {row["outcome"] for row in found} == {"done"}
+    assert max(sum(first <= other < first + 1 for other in times) for first in times) <= 11
+    assert min(later - earlier for earlier, later in pairwise(times)) >= 0.045  # one at once
+
+
+def test_attempts_are_logged(make: Callable[..., Pipeline], endpoint: FaultHttpServer, stream: Any) -> None:
+    endpoint.on("/down", Answer(503))
+    drive(make(), rows(endpoint, 2, "/down") + rows(endpoint, 1, "/hook"))
+
+    async def logged() -> list[tuple[int, str, int]]:
+        connection = await connect(ConnectOptions(servers=(stream.url,)))
+        try:
+            js, name, found = JetStreamApi(connection), Names(stream.name).attempts, []
+            with suppress(MessageNotFound):
+                for sequence in range(1, 9):
+                    record = msgspec.json.decode((await js.msg_get(name, seq=sequence)).data, type=AttemptRecord)
+                    found.append((record.attempt, record.outcome, record.status))
+            return found
+        finally:
+            await connection.close()
+
+    assert asyncio.run(logged()) == [(1, "server_error", 503)] * 2  # "failures" is the default
 
 
 def test_attempts_are_counted_from_batch_to_batch_until_the_policy_ends(

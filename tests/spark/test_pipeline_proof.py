@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from parti.bench.report import RunContext, execute
-from parti.prove.pipeline import PROOF
+from parti_lab.bench.report import RunContext, execute
+from parti_lab.prove.pipeline import PROOF
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from parti.bench.load import create_stream, delete_stream
-from parti.bench.report import RunContext, execute
-from parti.prove.spark import PROOF, SINK, SOURCE, Experiment
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
+from parti_lab.bench.load import create_stream, delete_stream
+from parti_lab.bench.report import RunContext, execute
+from parti_lab.prove.spark import PROOF, SINK, SOURCE, Experiment
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from parti.bench.report import RunContext
 from parti.errors import DataLoss
-from parti.prove.plain_reader import Plain
-from parti.prove.spark_case import FAULTS, FEATURES, WRONG, draw
-from parti.prove.spark_generated import run_cases
-from parti.prove.spark_play import Outcome, Play, Task
-from parti.prove.spark_verdict import judge
-from parti.prove.spark_world import World
+from parti_lab.bench.report import RunContext
+from parti_lab.prove.plain_reader import Plain
+from parti_lab.prove.spark_case import FAULTS, FEATURES, WRONG, draw
+from parti_lab.prove.spark_generated import run_cases
+from parti_lab.prove.spark_play import Outcome, Play, Task
+from parti_lab.prove.spark_verdict import judge
+from parti_lab.prove.spark_world import World
 
 
 def test_a_number_is_a_case_and_everything_comes_up():

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parti.bench.assign import SCENARIOS, Scenario, measure
 from parti.control.assign import STRATEGIES, NoWorkers, Sticky, owners_of, strategy_named
 from parti.control.assign.base import lowest_peak, quality
 from parti.errors import ConfigError
 from parti.model import Partition, PartitionId, WorkerId
+from parti_lab.bench.assign import SCENARIOS, Scenario, measure
 
 
 def workers(count: int) -> list[WorkerId]:

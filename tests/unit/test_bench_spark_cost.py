@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from parti.bench.spark_cost import BENCH, _figures, cpu_of_tree
+from parti_lab.bench.spark_cost import BENCH, _figures, cpu_of_tree
 
 BURN = "import time\nwhile time.process_time() < {0}: pass\n"
 NESTED = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN.format(0.2)!r}])\n"

@@ -165,6 +165,10 @@ class World:
             state.finish = 0
             state.look_ahead()
             self.ours.discard(name)
+            cursor, ahead = self.desk.ledger.cursor(state.id), state.ahead
+            found = [n for n, (where, _) in self.stream.items() if where == name and n > cursor]
+            told = [n for n in found if ahead is None or not ahead.covers(n)]
+            assert told == sorted(self.undone(name)), f"{name} tells the next owner {cursor} and {ahead}"
 
     def go_on(self, name: str) -> None:
         """The move was aborted: from where we had stopped, or from our own position where we are aside."""

@@ -153,13 +153,5 @@ def test_the_member_that_had_prepared_keeps_its_t_when_the_owner_dies() -> None:
     assert claims.take_over(READY, C, start=75, term=1).target is None
 
 
-def test_an_owner_that_fell_behind_reopens_its_claim_so_that_no_floor_counts() -> None:
-    reopened = claims.reopen(STABLE, A, cursor=60, target=500)
-    assert (reopened.state, reopened.accepted, reopened.epoch) == (ClaimState.COMMIT, True, STABLE.epoch)
-    assert claims.takeover_start(reopened, checkpoint=70, floor=400, layout=Layout.PER_WORKER) == 70
-    with pytest.raises(IllegalTransition):
-        claims.reopen(STABLE, B, cursor=60, target=500)
-
-
 def test_a_claim_tells_its_story_in_one_line() -> None:
     assert str(READY) == "orders.7 prepare+ worker-0#a->worker-1#b epoch=2 cursor=55 T=80"

@@ -4,7 +4,13 @@ import signal
 import subprocess
 import sys
 
-from parti.clock import Deadline, SimulatedClock, SystemClock, seeded
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parti.clock import Deadline, SimulatedClock, SystemClock, by_clock, seeded
+from parti.tasks import names
+from parti.tasks.park import came_due, due_of
 
 
 async def test_simulated_sleepers_wake_in_the_order_of_their_time() -> None:
@@ -75,3 +81,48 @@ def test_the_system_clock_counts_while_the_process_is_stopped() -> None:
 
 def test_the_same_seed_gives_the_same_run() -> None:
     assert [seeded(5).random() for _ in range(3)] == [seeded(5).random() for _ in range(3)]
+
+
+class _Interrupted(SimulatedClock):
+    """Others have the processor for a while at every look at it."""
+
+    def __init__(self, pauses: list[float]) -> None:
+        super().__init__(start=1_000.0)
+        self._pauses = list(pauses)
+
+    def _interrupt(self) -> None:
+        self.advance(self._pauses.pop(0) if self._pauses else 0.0)
+
+    def now(self) -> float:
+        seen = super().now()
+        self._interrupt()
+        return seen
+
+    def wall(self) -> float:
+        seen = super().wall()
+        self._interrupt()
+        return seen
+
+
+@given(pauses=st.lists(st.floats(0, 0.1), max_size=6), ahead=st.floats(-2, 2), which=st.integers(0, 2))
+def test_nobody_comes_before_a_moment_because_the_clock_was_read_with_a_pause(
+    pauses: list[float], ahead: float, which: int
+) -> None:
+    offset = 1_700_000_000.0 - 1_000.0
+    clock = _Interrupted(pauses)
+    moment = offset + 1_000.0 + ahead
+    until = [
+        lambda: by_clock(clock, moment),
+        lambda: came_due(moment, clock),
+        lambda: due_of({names.DUE: f"{moment:.6f}"}, clock),
+    ][which]()
+    least = min(moment, offset + 1_001.0) if which else moment  # what has come due waits for a second at most
+    assert until + offset >= least - 1e-5
+    assert until <= clock.now() + max(0.0, ahead) + 1e-5
+
+
+@pytest.mark.parametrize("value", ["", "x", "nan", "inf", "-inf", "9" * 400])
+def test_a_due_time_that_is_none_keeps_nothing_waiting_for_long(value: str) -> None:
+    clock = SimulatedClock()
+    assert not due_of({names.DUE: value}, clock) > clock.now() + 1
+    assert not due_of({}, clock) > clock.now()

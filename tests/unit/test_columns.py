@@ -105,6 +105,9 @@ def test_a_large_batch_is_read_in_runs_as_each_reply_alone(
             consumer_deliveries(frames_of(*raw))
         return
     assert consumer_deliveries(frames_of(*raw)).numbers.T.tolist() == [list(numbers) for _, numbers in values]
+    some = consumer_deliveries(frames_of(*raw), (1, 2))
+    assert some.numbers[1:3].T.tolist() == [list(numbers[1:3]) for _, numbers in values]
+    assert some.pending_behind_last() == values[-1][1][4]
 
 
 @pytest.mark.parametrize("shape", [9, 11, 12])

@@ -11,10 +11,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from parti.demo import effects
-from parti.demo.effects import EffectLog
-from parti.demo.quiet import quietly
 from parti.testing.history import Effect
+from parti_lab.demo import effects
+from parti_lab.demo.effects import EffectLog
+from parti_lab.demo.quiet import quietly
 
 
 def test_effects_are_kept_in_files_in_the_order_they_were_accepted(

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from parti.errors import Category, PartiError
+from parti.errors import Category, PartiError, TransientError
 from parti.wire.errors import (
     API_ERRORS,
     STATUS_ERRORS,
@@ -42,6 +42,15 @@ def expected_rows() -> list[str]:
 def test_the_document_shows_the_table_of_the_code() -> None:
     documented = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| ") and "`" in line]
     assert documented == expected_rows()
+
+
+def all_kinds(of: type[PartiError] = PartiError) -> set[type[PartiError]]:
+    return {of}.union(*(all_kinds(kind) for kind in of.__subclasses__()))
+
+
+def test_what_may_be_tried_again_is_a_transient_error_and_nothing_else_is():
+    assert {kind for kind in all_kinds() if kind.retriable} == all_kinds(TransientError)
+    assert {kind for kind in API_ERRORS.values() if kind.retriable} < all_kinds(TransientError)
 
 
 @pytest.mark.parametrize(

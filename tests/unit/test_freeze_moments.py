@@ -13,8 +13,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -29,8 +31,8 @@ from parti.worker.errors import LeaseOver
 from parti.worker.health import HealthTracker
 from parti.worker.ledger import PartitionState
 from parti.worker.message import Message, make_message
-from parti.worker.outcomes import RetryPolicy
 from parti.worker.recorder import Recorder
+from parti.worker.runtime import Runtime
 from parti.worker.watch import Watch
 
 _TRACED = {module.__file__ for module in (attempts, desk, handler, lanes, selectors, asyncio.base_events)} | {__file__}
@@ -102,17 +104,10 @@ async def run(frozen: Frozen, rng: random.Random, *, waits: bool) -> None:
         left -= 1
         return None
 
-    config = WorkerConfig(stream="S", subject_template="s.{partition}.*", lanes="key")
+    config = WorkerConfig(stream="S", subject_template="s.{partition}.*", lanes="key", retry_delays=("1ms",))
     recorder = Recorder(NO_METRICS, HealthTracker())
-    tried = attempts.Attempts(
-        handler.AdaptedHandler(handle, concurrency=config.concurrency),
-        RetryPolicy(3, (0.001,)),
-        recorder,
-        clock=SystemClock(),
-        backoff=Backoff(),
-        let_go=lambda message: worker.let_go(message),
-        may_start=frozen.may_start,
-    )
+    runtime = Runtime(Mock(), config, handle, recorder, frozen, Backoff(), SystemClock())
+    tried = attempts.Attempts(runtime, let_go=lambda message: worker.let_go(message))
     tried.now = loop.time
     worker = desk.Desk(config, recorder, tried.serve)
     worker.pool.may_act = frozen.may_pull
@@ -122,13 +117,9 @@ async def run(frozen: Frozen, rng: random.Random, *, waits: bool) -> None:
     watch = Watch(
         worker.pool,
         tried,
-        recorder,
-        config=config,
-        clock=frozen,  # type: ignore[arg-type]  # it only asks what time it is
-        fence=frozen,
+        replace(runtime, clock=frozen),  # type: ignore[arg-type]  # it only asks what time it is
         states=lambda: [state],
         in_hand=lambda: worker.ledger.in_hand,
-        connected=lambda: True,
     )
     watch.start()
     try:

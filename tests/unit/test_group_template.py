@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parti.groups import ConsumerTemplate, GroupKind, MemberOptions, errors
-from parti.groups.pulse import Limits
+from parti.groups.freeze_detector import Limits
 from parti.groups.template import nanoseconds
 
 

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from parti.control import lives, records
 from parti.control.lives import Life, Suspicion, suspicion
-from parti.model import Member, PartitionId, WorkerId
+from parti.model import Member, PartitionId, Tried, WorkerId
+from parti.worker.tries import Tries
 
 P, Q = PartitionId("p"), PartitionId("q")
+counts = st.integers(0, 2**63 - 1)
 
 
 def member(number: int) -> Member:
@@ -166,3 +168,20 @@ def test_kills_from_outside_bury_a_message_only_if_they_hit_it_twice_in_a_row(
         last = killed
         fleet.live(number, killed, moves=False)
         assert fleet.buried is None
+
+
+@given(
+    st.dictionaries(st.sampled_from([P, Q]), st.lists(st.builds(Tried, counts, counts, st.booleans()), max_size=3)),
+    st.text(max_size=30),
+)
+def test_what_failed_survives_its_record(tried: dict[PartitionId, list[Tried]], stream: str) -> None:
+    life = Life(member(0), stream=stream, tried={p: tuple(known) for p, known in tried.items() if known})
+    assert records.decode_lives(records.encode_lives(life.member.worker, [life])) == (life,)
+
+
+@given(st.lists(st.builds(Tried, st.integers(1, 9), st.integers(1, 4), st.booleans())), st.integers(0, 9))
+def test_the_highest_count_of_a_message_counts_until_its_partition_has_passed_it(heard: list[Tried], at: int) -> None:
+    tries = Tries()
+    tries.heard(heard)
+    left = {each.sequence: each.attempts for each in tries.to_tell(at)}
+    assert left == {n: max(t.attempts for t in heard if t.sequence == n) for n in {t.sequence for t in heard} if n > at}

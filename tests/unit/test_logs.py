@@ -6,6 +6,8 @@ import copy
 import io
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -145,3 +147,33 @@ def test_names_of_other_fields_are_not(name: str) -> None:
 
 def test_a_password_with_an_at_sign_is_masked_whole() -> None:
     assert redact_urls("see nats://u:p@ss@host:1/x and tls://h") == "see nats://********@host:1/x and tls://h"
+
+
+def test_two_threads_may_write_their_first_event_at_once() -> None:
+    """The import of structlog takes a while; a thread that logs meanwhile found half a module, and died of it."""
+    program = """
+import importlib.abc, importlib.machinery, sys, threading
+from parti.observe.logs import get_logger
+
+half, go_on = threading.Event(), threading.Event()
+
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "structlog._base" and not half.is_set():
+            half.set()
+            go_on.wait(20)
+        return None
+
+sys.meta_path.insert(0, Slow())
+log = get_logger("test")
+first = threading.Thread(target=lambda: log.warning("first"))
+first.start()
+assert half.wait(20)
+threading.Timer(0.2, go_on.set).start()
+log.warning("second")
+first.join(20)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "first" in ran.stderr
+    assert "second" in ran.stderr

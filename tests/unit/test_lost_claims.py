@@ -17,7 +17,19 @@ from parti.control.reconcile import AssignmentSeen, ClaimsLost, ClaimsSeen, Lead
 from parti.control.signals import ClaimLost, ClaimSeen, WriteFailed
 from parti.control.signals import WriteClaim as OwnWrite
 from parti.control.slot import Slot
-from parti.model import Assignment, Checkpoint, Claim, ClaimState, Lease, Member, Partition, PartitionId, WorkerId
+from parti.manager.positions import is_former
+from parti.model import (
+    Ahead,
+    Assignment,
+    Checkpoint,
+    Claim,
+    ClaimState,
+    Lease,
+    Member,
+    Partition,
+    PartitionId,
+    WorkerId,
+)
 
 TERMS = LeaseTerms(ttl=6.0, renew_every=2.0, margin=0.3)
 P = PartitionId("p0")
@@ -114,8 +126,9 @@ def test_a_leader_that_does_not_find_a_claim_waits_for_all_to_speak_and_goes_on_
     leader, _ = reconcile.step(leader, reconcile.MembersChanged(101.0, members))
     leader, effects = reconcile.step(leader, Tick(101.2))
     assert effects == (ReadTraces((P,)),)
-    _, effects = reconcile.step(leader, TracesRead(101.3, (P,), {P: Trace(9, 77, B)}))
+    _, effects = reconcile.step(leader, TracesRead(101.3, (P,), {P: Trace(9, 77, B, Ahead(90, frozenset({78})))}))
     found = next(e for e in effects if isinstance(e, WriteClaim))
+    assert found.claim.ahead == Ahead(90, frozenset({78})), "what was done above it is not repeated"
     assert (found.claim.owner, found.claim.cursor, found.expected, found.fresh) == (A, 77, 130, False)
     assert found.claim.epoch > 130, "above every epoch that was ever given"
 
@@ -143,3 +156,11 @@ def test_records_of_an_older_parti_say_nothing_about_capacity_health_and_what_th
     assert records.decode_lease(records.encode_lease(told)) == told
     mislaid = claims.mislaid(STABLE, cursor=0, term=4)
     assert records.decode_claim(records.encode_claim(mislaid)) == mislaid
+
+
+def test_what_a_former_process_noted_counts_until_somebody_has_gone_on_from_it_also_when_the_claim_was_lost() -> None:
+    """The note was dropped when the mislaid claim came, and with it the position of a whole partition (prove sim)."""
+    assert is_former(STABLE, A.worker)
+    assert is_former(claims.mislaid(STABLE, cursor=0, term=3), A.worker)
+    assert is_former(None, A.worker)
+    assert not is_former(STABLE, B.worker)

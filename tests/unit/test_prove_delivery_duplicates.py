@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from parti.prove.delivery_duplicates import KINDS, Accepted, explain
-from parti.prove.delivery_faults import Fault
+from parti_lab.prove.delivery_duplicates import KINDS, Accepted, explain
+from parti_lab.prove.delivery_faults import Fault
 
 KILL = Fault("kill", 100.0, 100.1)
 FREEZE = Fault("freeze", 100.0, 100.1)

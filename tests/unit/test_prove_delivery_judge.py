@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from parti.prove.delivery_faults import Fault
-from parti.prove.delivery_judge import KINDS, Published, Rested, Seen, judge
-from parti.prove.delivery_scenario import ORDERS, Trigger, draw
+from parti_lab.prove.delivery_faults import Fault
+from parti_lab.prove.delivery_judge import KINDS, Published, Rested, Seen, judge
+from parti_lab.prove.delivery_scenario import ORDERS, Trigger, draw
 
 KILL = Fault("kill", 10.0, 10.1)
 
@@ -24,12 +24,14 @@ def found(
     letters: tuple[Rested, ...] = (),
     faults: tuple[Fault, ...] = (),
     timeouts: tuple[tuple[str, int], ...] = (),
+    forgetful: bool = False,
     **rules: Any,
 ) -> str:
     """The one kind of wrong that is found; empty for none."""
     trigger = Trigger(**({"name": "t", "order": "block", "host": "flaky"} | rules))
     tasks = [Published(f"d-{number}", "t", "d", number, 0.0) for number in range(1, published + 1)]
-    wrong, words = judge([trigger], tasks, seen, letters, faults, timeouts=frozenset(timeouts), processes=1, stall=0.0)
+    named = {"timeouts": frozenset(timeouts), "processes": 1, "stall": 0.0, "forgetful": forgetful}
+    wrong, words = judge([trigger], tasks, seen, letters, faults, **named)
     assert set(wrong) == set(KINDS)
     assert bool(words) == any(wrong.values())
     return " ".join(kind for kind, count in wrong.items() if count)
@@ -59,6 +61,13 @@ def found(
         ("", [request(1, status=429, wait=2.0), request(3.0, attempt=2)], {}),
         ("over_rate", [request(1 + n / 100, n) for n in range(20)], {"rate": 10.0}),
         ("", [request(1 + n / 10, n) for n in range(20)], {"rate": 10.0}),
+        ("over_rate", [request(10 + n / 100, n) for n in range(20)], {"rate": 10.0, "faults": (KILL,)}),
+        ("", [request(10 + n / 100, n) for n in range(20)], {"rate": 10.0, "faults": (KILL,), "forgetful": True}),
+        (
+            "over_rate",
+            [request(1 + n / 100, n) for n in range(20)],
+            {"rate": 10.0, "faults": (KILL,), "forgetful": True},
+        ),
         ("letters_wrong", [request(1, status=500)], {"letters": (Rested("d-1", "t", "rejected", 1),), "attempts": 1}),
         ("attempts_without_a_request", [], {"letters": (Rested("d-1", "t", "exhausted", 1),), "attempts": 1}),
         ("", [request(1, status=500)], {"letters": (Rested("d-1", "t", "exhausted", 1),), "attempts": 1}),

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parti.bench.chart import render_html
-from parti.bench.goals import Figure, Goal, missed
-from parti.bench.report import Benchmark, Option, Proof, Result, RunContext, Runner, execute
 from parti.errors import ConnectionFailed, UsageError
+from parti_lab.bench.chart import render_html
+from parti_lab.bench.goals import Figure, Goal, missed
+from parti_lab.bench.report import Benchmark, Option, Proof, Result, RunContext, Runner, execute
 
 
 def bench(run: Runner, goals: dict[str, str] | None = None, options: tuple[Option, ...] = ()) -> Benchmark:

@@ -1,10 +1,9 @@
-"""Grouping into slots, the rules for subjects, and the gap rule."""
+"""Grouping into slots, and the rules for subjects."""
 
 from __future__ import annotations
 
 import pytest
 
-from parti.control.continuity import Continuity
 from parti.control.slots import check_subjects, group, slot_of
 from parti.errors import ConfigError
 from parti.model import Assignment, Checkpoint, Member, Partition, PartitionId, Retention, WorkerId
@@ -31,17 +30,6 @@ def test_a_partition_has_up_to_ten_subjects_or_one_wildcard() -> None:
     for wrong in ([], [*ten, "a.10"], ["a.*", "b"], ["a.>", "b"]):
         with pytest.raises(ConfigError):
             check_subjects(PartitionId("p"), wrong)
-
-
-def test_a_consumer_sequence_that_skips_is_a_gap_and_an_overtaken_one_is_not_another() -> None:
-    state = Continuity(5)
-    state, missing = state.check(5)
-    assert not missing
-    state, missing = state.check(8)
-    assert missing
-    state, missing = state.check(6)
-    assert not missing
-    assert state.check(9) == (Continuity(10), False)
 
 
 def test_values_explain_themselves_and_order_by_key() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parti.prove.torture_judge import Happened, Judgement, Ledger, Posted
+from parti_lab.prove.torture_judge import Happened, Judgement, Ledger, Posted
 
 
 def post(ledger: Ledger, counter: int, fate: str = "", partition: str = "p0") -> None:

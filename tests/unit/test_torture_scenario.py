@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parti.errors import UsageError
-from parti.prove.torture_scenario import LAYOUTS, PLANNED, RETENTIONS, Kind, Restrict, draw, possible
-from parti.prove.torture_traffic import fate_of
+from parti_lab.prove.torture_scenario import LAYOUTS, PLANNED, RETENTIONS, Kind, Restrict, draw, possible
+from parti_lab.prove.torture_traffic import fate_of
 
 seeds = st.integers(0, 2**31)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from parti.config.worker import WorkerConfig
-from parti.model import Lease, Partition
+from parti.model import Lease, Partition, Retention
 from parti.observe.metrics import NO_METRICS
 from parti.worker.desk import Desk
 from parti.worker.health import HealthTracker
@@ -70,3 +70,17 @@ async def test_a_range_read_that_waits_is_told_when_a_target_moves() -> None:
     state.held.extend(state.open.values())
     desk.extend(state, 300)
     await asyncio.wait_for(read, 60)
+
+
+async def test_deliveries_that_only_another_owner_may_acknowledge_are_told_before_they_fill_the_consumer() -> None:
+    """They stay pending while any durable keeps them: with as many as the server allows nothing came any more."""
+    config = WorkerConfig(stream="S", subject_template="s.{partition}", max_ack_pending=10)
+    desk = Desk(config, Recorder(NO_METRICS, HealthTracker()), never)
+    desk.retention = Retention.INTEREST
+    told: list[int] = []
+    desk.on_clogged = lambda: told.append(1)
+    for sequence in (1, 2, 2, 1):
+        desk.take([(b"s.gone", b"reply", b"", b"", 1, sequence, 0)], 0)
+    assert told == [], "there is room for two"
+    desk.take([(b"s.gone", b"reply", b"", b"", 1, 3, 0)], 0)
+    assert told == [1]

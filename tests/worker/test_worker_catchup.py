@@ -178,7 +178,7 @@ async def test_an_unfinished_catch_up_is_repeated_by_the_next_process_from_where
 
 @pytest.mark.slow
 async def test_a_worker_that_fell_behind_on_a_file_stream_catches_up_exactly_while_messages_flow(bench: Bench) -> None:
-    from parti.bench.load import fill
+    from parti_lab.bench.load import fill
 
     await bench.js.stream_delete(bench.stream)
     await bench.create(storage="file")

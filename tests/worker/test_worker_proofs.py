@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from parti.bench.fleet import BENCH
-from parti.bench.report import RunContext, execute
-from parti.prove.deletion import PROOF
+from parti_lab.bench.fleet import BENCH
+from parti_lab.bench.report import RunContext, execute
+from parti_lab.prove.deletion import PROOF
 
 
 @pytest.mark.slow

@@ -23,7 +23,9 @@ from parti.wire.options import ConnectOptions
 from parti.worker import Message, Retry, WorkerConfig
 from parti.worker.durable import Durable, Memory
 from parti.worker.health import HealthTracker, Part
+from parti.worker.info import Unfenced
 from parti.worker.recorder import Recorder
+from parti.worker.runtime import Runtime
 
 QUICK = Backoff(base=0.02, cap=0.2)
 
@@ -159,7 +161,7 @@ async def test_the_first_update_after_a_restart_is_kept_although_the_server_answ
         await bench.create(storage="file")
         recorder = Recorder(NO_METRICS, HealthTracker())
         config = WorkerConfig(stream=bench.stream, subject_template=f"{bench.stream}.{{partition}}")
-        durable = Durable(bench.js, config, "", backoff=QUICK, clock=SystemClock(), recorder=recorder)
+        durable = Durable(Runtime(bench.js, config, print, recorder, Unfenced(), QUICK, SystemClock()))
         durable.name = "d"
         await durable.create([f"{bench.stream}.a"], Memory(), after=None, retention=Retention.LIMITS)
         await asyncio.to_thread(own_server.restart)

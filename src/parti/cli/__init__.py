@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from parti.cli.lazy import Entry, RootGroup
+from parti.cli.lazy import Entry, RootGroup, installed_commands
 
 _COMMANDS = {
     "run": Entry("parti.cli.run:run", "Run an ordered pipeline on Spark."),
@@ -17,8 +17,6 @@ _COMMANDS = {
     "group": Entry("parti.cli.group:group", "Work with partitioned consumer groups."),
     "dlq": Entry("parti.cli.dlq:dlq", "List, show, replay and purge dead letters."),
     "deliver": Entry("parti.cli.deliver:deliver", "Deliver tasks to HTTP endpoints, in order per document."),
-    "bench": Entry("parti.cli.bench:bench", "Measure how fast parti is on this machine."),
-    "prove": Entry("parti.cli.prove:prove", "Prove a promise of parti under real faults."),
     "completion": Entry("parti.cli.completion:completion", "Print the completion script for a shell."),
     "version": Entry("parti.cli.version:version", "Show the versions of parti and of what it runs on."),
 }
@@ -26,7 +24,7 @@ _COMMANDS = {
 
 @click.group(
     cls=RootGroup,
-    entries=_COMMANDS,
+    entries=_COMMANDS | installed_commands(),
     no_args_is_help=False,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Callable
 
 import click
@@ -80,6 +79,7 @@ async def _deliver(loaded: LoadedConfig, as_json: bool) -> None:
     from parti.observe.prometheus import PrometheusMetrics, process_metrics
     from parti.tasks import TaskConsumer
     from parti.tasks.collector import calm_collector
+    from parti.waiting import stop_signals
     from parti.wire.configured import configured_options
 
     calm_collector()
@@ -88,9 +88,6 @@ async def _deliver(loaded: LoadedConfig, as_json: bool) -> None:
     consumer = TaskConsumer(loaded.config.deliver, nats=configured_options(loaded).options, metrics=metrics)
     checks = (HealthCheck("delivering", consumer.health),)
     shown = ObservabilityServer.configured(loaded.config.observe, metrics.registry, checks, metrics)
-    loop, ends = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ends.set)
 
     async def announce() -> None:
         await consumer.wait_ready(0)
@@ -101,7 +98,8 @@ async def _deliver(loaded: LoadedConfig, as_json: bool) -> None:
             click.echo(f"delivering {where['stream']}" + (f", metrics on {where['metrics']}" if shown else ""))
 
     async def stop() -> None:
-        await ends.wait()
+        with stop_signals() as ends:
+            await ends.wait()
         await consumer.stop()
 
     async with contextlib.AsyncExitStack() as stack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,11 @@ import click
 
 from parti.errors import ConfigError, PartiError, UsageError
 
+_ABOUT = {
+    "bench": "Measure how fast parti is on this machine.",
+    "prove": "Prove a promise of parti under real faults.",
+    "demo": "Show a fleet and a pipeline under faults, and judge them.",
+}
 _INTERRUPTED = 130  # what a shell reports for SIGINT: 128 + 2
 
 
@@ -22,6 +28,20 @@ class Entry:
 
     target: str
     help: str
+
+
+def installed_commands() -> dict[str, Entry]:
+    """Commands of other packages, such as the lab's: entry points of the group `parti.commands`. None is imported."""
+    found = sorted(importlib.metadata.entry_points(group="parti.commands"), key=lambda each: each.name)
+    return {each.name: Entry(each.value, _ABOUT.get(each.name, f"From {each.module}.")) for each in found}
+
+
+def load_command(entry: Entry) -> click.Command:
+    """The command itself."""
+    module, _, attribute = entry.target.partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+    assert isinstance(command, click.Command)
+    return command
 
 
 class LazyGroup(click.Group):
@@ -38,10 +58,7 @@ class LazyGroup(click.Group):
         entry = self._entries.get(cmd_name)
         if entry is None:
             return None
-        module, _, attribute = entry.target.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
+        return load_command(entry)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

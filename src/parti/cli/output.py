@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from parti.bench.report import Advance, no_progress
+from parti.progress import Advance, no_progress
 
 _PIPE_WIDTH = 10_000
 

@@ -62,9 +62,12 @@ def run(
 
 
 def _demo(as_json: bool) -> None:
-    from parti.demo.command import main
+    from parti.cli.lazy import installed_commands, load_command
 
-    main(args=["--json"] if as_json else [], standalone_mode=False)
+    entry = installed_commands().get("demo")
+    if entry is None:
+        raise UsageError("the demonstration is part of the lab: pip install 'parti[lab]'")
+    load_command(entry).main(args=["--json"] if as_json else [], standalone_mode=False)
 
 
 def _explain(pipeline: Pipeline, as_json: bool) -> None:

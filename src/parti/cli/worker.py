@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-import signal
 import sys
 from contextlib import AsyncExitStack
 from typing import Any
@@ -16,6 +15,7 @@ from parti.cli.output import note
 from parti.cli.settings import with_config
 from parti.config import LoadedConfig
 from parti.errors import ConfigError
+from parti.waiting import first_of, stop_signals
 
 GAVE_UP = 3
 """Exit code: the worker could do no work any more; its partitions are with others."""
@@ -95,10 +95,7 @@ async def serve(handler: Any, loaded: LoadedConfig, *, returning: bool = False) 
         manager = Manager(
             config.control, connection, source_of(config.control, config.worker, js), consumer=consumer, metrics=metrics
         )
-        asked = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for each in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(each, asked.set)
+        asked = stack.enter_context(stop_signals())
         if config.observe.listen != "off":
             from parti.observe.health import ObservabilityServer
 
@@ -114,9 +111,7 @@ async def serve(handler: Any, loaded: LoadedConfig, *, returning: bool = False) 
             note(f"listening on {web.url}")
         await manager.start(None)
         note(f"{manager.worker_id} joined {config.control.namespace}")
-        stopped = asyncio.ensure_future(asked.wait())
-        await asyncio.wait({stopped, manager.ended()}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
+        await first_of(asked.wait(), manager.ended())
         code = 0
         try:
             await manager.stop(returning=returning)

@@ -1,8 +1,8 @@
 """The only ways a claim may change. Each function is one transition of the diagram; anything else cannot be written.
 
     UNASSIGNED --assign--> COMMIT --accept--> COMMIT+ --caught_up--> STABLE --prepare--> PREPARE --release--> COMMIT
-                             |                                         |                    |
-                             +--roll_back, redirect--> COMMIT          +--reopen--> COMMIT+ +--abort--> STABLE
+                             |                                                              |
+                             +--roll_back, redirect--> COMMIT                               +--abort--> STABLE
 
 The leader writes assign, prepare, abort, roll_back, redirect and take_over; the member that takes over writes ready,
 accept and caught_up; the old owner writes release. Every change of who may act raises the epoch. Because accept
@@ -87,12 +87,6 @@ def caught_up(claim: Claim, by: Member, *, cursor: int) -> Claim:
     return replace(claim, state=ClaimState.STABLE, cursor=cursor, ahead=None)
 
 
-def reopen(claim: Claim, by: Member, *, cursor: int, target: int) -> Claim:
-    """The owner fell behind and goes back to range reads up to `target`; until it is there no ack floor counts."""
-    _require(claim.state is ClaimState.STABLE and claim.owner == by and cursor < target, f"reopen as {by}", claim)
-    return replace(claim, state=ClaimState.COMMIT, accepted=True, cursor=max(cursor, claim.cursor), target=target)
-
-
 def abort(claim: Claim, *, term: int) -> Claim:
     """The move is off: the owner keeps the partition under a new epoch, whether it had stopped already or not.
 
@@ -162,6 +156,7 @@ def mislaid(known: Claim, *, cursor: int, epoch: int = 0, term: int) -> Claim:
         cursor=max(known.cursor, cursor),
         term=term,
         lost=True,
+        ahead=known.ahead,
     )
 
 

@@ -1,8 +1,9 @@
 """What a worker does with one partition in the per-worker layout: hold, catch up to T, process, stop, let go.
 
-The order of effects is the stream's, whatever path a message took: everything up to T comes by range read, everything
-above it through the worker's own consumer, and what the consumer brings early is held. A message is acked only when it
-is done, so the durable's ack floor never passes work that was not (docs/evidence/cluster.md#c3).
+Who may act, from where, and which filter is on are decided here. What becomes of each message is the worker's own
+decision (`parti.worker.ledger`, `parti.worker.desk`): everything up to T comes by range read, everything above it
+through its consumer, what comes early is held, and gaps are read again. So nothing here is told of single messages:
+the worker's exact position is told when the partition has reached T (`ReadUpTo`) and when it has stopped.
 """
 
 from __future__ import annotations
@@ -17,23 +18,18 @@ from parti.control.signals import (
     CatchUp,
     ClaimLost,
     ClaimSeen,
-    Discard,
     Done,
     DropFilter,
     Fenced,
     FilterAdded,
     FilterDropped,
-    Gap,
     Granted,
     LaneStopped,
     LastRead,
-    Offer,
-    Read,
     ReadLast,
     ReadUpTo,
     Revoked,
     StopLane,
-    Verdict,
     WriteClaim,
     WriteFailed,
 )
@@ -76,7 +72,7 @@ class Holding:
     target: int | None = None
     """T; None while it is being read."""
     queued: int = 0
-    """Every message up to here was handed to the lane."""
+    """Every message up to here was handed to the lanes, as far as we were told."""
     tail: int = 0
     """The last message that really was."""
     done: int = 0
@@ -125,45 +121,13 @@ Event = (
     | FilterAdded
     | FilterDropped
     | LastRead
-    | Read
     | ReadUpTo
     | Done
     | LaneStopped
-    | Gap
     | Fenced
 )
-Effect = AddFilter | DropFilter | ReadLast | CatchUp | Offer | StopLane | Discard | WriteClaim | Granted | Revoked
+Effect = AddFilter | DropFilter | ReadLast | CatchUp | StopLane | WriteClaim | Granted | Revoked
 Step = tuple[Holding, tuple[Effect, ...]]
-
-
-def deliver(state: Holding, seq: int) -> tuple[Holding, Verdict]:
-    """Judge one delivery whose consumer sequence was in order."""
-    if seq <= state.cursor:
-        return state, Verdict.ACK
-    if state.phase in (Phase.IDLE, Phase.RELEASED):
-        return state, Verdict.ACK if _foreign_ack(state) else Verdict.IGNORE
-    if state.phase in (Phase.STOPPING, Phase.DRAINING, Phase.RELEASING):
-        return state, Verdict.ACK_WHEN_DONE if seq <= state.queued else Verdict.IGNORE
-    if seq <= state.queued or (state.target is not None and seq <= state.target):
-        return state, Verdict.ACK_WHEN_DONE
-    if state.phase is Phase.LIVE:
-        return _queue(state, seq), Verdict.PROCESS
-    return state, Verdict.HOLD
-
-
-def _foreign_ack(state: Holding) -> bool:
-    """Whether a leftover of a partition that is not ours may be acked away.
-
-    On a work queue never: it deletes what the owner still needs. On an interest stream once our filter is off, because
-    that waited for the owner. And never while the process before us may own it: our durable is its durable, and its
-    ack floor may be where the next owner starts.
-    """
-    claim = state.claim
-    if claim is None or (claim.owner is not None and claim.owner.worker == state.me.worker):
-        return False
-    if state.retention is Retention.INTEREST:
-        return state.phase is Phase.IDLE and not state.filtered
-    return state.retention is Retention.LIMITS
 
 
 def step(state: Holding, event: Event) -> Step:
@@ -198,16 +162,10 @@ def step(state: Holding, event: Event) -> Step:
                 return state, ()
             resumed = replace(state, target=last)
             return _catch_up(resumed) if state.phase is Phase.CATCHING_UP else _follow(resumed)
-        case Read(seq, ticket):
-            if ticket != state.ticket or state.phase is not Phase.CATCHING_UP or seq <= state.queued:
-                return state, ()
-            return _queue(state, seq), ()
         case ReadUpTo(seq, ticket):
             if ticket != state.ticket or state.phase is not Phase.CATCHING_UP or seq < (state.target or 0):
                 return state, ()
-            live = replace(state, phase=Phase.LIVE, queued=max(state.queued, seq))
-            after, effects = _follow(live)
-            return after, (Offer(state.partition), *effects)
+            return _follow(replace(state, phase=Phase.LIVE, queued=max(state.queued, seq)))
         case Done(seq):
             return _follow(replace(state, done=max(state.done, seq)))
         case LaneStopped(last_started, dropped_from):
@@ -217,28 +175,10 @@ def step(state: Holding, event: Event) -> Step:
             if dropped_from is not None:
                 stopped = replace(stopped, queued=dropped_from - 1, tail=last_started)
             return _follow(stopped)
-        case Gap():
-            return _resync(state)
         case Fenced():
             return _let_go(state)
         case _:
             assert_never(event)
-
-
-def _queue(state: Holding, seq: int) -> Holding:
-    """One more message for the lane; `done` is brought up first, so that the cursor never goes back."""
-    return replace(state, queued=seq, tail=seq, done=state.cursor)
-
-
-def _resync(state: Holding) -> Step:
-    """What was lost on its way lies at or below the last sequence of now: read up to there before anything else."""
-    if state.phase is Phase.ADDING:
-        return _add(state)
-    if state.phase not in (Phase.READY, Phase.ACCEPTING, Phase.CATCHING_UP, Phase.LIVE):
-        return state, ()
-    if state.phase is Phase.LIVE:
-        state = replace(state, phase=Phase.CATCHING_UP)
-    return _ask_last(state)
 
 
 def _follow(state: Holding) -> Step:
@@ -318,14 +258,15 @@ def _own(state: Holding, claim: Claim) -> Step:
 
 
 def _catch_up(state: Holding) -> Step:
-    """Read what lies between us and T, or go live when nothing does."""
+    """Go on from where we are: through what lies between us and T, or live at once when nothing does."""
     if state.target is None:
         return state, ()
-    if state.queued >= state.target:
-        live, effects = _follow(replace(state, phase=Phase.LIVE))
-        return live, (Offer(state.partition), *effects)
     asked = replace(state, ticket=state.ticket + 1)
-    return asked, (CatchUp(state.partition, state.queued, state.target, asked.ticket),)
+    begin = CatchUp(state.partition, state.queued, state.target, asked.ticket)
+    if state.queued < state.target:
+        return asked, (begin,)
+    live, effects = _follow(replace(asked, phase=Phase.LIVE))
+    return live, (begin, *effects)
 
 
 def _stop(state: Holding, claim: Claim) -> Step:
@@ -387,8 +328,7 @@ def _keeps_filter(state: Holding, claim: Claim) -> bool:
 def _let_go(state: Holding) -> Step:
     cursor = state.cursor
     idle = replace(state, phase=Phase.IDLE, target=None, lease=None, queued=cursor, tail=cursor, done=cursor)
-    revoked = (Revoked(state.lease),) if state.lease is not None else ()
-    return idle, (*revoked, Discard(state.partition))
+    return idle, (Revoked(state.lease),) if state.lease is not None else ()
 
 
 def _add(state: Holding) -> Step:

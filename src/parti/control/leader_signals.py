@@ -89,6 +89,8 @@ class Trace:
     epoch: int
     cursor: int
     by: Member
+    ahead: Ahead | None = None
+    """What is done above the cursor."""
 
 
 def traces_of(
@@ -102,8 +104,14 @@ def traces_of(
             if wanted is None or partition in wanted:
                 best = found.get(partition, Trace(0, 0, checkpoint.member))
                 latest = checkpoint.member if epoch >= best.epoch else best.by
-                found[partition] = Trace(max(epoch, best.epoch), max(cursor, best.cursor), latest)
+                ahead = further(best.ahead, checkpoint.ahead.get(partition))
+                found[partition] = Trace(max(epoch, best.epoch), max(cursor, best.cursor), latest, ahead)
     return found
+
+
+def further(one: Ahead | None, other: Ahead | None) -> Ahead | None:
+    """The one of these that goes further: both stay true, whoever goes on."""
+    return max((each for each in (one, other) if each is not None), key=lambda ahead: ahead.upto, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
-from parti.model import Member, PartitionId
+from parti.model import Member, PartitionId, Tried
 
 NOTED: Final = 5.0  # seconds in which starts are noted: what ended a process was in its handler, and is met early
 SURVIVED: Final = 30.0  # seconds at work after which the ends before say nothing any more
@@ -44,6 +44,10 @@ class Life:
     """What was in its handler when the process before this one ended."""
     buried: Mapping[PartitionId, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """Messages whose letters are stored. With lanes of keys the position may still lie below them."""
+    stream: str = ""
+    """When the stream was made that `tried` speaks of."""
+    tried: Mapping[PartitionId, tuple[Tried, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """Messages that failed here, or before, and were not done when this was written."""
 
 
 @dataclass(frozen=True, slots=True)

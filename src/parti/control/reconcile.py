@@ -35,6 +35,7 @@ from parti.control.leader_signals import (
     TracesRead,
     WriteAssignment,
     WriteClaim,
+    further,
 )
 from parti.control.membership import Ailing, Change, Died, Leaving, Left
 from parti.control.windows import Reason
@@ -343,6 +344,7 @@ def _find(state: Leader, event: TracesRead) -> Step:
         start, epoch, by = (trace.cursor, trace.epoch, trace.by) if trace is not None else (0, 0, None)
         # As in `_repair`: the revision is above every epoch that was ever given.
         found = claims.find(claim, to, start=start, epoch=max(epoch, revision), previous=by, term=state.term)
+        found = replace(found, ahead=further(claim.ahead, trace.ahead if trace is not None else None))
         fresh = trace is None and claim.epoch <= 1 and not claim.cursor
         effects.append(WriteClaim(found, revision, "found", fresh=fresh))
         written.append(partition)

@@ -22,7 +22,18 @@ from parti.control.election import LeaderRecord
 from parti.control.identity import LeaseRecord, LeaseStatus
 from parti.control.lives import Life
 from parti.errors import UsageError
-from parti.model import SCHEMA_VERSION, Ahead, Assignment, Checkpoint, Claim, ClaimState, Member, PartitionId, WorkerId
+from parti.model import (
+    SCHEMA_VERSION,
+    Ahead,
+    Assignment,
+    Checkpoint,
+    Claim,
+    ClaimState,
+    Member,
+    PartitionId,
+    Tried,
+    WorkerId,
+)
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 DEFAULT_LIMIT: Final = 900_000  # bytes a record may have; the server's default max_payload is 1 MiB, headers included
@@ -386,6 +397,8 @@ class _Life(msgspec.Struct, omit_defaults=True):
     trials: tuple[tuple[str, Count], ...] = ()
     suspects: dict[str, tuple[Count, ...]] = {}
     buried: dict[str, tuple[Count, ...]] = {}
+    stream: str = ""
+    tried: dict[str, tuple[tuple[Count, Count, bool], ...]] = {}
 
 
 class _Lives(msgspec.Struct):
@@ -403,6 +416,8 @@ def encode_lives(worker: WorkerId, lives: Sequence[Life]) -> bytes:
             life.trials,
             {str(p): known for p, known in life.suspects.items() if known},
             {str(p): known for p, known in life.buried.items() if known},
+            life.stream,
+            {str(p): known for p, known in life.tried.items() if known},
         )
         for life in lives
     ]
@@ -421,6 +436,8 @@ def decode_lives(data: bytes) -> tuple[Life, ...] | Unreadable:
             tuple((PartitionId(p), sequence) for p, sequence in life.trials),
             MappingProxyType({PartitionId(p): known for p, known in life.suspects.items()}),
             MappingProxyType({PartitionId(p): known for p, known in life.buried.items()}),
+            life.stream,
+            MappingProxyType({PartitionId(p): tuple(Tried(*each) for each in t) for p, t in life.tried.items()}),
         )
         for life in read.lives
     )

@@ -13,11 +13,9 @@ from parti.model import Claim, Lease, PartitionId
 
 
 class Verdict(StrEnum):
-    """What to do with a message that the consumer delivered."""
+    """What to do with a message that a partition's own durable delivered."""
 
     PROCESS = "process"
-    HOLD = "hold"
-    """Keep it; `Offer` asks for it again."""
     ACK = "ack"
     """Done already: only the ack is missing."""
     ACK_WHEN_DONE = "ack_when_done"
@@ -72,16 +70,8 @@ class LastRead:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """The next message of the catch-up, in order; it goes to the lane."""
-
-    seq: int
-    ticket: int
-
-
-@dataclass(frozen=True, slots=True)
 class ReadUpTo:
-    """The range read is complete up to `seq`; the stream's leader confirmed that nothing is missing."""
+    """Everything up to `seq` is processed; the stream's leader confirmed that nothing is missing."""
 
     seq: int
     ticket: int
@@ -151,7 +141,7 @@ class ReadLast:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Range-read (after, upto] and hand it to the lane; replaces a catch-up that is under way."""
+    """Go on behind `after`: what lies up to `upto` comes by range read. Replaces a catch-up that is under way."""
 
     partition: PartitionId
     after: int
@@ -160,15 +150,8 @@ class CatchUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """Deliver what was held again, in order."""
-
-    partition: PartitionId
-
-
-@dataclass(frozen=True, slots=True)
 class StopLane:
-    """Start nothing more of the partition, forget what was held, and answer `LaneStopped`."""
+    """Start nothing more of the partition, and answer `LaneStopped`."""
 
     partition: PartitionId
 

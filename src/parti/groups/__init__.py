@@ -9,6 +9,7 @@ from parti.groups.elastic import ElasticMember, elastic_consume
 from parti.groups.elastic_groups import ElasticGroups
 from parti.groups.events import EventKind, GroupEvent, GroupEvents, MemberState
 from parti.groups.exactly_once import Transaction, exactly_once
+from parti.groups.in_flight import HandlerOptions, Order
 from parti.groups.member import GroupConsumer
 from parti.groups.message import GroupMessage
 from parti.groups.names import GroupKind
@@ -17,7 +18,6 @@ from parti.groups.records import ElasticRecord, MemberMapping, PartitioningFilte
 from parti.groups.static import StaticMember, static_consume
 from parti.groups.static_groups import StaticGroups
 from parti.groups.template import ConsumerTemplate
-from parti.groups.work import HandlerOptions, Order
 
 __all__ = [
     "AutomaticMembership",

@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable
 from parti.clock import Clock, Deadline
 from parti.errors import ConnectionFailed, ConnectionLost, NoResponders, RequestTimeout
 from parti.groups.errors import OwnershipLost
+from parti.groups.freeze_detector import FreezeDetector, Limits
+from parti.groups.in_flight import InFlight
 from parti.groups.message import GroupMessage, Holding
 from parti.groups.puller import Puller
-from parti.groups.pulse import Limits, Pulse
-from parti.groups.work import Work
+from parti.wire.acks import ACK, IN_PROGRESS
 from parti.wire.connect import Connection
 
 _ANSWER_WITHIN = 1.0
@@ -26,8 +27,8 @@ class Acks:
         self,
         connection: Connection,
         puller: Puller,
-        work: Work,
-        pulse: Pulse,
+        in_flight: InFlight,
+        freeze_detector: FreezeDetector,
         limits: Limits,
         clock: Clock,
         holding: Callable[[], Holding],
@@ -36,8 +37,8 @@ class Acks:
         """`holding`: under which consumer and pin messages come now; `created`: when the server's consumer was made."""
         self._connection = connection
         self._puller = puller
-        self._work = work
-        self._pulse = pulse
+        self._in_flight = in_flight
+        self._freeze_detector = freeze_detector
         self._limits = limits
         self._clock = clock
         self._holding = holding
@@ -50,14 +51,14 @@ class Acks:
         self._in_loop(self._settled, message)
 
     def _settled(self, message: GroupMessage) -> None:
-        self._work.finish(message)
+        self._in_flight.finish(message)
 
     async def confirmed(self, message: GroupMessage) -> None:
         """Acknowledge, and return when the server has taken it."""
         deadline = Deadline.after(self._clock, seconds=self._limits.ack_wait)
         while True:
-            ours = self._work.in_hand.get(message.queue_sequence) is message
-            if message.doubtful or not self._pulse.fresh() or not ours:
+            ours = self._in_flight.in_hand.get(message.queue_sequence) is message
+            if message.doubtful or not self._freeze_detector.fresh() or not ours:
                 raise OwnershipLost(f"message {message.sequence} may be somebody else's by now: undo what was prepared")
             consumer = self._holding()[0]
             if message.holding[0] == consumer:
@@ -68,14 +69,14 @@ class Acks:
                 # only after the handler has ended.
                 raise self._replaced(message)
             await self._clock.sleep(_LOOK_EVERY)
-        self._work.done(message)
+        self._in_flight.done(message)
 
     async def _asked(self, message: GroupMessage, deadline: Deadline) -> bool:
         try:
             # A repeated acknowledgement is answered like the first (docs/evidence/jetstream.md#j11), so that a lost
             # answer is no reason to undo what the server has taken.
             reply, wait = message._reply.decode(), min(_ANSWER_WITHIN, self._limits.ack_wait)
-            await self._connection.requests.call(reply, b"+ACK", timeout=wait)
+            await self._connection.requests.call(reply, ACK, timeout=wait)
             return True
         except NoResponders:
             message.doubtful = True
@@ -101,14 +102,14 @@ class Acks:
 
     def _cannot_come(self, consumer: str) -> bool:
         """Whether what we hold of this consumer leaves no place for another delivery."""
-        return 0 < self._limits.max_pending <= self._work.count_under(consumer)
+        return 0 < self._limits.max_pending <= self._in_flight.count_under(consumer)
 
     def working(self, message: GroupMessage) -> None:
         """Ask for another `ack_wait`."""
         self._in_loop(self._working, message)
 
     def _working(self, message: GroupMessage) -> None:
-        self._puller.send(message._reply, b"+WPI", late=False)
+        self._puller.send(message._reply, IN_PROGRESS, late=False)
 
     def _in_loop(self, act: Callable[[GroupMessage], None], message: GroupMessage) -> None:
         """The connection belongs to one thread; a plain handler runs in another."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from abc import ABC, abstractmethod
 from typing import Any, Generic
 
@@ -10,16 +11,16 @@ from parti.backoff import Backoff
 from parti.clock import SystemClock
 from parti.errors import PartiError
 from parti.groups.acks import Acks
+from parti.groups.freeze_detector import FreezeDetector, Frozen, Limits
+from parti.groups.in_flight import InFlight
 from parti.groups.letters import letters_of
+from parti.groups.member_status import MemberStatus
 from parti.groups.message import GroupHandler, Holding
 from parti.groups.names import GroupKind, check_group, check_member, check_stream
 from parti.groups.options import MemberOptions
 from parti.groups.puller import Puller
-from parti.groups.pulse import Frozen, Limits, Pulse
 from parti.groups.signals import Signals
-from parti.groups.standing import Standing
 from parti.groups.store import R, RecordStore, Stored
-from parti.groups.work import Work
 from parti.wire.columns import Deliveries
 from parti.wire.connect import Connection
 from parti.wire.errors import ConsumerNotFound
@@ -27,7 +28,7 @@ from parti.wire.errors import ConsumerNotFound
 STOP_WITHIN = 10.0  # a supervisor gives a process about that long between SIGTERM and SIGKILL
 
 
-class Core(Standing, Signals, ABC, Generic[R]):
+class Core(MemberStatus, Signals, ABC, Generic[R]):
     """The parts of an instance; what it does with them is in `Pinned`, `Leaving` and `GroupConsumer`."""
 
     kind: GroupKind
@@ -49,6 +50,7 @@ class Core(Standing, Signals, ABC, Generic[R]):
             on_event=options.on_event,
         )
         Signals.__init__(self)
+        self._random = random.Random()
         self.record = stored.record
         self._revision = stored.revision
         self._template = template = options.template
@@ -58,25 +60,34 @@ class Core(Standing, Signals, ABC, Generic[R]):
         self._queue_stream, self._consumer = self._consumer_place()
         self._drain_within = options.drain_timeout
         self._limits = Limits(template.ack_wait, template.pin_ttl, template.max_ack_pending)
-        self._pulse = Pulse(clock, self._limits, on_freeze=lambda f: self._thaw(f), on_beat=lambda: self._beat())
+        self._freeze_detector = FreezeDetector(
+            clock, self._limits, on_freeze=lambda f: self._thaw(f), on_beat=lambda: self._beat()
+        )
         self._puller = Puller(
             connection.connect_options,
             on_batch=lambda deliveries, lost: self._on_batch(deliveries, lost),
             on_trouble=lambda error: self._signal(lambda: self._troubled(error)),
-            in_hand=lambda: len(self._work.in_hand),
+            in_hand=lambda: len(self._in_flight.in_hand),
         )
-        self._work = Work(
+        self._in_flight = InFlight(
             handler,
             options.handlers,
             settle=lambda message, body: self._puller.send(message._reply, body),
-            still_fresh=self._pulse.fresh,
+            still_fresh=self._freeze_detector.fresh,
             certain=lambda: not self._uncertain,
             dead_letters=letters_of(self._api, self.kind, self.stream, self.group),
             clock=clock,
             metrics=self._metrics,
         )
         self._acks = Acks(
-            connection, self._puller, self._work, self._pulse, self._limits, clock, self._holding_now, self._created_now
+            connection,
+            self._puller,
+            self._in_flight,
+            self._freeze_detector,
+            self._limits,
+            clock,
+            self._holding_now,
+            self._created_now,
         )
         self._held: tuple[str, ...] = ()
         """The filters of the consumer that we pull from, or pulled from last."""
@@ -100,7 +111,7 @@ class Core(Standing, Signals, ABC, Generic[R]):
         return Backoff(base=0.05, cap=max(0.2, min(2.0, self._template.ack_wait / 2)), max_tries=None).delays()
 
     def _stuck(self) -> str | None:
-        return self._work.stuck()
+        return self._in_flight.stuck()
 
     def _holding_now(self) -> Holding:
         """Under which consumer and pin messages come now."""

@@ -174,7 +174,7 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
         owned = partitions_of(self.record, self.member)
         lost = tuple(partition for partition in self._owned if partition not in owned)
         self._soon()
-        if not self._puller.pulling and not self._work.running:
+        if not self._puller.pulling and not self._in_flight.running:
             self._lose(lost)
             return
         # Finish and acknowledge before the consumer goes: then nothing of it is delivered twice, nor started by the

@@ -22,6 +22,7 @@ from parti.groups.pinned import Pinned
 from parti.groups.store import R
 from parti.observe import group_metrics as m
 from parti.observe.logs import get_logger
+from parti.waiting import first_of
 
 log = get_logger("groups")
 _PATIENCE = 2.0  # for each call to the server while leaving
@@ -49,21 +50,21 @@ class Leaving(Pinned[R], Generic[R]):
         whatever `ack_wait` is; what comes is kept and handed back at the end. A handler that still runs after `timeout`
         is cancelled and its message handed back.
         """
-        self._work.suspend()
+        self._in_flight.suspend()
         began = self._clock.now()
         pin = self._drained_pin = await self._withdraw()
         finished = await self._idle(min(timeout, self._limits.pin_ttl / 3))
         if not finished and (left := timeout - (self._clock.now() - began)) > 0:
-            log.info("group.draining", member=self.member, running=self._work.running, within=round(left, 1))
+            log.info("group.draining", member=self.member, running=self._in_flight.running, within=round(left, 1))
             if self._held and self._limits.acks and not self._uncertain:
                 await self._shortly(self._puller.start(self._queue_stream, self._consumer, self._limits, pin=pin))
             finished = await self._idle(left)
             pin = self._drained_pin = await self._withdraw() or pin
         if not finished:
-            self._work.cancel("it did not end in time", keep=True)
-            await self._work.idle(_CANCEL_WITHIN)
-        self._given_back += self._work.count_under(self._created)
-        self._unreturned = self._work.drop()
+            self._in_flight.cancel("it did not end in time", keep=True)
+            await self._in_flight.idle(_CANCEL_WITHIN)
+        self._given_back += self._in_flight.count_under(self._created)
+        self._unreturned = self._in_flight.drop()
         if unpin:
             self._hand_back(self._unreturned)
         await self._shortly(self._puller.flush())
@@ -89,18 +90,16 @@ class Leaving(Pinned[R], Generic[R]):
 
     async def _idle(self, timeout: float) -> bool:
         """Wait for the handlers; `stop()` makes the wait as short as it says."""
-        if await self._work.idle(0):
+        if await self._in_flight.idle(0):
             return True
-        idle = asyncio.create_task(self._work.idle(timeout))
-        stopping = asyncio.create_task(self._stopping.wait())
+        idle = asyncio.create_task(self._in_flight.idle(timeout))
         try:
-            await asyncio.wait({idle, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await first_of(idle, self._stopping.wait())
             if not idle.done():
-                await asyncio.wait({idle}, timeout=self._stop_within)
+                await first_of(idle, timeout=self._stop_within)
             return idle.done() and idle.result()
         finally:
-            for task in (idle, stopping):
-                task.cancel()
+            idle.cancel()
 
     async def _withdraw(self) -> str | None:
         """Pull no more; the pin that we had at the end of it."""
@@ -198,7 +197,7 @@ class Leaving(Pinned[R], Generic[R]):
         with contextlib.suppress(PartiError):
             await self._drain(self._stop_within)
             await self._leave()
-        await self._work.close()
+        await self._in_flight.close()
         await self._puller.close()
         self._lose(self._owned)
         self._be(MemberState.FAILED if failed else MemberState.STOPPED)

@@ -18,10 +18,12 @@ from parti.groups.events import EventKind, MemberState
 from parti.groups.leaving import Leaving
 from parti.groups.signals import look_again
 from parti.groups.store import R
+from parti.waiting import first_of
 from parti.wire.api_consumers import filters_of
 from parti.wire.errors import ApiError, ConsumerCreateFailed, ConsumerNotFound
 from parti.wire.kv_model import Change, Operation
 
+_TELL_AGAIN = 10.0  # seconds after which a member that still cannot join says so once more
 SERVER_FAILED = 500  # such as a consumer that is made while its predecessor's files are being removed
 
 
@@ -31,7 +33,7 @@ class GroupConsumer(Leaving[R], Generic[R]):
     def __repr__(self) -> str:
         return (
             f"<{type(self).__name__} {self.stream}/{self.group}/{self.member} {self.state.value} "
-            f"partitions={list(self._owned)} in_hand={len(self._work.in_hand)}>"
+            f"partitions={list(self._owned)} in_hand={len(self._in_flight.in_hand)}>"
         )
 
     # -- what the kinds differ in ---------------------------------------------------------------------------------
@@ -55,7 +57,7 @@ class GroupConsumer(Leaving[R], Generic[R]):
 
     @property
     def in_flight(self) -> int:
-        return len(self._work.in_hand)
+        return len(self._in_flight.in_hand)
 
     async def drain(self, timeout: float = STOP_WITHIN) -> bool:
         """Take nothing more, finish what is in hand, give the pin back; the instance stays joined until `stop()`.
@@ -72,17 +74,8 @@ class GroupConsumer(Leaving[R], Generic[R]):
             drained.set()
 
         self._signal(draining)
-        await self._set_or_ended(drained)
+        await first_of(drained.wait(), self._ended.wait())  # who has ended sets nothing any more
         return finished
-
-    async def _set_or_ended(self, event: asyncio.Event) -> None:
-        """Return when the event is set, or the member has ended and nobody will set it."""
-        waits = [asyncio.create_task(each.wait()) for each in (event, self._ended)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
 
     async def stop(self, timeout: float = STOP_WITHIN) -> None:
         """Leave: finish what is in hand (for at most `timeout` seconds), acknowledge it, give the pin back.
@@ -119,7 +112,10 @@ class GroupConsumer(Leaving[R], Generic[R]):
             await self.wait()
 
     async def _run(self) -> None:
-        following, beating = asyncio.create_task(self._follow_record()), asyncio.create_task(self._pulse.run())
+        following, beating = (
+            asyncio.create_task(self._follow_record()),
+            asyncio.create_task(self._freeze_detector.run()),
+        )
         try:
             await self._supervise()
         except PartiError as error:
@@ -130,7 +126,9 @@ class GroupConsumer(Leaving[R], Generic[R]):
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-            await self._finish()  # with the pulse: what a handler finishes after `ack_wait` must still be ours
+            await (
+                self._finish()
+            )  # while in-progress acks are sent: what a handler finishes after `ack_wait` must still be ours
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
             self._ended.set()
@@ -159,7 +157,7 @@ class GroupConsumer(Leaving[R], Generic[R]):
         try:
             if not self._puller.pulling:
                 await self._begin(partition_filters(self.record, self.member))
-            elif self._work.holding and self._puller.pin is not None:
+            elif self._in_flight.holding and self._puller.pin is not None:
                 await self._settle_pin()
         except PartiError as error:
             if not self._may_pass(error):
@@ -192,7 +190,7 @@ class GroupConsumer(Leaving[R], Generic[R]):
             return
         self._limits.follow(info["config"])
         if info["created"] != self._created:
-            self._work.drop()  # it comes again, to whoever has its partition now; what runs goes on
+            self._in_flight.drop()  # it comes again, to whoever has its partition now; what runs goes on
         self._created, self._given_back, self._unread = info["created"], 0, 0
         await self._puller.start(self._queue_stream, self._consumer, self._limits)
         self._held, self._waits = wanted, self._backoff()
@@ -228,8 +226,15 @@ class GroupConsumer(Leaving[R], Generic[R]):
         if self._puller.pulling:
             return
         self._be(MemberState.JOINING)
-        if not self.events.recent or self.events.recent[-1].kind is not EventKind.CONSUMER_LOST:
-            self._tell(EventKind.CONSUMER_LOST, detail=f"cannot join: {why}")
+        last = self.events.recent[-1] if self.events.recent else None
+        detail = f"cannot join: {why}"
+        # Who waits says why, and the same reason does not flood the log.
+        if (
+            last is None
+            or (last.kind, last.detail) != (EventKind.CONSUMER_LOST, detail)
+            or self._clock.wall() > last.at + _TELL_AGAIN
+        ):
+            self._tell(EventKind.CONSUMER_LOST, detail=detail)
 
     # -- signals ---------------------------------------------------------------------------------------------------
 

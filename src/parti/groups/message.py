@@ -8,6 +8,7 @@ from typing import Protocol
 from parti.groups.errors import ForeignConsumer
 from parti.model import Lease, Partition, PartitionId
 from parti.wire.columns import Deliveries
+from parti.wire.pull import items_of
 from parti.worker.lanes import Lane
 from parti.worker.message import Message
 
@@ -119,13 +120,9 @@ def messages_of(
 
     `depth` is how many leading tokens tell the partition, of which the last is its number.
     """
-    frames = deliveries.frames
-    delivered, sequences, times = (
-        numbers.tolist() for numbers in (deliveries.delivered, deliveries.stream_seq, deliveries.timestamp)
-    )
     made: list[GroupMessage] = []
-    for index, sequence in enumerate(sequences):
-        subject = frames.subject(index).decode()
+    for raw_subject, reply, head, data, delivered, sequence, stored_ns in items_of(deliveries):
+        subject = raw_subject.decode()
         tokens = subject.split(".", depth)
         token, rest = tokens[-2] if len(tokens) > 1 else "", tokens[-1]
         if not token.isdecimal():
@@ -133,15 +130,15 @@ def messages_of(
         message = GroupMessage()
         message.number, message.subject, message.queue_subject = int(token), rest, subject
         message.partition, message.key = _partition(token), rest
-        message._head = frames.header(index)
-        message.queue_sequence, message.stored_ns = sequence, times[index]
-        message.sequence = (original_sequence(message._head) if elastic else None) or sequence
-        message.delivered, message.attempt, message.data = delivered[index], 0, frames.payload(index)
-        message.timestamp, message.received_at = times[index] / 1e9, received_at
+        message._head = head
+        message.queue_sequence, message.stored_ns = sequence, stored_ns
+        message.sequence = (original_sequence(head) if elastic else None) or sequence
+        message.delivered, message.attempt, message.data = delivered, 0, data
+        message.timestamp, message.received_at = stored_ns / 1e9, received_at
         message.worker_id, message.last_error = member, ""
         message.lease = Lease(PartitionId(token), 0)
         message._headers, message._held_since, message._lane = None, received_at, lane
-        message._reply, message._settle = frames.reply(index), settle
+        message._reply, message._settle = reply, settle
         message.acknowledged = message.started = message.doubtful = False
         message.holding, message.parked = holding, False
         message.cancelled = message.handed_back = message.finished = False

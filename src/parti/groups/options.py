@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from parti.clock import Clock
 from parti.groups.errors import BadTemplate
 from parti.groups.events import Listener
+from parti.groups.in_flight import HandlerOptions
 from parti.groups.template import ConsumerTemplate
-from parti.groups.work import HandlerOptions
 from parti.observe.metrics import NO_METRICS, Metrics
 
 

@@ -7,24 +7,23 @@ without a word, since a NAK would make the server deliver again what that one ha
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any, Generic
 
-from parti.clock import Randomness
 from parti.errors import PartiError, TransientError
 from parti.groups.common import pinned_at, pinned_id, stray_pin
 from parti.groups.core import Core
 from parti.groups.distribution import partition_depth
 from parti.groups.errors import GroupError
 from parti.groups.events import EventKind, MemberState
+from parti.groups.freeze_detector import Frozen
 from parti.groups.message import GroupMessage, messages_of
 from parti.groups.names import PRIORITY_GROUP, GroupKind
-from parti.groups.pulse import Frozen
 from parti.groups.signals import look_again
 from parti.groups.store import R
 from parti.observe import group_metrics as m
 from parti.observe.logs import get_logger
+from parti.wire.acks import NAK
 from parti.wire.columns import Deliveries
 from parti.wire.errors import ConsumerDeleted, NoResponder, WrongPinId
 
@@ -44,7 +43,6 @@ _SETTLE_EVERY = 0.03
 class Pinned(Core[R], Generic[R]):
     """The part of an instance that takes messages, and lets them go when the pin goes."""
 
-    _random: Randomness = random.Random()
     _pin_since = 0.0
     _told_waiting = False
     _unpinned_at: float | None = None
@@ -58,7 +56,7 @@ class Pinned(Core[R], Generic[R]):
         holding = self._holding_now()
         # What came or went while the answer was on its way must not be weighed against it: a message that another
         # instance still holds would be taken for ours.
-        before = self._work.held_under(holding)
+        before = self._in_flight.held_under(holding)
         info = await self._api.consumer_info(self._queue_stream, self._consumer)
         if self._holding_now() != holding or not self._puller.pulling:
             self._signal(look_again)
@@ -72,14 +70,14 @@ class Pinned(Core[R], Generic[R]):
             self._unpinned("the pin lapsed")
             return
         several = self._limits.max_pending != 1
-        if several and before != self._work.held_under(holding):
+        if several and before != self._in_flight.held_under(holding):
             self._later(_SETTLE_EVERY)
             return
         if several and int(info["num_ack_pending"]) > len(before):
             self._await_others(int(info["num_ack_pending"]) - len(before))
             return
         self._uncertain, self._unpinned_at = False, None
-        self._work.release(pinned_at(info), holding)
+        self._in_flight.release(pinned_at(info), holding)
         if self.state is not MemberState.ACTIVE:
             self._be(MemberState.ACTIVE)
             self._tell(EventKind.PINNED, partitions=self._owned)
@@ -103,7 +101,7 @@ class Pinned(Core[R], Generic[R]):
             self._tell(EventKind.BLOCKED, partitions=self._owned, detail=why)
 
     def _on_batch(self, deliveries: Deliveries, lost: bool) -> None:
-        if not self._pulse.look():
+        if not self._freeze_detector.look():
             return
         self._metrics.set(m.PENDING, int(deliveries.pending[-1]))
         if (again := int((deliveries.delivered > 1).sum())) > 0:
@@ -114,7 +112,7 @@ class Pinned(Core[R], Generic[R]):
                 elastic=self.kind is not GroupKind.STATIC,
                 depth=partition_depth(self.record),
                 settle=self._acks,
-                lane=self._work.lane,
+                lane=self._in_flight.lane,
                 member=self.member,
                 received_at=self._clock.wall(),
                 holding=self._holding_now(),
@@ -125,22 +123,22 @@ class Pinned(Core[R], Generic[R]):
             return
         if self._pin is not None and self._puller.pin != self._pin:
             self._unpinned("the pin went, and came back at once")
-        if self._work.holding or self._puller.pin != self._pin or (lost and self._limits.max_pending != 1):
-            self._work.hold()
+        if self._in_flight.holding or self._puller.pin != self._pin or (lost and self._limits.max_pending != 1):
+            self._in_flight.hold()
             self._signal(look_again)
-        self._work.accept(messages)
+        self._in_flight.accept(messages)
 
     def _thaw(self, frozen: Frozen) -> None:
         """Whatever was not started waits until we know whose it is, and what runs may be somebody else's by now."""
         self._puller.stop()
         self._suspect()
-        self._work.doubt()
+        self._in_flight.doubt()
         self._signal(lambda: self._troubled(frozen))
 
     def _suspect(self) -> None:
         """Nothing starts until the pin is settled anew."""
         self._uncertain = True
-        self._work.suspend()
+        self._in_flight.suspend()
 
     async def _troubled(self, error: PartiError) -> None:
         if isinstance(error, WrongPinId):
@@ -163,9 +161,9 @@ class Pinned(Core[R], Generic[R]):
         """Another instance is pinned: what was not started is its work now, and comes to it at once by a NAK."""
         self._pin = None
         if self._uncertain:
-            self._work.doubt()
-        self._hand_back(self._work.drop())
-        if self._unpinned_at is None and self._work.running:
+            self._in_flight.doubt()
+        self._hand_back(self._in_flight.drop())
+        if self._unpinned_at is None and self._in_flight.running:
             self._unpinned_at = self._clock.now()
         if self.state is MemberState.ACTIVE:
             self._be(MemberState.STANDBY)
@@ -176,7 +174,7 @@ class Pinned(Core[R], Generic[R]):
         if self._uncertain:
             return
         for message in sorted(messages, key=lambda each: each.queue_sequence):
-            self._puller.send(message._reply, b"-NAK")
+            self._puller.send(message._reply, NAK)
 
     def _beat(self) -> None:
         """Keep the messages in hand ours for as long as their handlers take; without the pin that has a limit.
@@ -184,11 +182,11 @@ class Pinned(Core[R], Generic[R]):
         While it is uncertain whose they are nothing is asked for: the instance that may be pinned by now waits for them
         to come from the server, and each request would make it wait for another `ack_wait`.
         """
-        for message in () if self._uncertain else self._work.ours():
+        for message in () if self._uncertain else self._in_flight.ours():
             self._acks.working(message)
         if self._unpinned_at is None:
             return
-        if not self._work.running:
+        if not self._in_flight.running:
             self._unpinned_at = None
         elif self._clock.now() - self._unpinned_at > self._drain_within:
-            self._work.cancel("the pin went, and the next instance waits for its message", keep=False)
+            self._in_flight.cancel("the pin went, and the next instance waits for its message", keep=False)

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 
 from parti.errors import PartiError
+from parti.groups.freeze_detector import Limits
 from parti.groups.names import PRIORITY_GROUP
-from parti.groups.pulse import Limits
 from parti.wire.columns import Deliveries
 from parti.wire.errors import WrongPinId
 from parti.wire.live import LiveConnection

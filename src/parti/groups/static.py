@@ -91,7 +91,7 @@ class StaticMember(GroupConsumer[StaticRecord]):
             return None
         if self._created and info["created"] != self._created:
             if not same:
-                self._work.forget_done()
+                self._in_flight.forget_done()
                 self._floor = 0
             elif self._floor and not info["delivered"]["consumer_seq"]:
                 info = await self._put_back(config)

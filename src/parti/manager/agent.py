@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
-from parti.clock import Clock
-from parti.config.control import ControlConfig
 from parti.control import election, identity
-from parti.control.assign import Strategy
 from parti.control.identity import Pool
 from parti.control.lease import NEVER
 from parti.control.membership import Change, Membership
 from parti.errors import PartiError
 from parti.manager.claim_writer import hear_again
 from parti.manager.former import Former
-from parti.manager.host import Plane, PlaneFactory
+from parti.manager.host import Plane
 from parti.manager.kv_store import (
     AssignmentChange,
     AssignmentGone,
@@ -31,23 +28,19 @@ from parti.manager.kv_store import (
     Complete,
     LeaderChange,
     LeaseChange,
-    Store,
     StreamChange,
     Told,
 )
-from parti.manager.leading import Leadership, rules_of
+from parti.manager.leading import Leadership
 from parti.manager.lease_keeper import Ending, LeaseKeeper, terms_of
 from parti.manager.life_keeper import LifeKeeper
-from parti.manager.observer import Observer
-from parti.manager.partition_feed import Check
 from parti.manager.positions import Checkpointer
 from parti.manager.roster import Roster
-from parti.manager.sources import PartitionSource
+from parti.manager.setup import Setup
 from parti.manager.stream_identity import StreamWatch
-from parti.model import Assignment, Claim, Lease, Member, PartitionId, Retention
+from parti.model import Assignment, Claim, Lease, Member, PartitionId
 from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
-from parti.observe.metrics import Metrics
 from parti.worker.ledger import PartitionState
 
 _TICK = 0.05  # seconds; a take-over that is through is told at the next tick
@@ -59,29 +52,14 @@ class Agent:
 
     def __init__(
         self,
-        store: Store,
-        config: ControlConfig,
-        *,
-        source: PartitionSource,
-        check: Check,
-        strategy: Strategy,
-        retention: Retention,
-        plane: PlaneFactory,
-        observer: Observer,
-        clock: Clock,
-        metrics: Metrics,
-        instance: str,
-        capacity: int,
+        setup: Setup,
         former: Former,
-        start_cursor: Callable[[], Coroutine[Any, Any, int]],
-        nudge: Callable[[Member, PartitionId], None],
-        stream_gone: Callable[[], Awaitable[str]] | None = None,
-        max_deliver: int = 3,
         blocked: tuple[PartitionId, int] | None = None,
     ) -> None:
-        """`stream_gone`: why the stream is not the one any more that positions speak of, or nothing."""
+        """`blocked`: the message whose handler cost the last member of this process its lease."""
+        store, config, clock, metrics = setup.store, setup.config, setup.clock, setup.metrics
         self.stream_is_gone = False
-        self._stream = StreamWatch(clock, stream_gone, replaced=self.stream_replaced, failed=self.failed)
+        self._stream = StreamWatch(clock, setup.stream_gone, replaced=self.stream_replaced, failed=self.failed)
         self.store = store
         self.config = config
         self.clock = clock
@@ -100,30 +78,23 @@ class Agent:
             secrets.token_hex(8),
             terms=self._terms,
             pool=pool,
-            instance=instance,
-            capacity=capacity,
+            instance=setup.instance,
+            capacity=setup.capacity,
             former=former.lives,
         )
         self._lease = LeaseKeeper(
             seeker, store, clock, spawn=self.spawn, granted=self._join, fenced=self._fenced, failed=self.failed
         )
         self._former = former
-        self._source = source
-        self._check = check
-        self._strategy = strategy
-        self._retention = retention
-        self._make_plane = plane
-        self._observer = observer
-        self._start_cursor = start_cursor
-        self._nudge = nudge
-        self._max_deliver = max_deliver
+        self._setup = setup
+        self._observer = setup.observer
         self._blocked = blocked
         self._assignment_revision = 0
         self._lost_any = False
         self._seen = 0
         """The highest revision that the watch has told."""
         self._checkpointer: Checkpointer | None = None
-        self._lives: LifeKeeper | None = None
+        self.lives: LifeKeeper | None = None
         self._ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
@@ -223,8 +194,8 @@ class Agent:
                 self.leadership.tick(now, lead=lead)
             if self.plane is not None:
                 self.plane.tick(now)
-            if self._lives is not None:
-                self._lives.tick(now)
+            if self.lives is not None:
+                self.lives.tick(now)
             await asyncio.sleep(_TICK)
 
     # -- identity -----------------------------------------------------------------------------------------------------
@@ -249,36 +220,28 @@ class Agent:
         """The id is ours: watch everything, and begin when all that there is has been seen."""
         self.member = member
         self._log.info("worker.joined", worker=member.worker, nonce=member.nonce)
-        self.plane = self._make_plane(self, member)
-        self._checkpointer = Checkpointer(self, member, self._owned_before, self._former.positions_of(member.worker))
-        self._lives = LifeKeeper(self, member, self._former.lives, self._max_deliver, self._blocked)
+        self.plane = self._setup.plane(self, member)
+        self._checkpointer = Checkpointer(self, member, self._claim_of, self._former.positions_of(member.worker))
+        self.lives = LifeKeeper(self, member, self._former.lives, self._setup.max_deliver, self._blocked)
         self.leadership = Leadership(
             self,
             member,
-            self._terms,
-            source=self._source,
-            check=self._check,
-            strategy=self._strategy,
-            rules=rules_of(self, self._retention),
+            self._setup,
             former=self._former.lives,
-            start_cursor=self._start_cursor,
-            nudge=self._nudge,
             heard_assignment=self.heard_assignment,
             changed=self._observer.touched,
             remembered=lambda: {p: claim for p, (claim, _) in self.claims.items()},
         )
         self.spawn(self._watch(), "parti-watch")
 
-    def _owned_before(self, partition: PartitionId) -> bool:
-        claim, _ = self.claims.get(partition, (None, 0))
-        assert self.member is not None
-        return claim is None or (claim.owner is not None and claim.owner.worker == self.member.worker)
+    def _claim_of(self, partition: PartitionId) -> Claim | None:
+        return self.claims.get(partition, (None, 0))[0]
 
     async def _watch(self) -> None:
         assert self._checkpointer is not None
         await self._stream.look()  # it may have been replaced while nobody could look
-        assert self._lives is not None
-        await asyncio.gather(self._checkpointer.begin(), self._lives.begin())
+        assert self.lives is not None
+        await asyncio.gather(self._checkpointer.begin(), self.lives.begin())
         early: list[LeaseChange] = []
         while True:
             try:
@@ -308,8 +271,8 @@ class Agent:
         self.live.set()
         self.plane.begin()
         self.spawn(self._checkpointer.run(self.plane.positions), "parti-positions")
-        assert self._lives is not None
-        self.spawn(self._lives.run(), "parti-lives")
+        assert self.lives is not None
+        self.spawn(self.lives.run(), "parti-lives")
         self._observer.touched()
 
     # -- what is heard ------------------------------------------------------------------------------------------------
@@ -348,8 +311,8 @@ class Agent:
         self.claims[claim.partition] = (claim, revision)
         if claim.lost:
             self._lease.renew_soon()  # somebody waits for us to say that we know
-        if self._lives is not None:
-            self._lives.heard(claim)
+        if self.lives is not None:
+            self.lives.heard(claim)
         if self.plane is not None:
             self.plane.claim_seen(claim, revision)
         if self.leadership is not None:
@@ -406,8 +369,8 @@ class Agent:
     # -- partitions ---------------------------------------------------------------------------------------------------
 
     def begun(self, lease: Lease, state: PartitionState, previous: Member | None) -> None:
-        if self._lives is not None:
-            self._lives.granted(lease, state, previous, self.members)
+        if self.lives is not None:
+            self.lives.granted(lease, state, previous, self.members)
 
     def granted(self, lease: Lease) -> None:
         self._log.debug("partition.granted", partition=lease.partition, epoch=lease.epoch)
@@ -441,8 +404,8 @@ class Agent:
             return
         final = await plane.stop()
         if await checkpointer.finish(final, plane.ahead()):
-            if self._lives is not None:
-                await self._lives.finish()
+            if self.lives is not None:
+                await self.lives.finish()
             if leadership is not None:
                 await leadership.resign()
             await self._lease.say_stopped(returning=returning)

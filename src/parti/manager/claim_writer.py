@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from parti.backoff import Backoff
+from parti.backoff import FOREVER
 from parti.clock import Clock
 from parti.control.signals import WriteFailed
 from parti.errors import PartiError
@@ -27,6 +27,8 @@ class ClaimWriter:
 
     async def _write(self, claim: Claim, expected: int) -> None:
         host = self._host
+        if host.lives is not None:
+            await host.lives.about_to_write(claim)
         stamped = stamp(claim, host.clock)
         revision = await host.store.write_claim(stamped, expected)
         if revision is not None:
@@ -38,7 +40,7 @@ class ClaimWriter:
 
 async def hear_again(host: Host, store: Store, partition: PartitionId) -> None:
     """Read the claim from the leader of the bucket until it is known, and tell everybody."""
-    waits = Backoff(base=0.05, cap=1.0, max_tries=None).delays()
+    waits = FOREVER.delays()
     while True:
         try:
             claim, revision = await store.claim(partition)

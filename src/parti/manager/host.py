@@ -15,6 +15,12 @@ from parti.observe.metrics import Metrics
 from parti.worker.ledger import PartitionState
 
 
+class Lives(Protocol):
+    """What a member tells those after it: see `life_keeper`."""
+
+    async def about_to_write(self, claim: Claim) -> None: ...
+
+
 class Host(Protocol):
     """One member's life. Everything spawned ends with it."""
 
@@ -24,6 +30,11 @@ class Host(Protocol):
     metrics: Metrics
     assignment: Assignment
     """Which partitions there are, and whose they should be; of version 0 where nobody knows."""
+
+    @property
+    def lives(self) -> Lives | None:
+        """What those after us have to know of our messages; None before we are a member."""
+        ...
 
     @property
     def members(self) -> Membership | None:

@@ -68,6 +68,6 @@ def plane_for(
     if Layout(layout) is Layout.PER_WORKER:
         return PerWorkerPlane(host, member, consumer, retention)
     subjects = source.subjects_of if isinstance(source, SlotSource) else None
-    plane = PerPartitionPlane(host, member, consumer.parts(), retention, subjects)
+    plane = PerPartitionPlane(host, member, consumer.runtime(), retention, subjects)
     consumer.show(plane.shown)
     return plane

@@ -7,16 +7,14 @@ was deposed without knowing cannot undo a newer leader's work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from parti.backoff import Backoff
+from parti.backoff import FOREVER
 from parti.control import election, reconcile
-from parti.control.assign import Strategy
 from parti.control.handoff import Finished, HandoffTerms, Nudge, Result, StageDone
 from parti.control.leader_signals import traces_of
-from parti.control.lease import LeaseTerms
 from parti.control.membership import Change, Died, Membership
 from parti.control.reconcile import Leader, Rules
 from parti.control.windows import Windows
@@ -24,8 +22,9 @@ from parti.errors import PartiError
 from parti.manager.claim_writer import hear_again, stamp
 from parti.manager.host import Host
 from parti.manager.leader_writes import LeaderWrites, Tell
-from parti.manager.partition_feed import Check, PartitionFeed
-from parti.manager.sources import PartitionSource
+from parti.manager.lease_keeper import terms_of
+from parti.manager.partition_feed import PartitionFeed
+from parti.manager.setup import Setup
 from parti.model import Ahead, Assignment, Claim, Layout, Member, Partition, PartitionId, Retention
 from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
@@ -68,31 +67,24 @@ class Leadership:
         self,
         host: Host,
         member: Member,
-        terms: LeaseTerms,
+        setup: Setup,
         *,
-        source: PartitionSource,
-        check: Check,
-        strategy: Strategy,
-        rules: Rules,
         former: Iterable[Member],
-        start_cursor: Callable[[], Awaitable[int]],
-        nudge: Callable[[Member, PartitionId], None],
         heard_assignment: Callable[[Assignment, int], None],
         changed: Callable[[], None],
         remembered: Callable[[], Mapping[PartitionId, Claim]],
     ) -> None:
-        """`start_cursor`: where a partition begins that nobody ever owned; `changed`: tell that we lead, or no more;
-        `remembered`: every claim that this member ever heard of, also if it is gone."""
-        self.election = election.candidate(member, terms=terms, former=former)
+        """`changed`: tell that we lead, or no more; `remembered`: every claim that this member ever heard of, also if
+        it is gone."""
+        self.election = election.candidate(member, terms=terms_of(setup.config), former=former)
         self.leader: Leader | None = None
         self.members: Membership | None = None
         self._host = host
         self._member = member
-        self.feed = PartitionFeed(source, check, clock=host.clock, told=self.partitions_changed, failed=host.failed)
-        self._strategy = strategy
-        self._rules = rules
-        self._start_cursor = start_cursor
-        self._nudge = nudge
+        self.feed = PartitionFeed(
+            setup.source, setup.check, clock=host.clock, told=self.partitions_changed, failed=host.failed
+        )
+        self._setup = setup
         self._heard_assignment = heard_assignment
         self._changed = changed
         self._remembered = remembered
@@ -288,7 +280,7 @@ class Leadership:
 
     async def _adopt(self, term: int) -> None:
         host = self._host
-        waits = Backoff(base=0.05, cap=1.0, max_tries=None).delays()
+        waits = FOREVER.delays()
         while True:
             try:
                 stored, revision = await host.store.assignment()
@@ -317,8 +309,8 @@ class Leadership:
             lost={p: reconcile.Gone(told.revision, told.expected) for p, told in gone.items()},
             remembered=self._remembered(),
             traces=traces,
-            rules=self._rules,
-            strategy=self._strategy,
+            rules=rules_of(self._host, self._setup.retention),
+            strategy=self._setup.strategy,
         )
         lost = sorted(p for p in self.leader.lost if p in self.leader.partitions)
         self._log.info("leader.adopted", term=term, partitions=len(partitions), claims=len(claims), lost=len(lost))
@@ -345,7 +337,7 @@ class Leadership:
                 case reconcile.ReadTraces():
                     self._writes.want("traces", effect)
                 case Nudge(member, partition):
-                    self._nudge(member, partition)
+                    self._setup.nudge(member, partition)
                 case StageDone(stage, seconds):
                     self._host.metrics.observe(m.HANDOFF_PHASE, seconds, phase=stage.value)
                 case Finished(partition, result, seconds):
@@ -398,7 +390,7 @@ class Leadership:
             return None  # it waited, and somebody moved the claim on: the leader knows, and decides from that
         if wish.fresh:
             try:
-                claim = replace(claim, cursor=max(claim.cursor, await self._start_cursor()))
+                claim = replace(claim, cursor=max(claim.cursor, await self._setup.start_cursor()))
             except PartiError as error:
                 host.failed(error)
                 return None  # decided anew when the leader looks again

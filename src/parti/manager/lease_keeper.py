@@ -7,7 +7,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-from parti.backoff import Backoff
+from parti.backoff import FAST
 from parti.clock import Clock
 from parti.config.control import ControlConfig
 from parti.control import identity
@@ -110,7 +110,7 @@ class LeaseKeeper:
 
     async def say_stopped(self, *, returning: bool) -> None:
         """The record under our id says that we stopped cleanly, or our lease is over anyway."""
-        waits = Backoff(base=0.02, cap=0.5, max_tries=None).delays()
+        waits = FAST.delays()
         while self.may_act():
             stopped, effects = identity.step(self.identity, identity.Stop(self._clock.now(), returning))
             for effect in effects:

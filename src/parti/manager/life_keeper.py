@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
+from types import MappingProxyType
 
 from parti.control import lives, records
 from parti.control.lives import Life, Suspicion
@@ -13,7 +14,7 @@ from parti.control.membership import Membership
 from parti.control.records import Unreadable
 from parti.errors import PartiError
 from parti.manager.host import Host
-from parti.model import Claim, ClaimState, Lease, Member, PartitionId, WorkerId
+from parti.model import Claim, ClaimState, Lease, Member, PartitionId, Tried, WorkerId
 from parti.observe.logs import get_logger
 from parti.wire.kv_model import KeyNotFound, SnapshotDone
 from parti.worker.ledger import PartitionState
@@ -24,6 +25,8 @@ _KEYS = "lives."
 _AGAIN = 0.1  # seconds after a write that failed
 _TURN = 0.02  # seconds until another lane asks again whether it is its turn
 _ASKED = 1.0  # seconds after which a message that has not asked again is not waited for
+_TRIES = 500  # failed messages that one record names
+_PACE = 0.2  # seconds between two writes about messages that failed
 _QUIET = 0.8  # of a TTL without a renewal: whoever took a partition over has waited for longer
 
 log = get_logger("control")
@@ -60,6 +63,9 @@ class LifeKeeper:
         self._writing = asyncio.Lock()
         self._written: Life | None = None
         self._watched: dict[PartitionId, _Watched] = {}
+        self._states: dict[PartitionId, PartitionState] = {}
+        """Partitions that are ours, or were: what failed here may still be open elsewhere."""
+        self._failing = asyncio.Event()
         self._trials: dict[tuple[PartitionId, int], bool] = {}
         """Messages in their handlers; True for one that has to be alone."""
         self._queue: dict[tuple[PartitionId, int], float] = {}
@@ -104,12 +110,39 @@ class LifeKeeper:
         """Follow the others' records, and write our own when there is something new to say."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(), name="parti-lives")
+            group.create_task(self._tell_tries(), name="parti-tries")
             while True:
                 await self._changed.wait()
                 self._changed.clear()
                 if not await self._write():
                     await self._host.clock.sleep(_AGAIN)
                     self._changed.set()
+
+    async def _tell_tries(self) -> None:
+        while True:
+            await self._failing.wait()
+            self._failing.clear()
+            self._note_tries()
+            self._changed.set()
+            await self._host.clock.sleep(_PACE)
+
+    async def about_to_write(self, claim: Claim) -> None:
+        """A claim may let its partition go: what failed here is stored first. If it cannot be, that costs attempts."""
+        state = self._states.get(claim.partition)
+        if state is not None and state.tries.failed:
+            self._note_tries()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._write()
+
+    def _note_tries(self) -> None:
+        tried: dict[PartitionId, tuple[Tried, ...]] = {}
+        left = _TRIES
+        for partition, state in self._states.items():
+            if state.tries.failed and left > 0:
+                tried[partition] = state.tries.to_tell(_passed(state))[:left]
+                left -= len(tried[partition])
+        self._life = replace(self._life, stream=self._host.stream_created, tried=MappingProxyType(tried))
 
     async def _follow(self) -> None:
         while True:
@@ -123,11 +156,18 @@ class LifeKeeper:
 
     def _heard(self, key: str, value: bytes) -> None:
         found = records.decode_lives(value)
-        if not isinstance(found, Unreadable):
-            self._known[WorkerId(key.removeprefix(_KEYS))] = found
+        if isinstance(found, Unreadable):
+            return
+        self._known[WorkerId(key.removeprefix(_KEYS))] = found
+        for life in found:
+            if life.stream == self._host.stream_created and life.member != self._member:
+                for partition, tried in life.tried.items():
+                    if partition in self._states:
+                        self._states[partition].tries.heard(tried)
 
     async def finish(self) -> None:
         """We end in order: nothing is to be held against the partitions we had. A note that fails only costs care."""
+        self._note_tries()
         self._life = replace(self._life, ended=True, trials=())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
@@ -171,6 +211,7 @@ class LifeKeeper:
     def granted(self, lease: Lease, state: PartitionState, previous: Member | None, members: Membership | None) -> None:
         """A partition is ours: whoever had it before may have been ended by one of its messages."""
         partition = lease.partition
+        self._count_on(partition, state)
         watched = self._watched.get(partition)
         other, taken_from = self._owners.pop(partition, None), self._taken_from.get(partition)
         came = (previous, taken_from)
@@ -196,6 +237,15 @@ class LifeKeeper:
             guilty=found.guilty(self.max_deliver),
         )
 
+    def _count_on(self, partition: PartitionId, state: PartitionState) -> None:
+        """What failed before it came to us has so many attempts less."""
+        self._states[partition] = state
+        state.tries.changed = self._failing.set
+        for known in (*self._known.values(), self._before, (self._life,)):
+            for life in known:
+                if life.stream == self._host.stream_created:
+                    state.tries.heard(life.tried.get(partition, ()))
+
     def _suspicion(
         self, partition: PartitionId, previous: set[Member], members: Membership | None, taken_from: Member | None
     ) -> Suspicion:
@@ -218,7 +268,7 @@ class LifeKeeper:
         """A partition that is at work for long enough has survived."""
         for partition, watched in list(self._watched.items()):
             worked = watched.worked(now)
-            if worked > lives.NOTED and not watched.suspects and watched.state.wary is watched:
+            if worked > watched.noted_for and not watched.suspects and watched.state.wary is watched:
                 watched.state.wary = None
             if worked > lives.SURVIVED:
                 del self._watched[partition]
@@ -279,6 +329,11 @@ class LifeKeeper:
         self._life = replace(self._life, trials=tuple(self._trials))
 
 
+def _passed(state: PartitionState) -> int:
+    """Up to here all of the partition is done for certain; 0 while it stands still or catches up."""
+    return min(state.open) - 1 if state.open and not state.stopped and state.target is None else 0
+
+
 class _Watched:
     """One partition under suspicion; asked by its lanes before each start while we are wary."""
 
@@ -299,6 +354,8 @@ class _Watched:
         self._partition = partition
         self._found = found
         self._done = state.done
+        # Two ends without a suspect: it lies deeper than what a process starts in the usual time.
+        self.noted_for = lives.NOTED if found.ends < 2 or found.suspects else lives.SURVIVED
         # Counted from its first message: it may take a while to come. If none does there is none.
         self._idle, self._since = True, keeper.now() + lives.SURVIVED
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterable
 from typing import Any, Literal, Self
 
-from parti.backoff import Backoff, retry
+from parti.backoff import FOREVER, retry
 from parti.clock import Clock, SystemClock
 from parti.config.control import ControlConfig
 from parti.control.assign import Strategy, strategy_named
@@ -24,6 +24,7 @@ from parti.manager.kv_store import Store
 from parti.manager.layouts import capacity_of, check_layout, overlap_check, plane_for
 from parti.manager.lease_keeper import Ending
 from parti.manager.observer import Observer
+from parti.manager.setup import Setup
 from parti.manager.sources import PartitionSource, StaticSource
 from parti.manager.stream_identity import StreamIdentity, StreamReplaced
 from parti.manager.sweep import sweep
@@ -31,6 +32,7 @@ from parti.model import Member, Partition, PartitionId, Retention, WorkerId
 from parti.observe.health import HealthCheck
 from parti.observe.logs import get_logger
 from parti.observe.metrics import NO_METRICS, Metrics
+from parti.waiting import first_of
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
 from parti.wire.filters import SubjectFilter
@@ -255,21 +257,18 @@ class Manager:
             metrics=self._metrics,
         )
         async with asyncio.timeout(timeout):
-            await retry(self._settle_stream, backoff=Backoff(base=0.1, cap=1.0, max_tries=None), clock=self._clock)
+            await retry(self._settle_stream, backoff=FOREVER, clock=self._clock)
         self._observer.watch(self)
         self._main = asyncio.get_running_loop().create_task(self._run(), name="parti-manager")
         await self._bus.listen()
-        live = asyncio.ensure_future(self._observer.wait_until(self._is_live))
         try:
             async with asyncio.timeout(timeout):
-                await asyncio.wait({live, self._main}, return_when=asyncio.FIRST_COMPLETED)
+                await first_of(self._observer.wait_until(self._is_live), self._main)
         except TimeoutError:
             await self.stop()
             raise TimeoutError(
                 f"no worker id became free within {timeout:g} s: raise control.worker_id_max, or stop a worker"
             ) from None
-        finally:
-            live.cancel()
         if self._main.done():
             await self._main
 
@@ -383,26 +382,26 @@ class Manager:
 
     def _new_agent(self) -> Agent:
         assert self._store is not None
-        return Agent(
+        setup = Setup(
             self._store,
             self.config,
+            self._clock,
+            self._metrics,
+            self._observer,
             source=self._source,
             check=overlap_check(self._consumer, self._source),
             strategy=self._strategy,
             retention=self._retention,
             plane=self._plane,
-            observer=self._observer,
-            clock=self._clock,
-            metrics=self._metrics,
-            instance=self._instance,
-            capacity=capacity_of(self.config.layout, self._consumer),
-            former=self._former,
             start_cursor=self._start_cursor,
             nudge=self._bus.nudge,
-            stream_gone=self._stream.gone if self._stream is not None else None,
+            instance=self._instance,
+            capacity=capacity_of(self.config.layout, self._consumer),
             max_deliver=getattr(getattr(self._consumer, "config", None), "max_deliver", 3),
-            blocked=self._consumer.blocked_by() if isinstance(self._consumer, WorkerConsumer) else None,
+            stream_gone=self._stream.gone if self._stream is not None else None,
         )
+        blocked = self._consumer.blocked_by() if isinstance(self._consumer, WorkerConsumer) else None
+        return Agent(setup, self._former, blocked)
 
     def _plane(self, host: Host, member: Member) -> Plane:
         return plane_for(self.config.layout, host, member, self._consumer, self._retention, self._source)

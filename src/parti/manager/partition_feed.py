@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
-from parti.backoff import Backoff
+from parti.backoff import PATIENT
 from parti.clock import Clock
 from parti.errors import ConfigError, PartiError, TransientError
 from parti.manager.sources import PartitionSource
@@ -66,7 +66,7 @@ class PartitionFeed:
 
     async def run(self) -> None:
         """Follow the source; returns when it says that it will not change any more."""
-        waits = Backoff(base=0.1, cap=5.0, max_tries=None).delays()
+        waits = PATIENT.delays()
         while True:
             try:
                 partitions = await self._source.partitions()
@@ -74,7 +74,7 @@ class PartitionFeed:
                 await self._pause(error, next(waits))
                 continue
             self._take(partitions)
-            waits = Backoff(base=0.1, cap=5.0, max_tries=None).delays()
+            waits = PATIENT.delays()
             async with aclosing(self._source.changes()) as changes:
                 while True:
                     try:

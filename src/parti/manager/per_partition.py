@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from parti.backoff import Backoff
+from parti.backoff import FOREVER
 from parti.control import slot
 from parti.control.signals import (
     ClaimSeen,
@@ -43,17 +43,14 @@ from parti.wire.errors import MessageNotFound, SequenceNotFound
 from parti.wire.live import LiveConnection
 from parti.worker.attempts import Attempts
 from parti.worker.dead_letters import DeadLetterOffice
-from parti.worker.handler import AdaptedHandler
 from parti.worker.health import Part
 from parti.worker.info import Shown
 from parti.worker.lanes import LanePool
 from parti.worker.message import Message
-from parti.worker.outcomes import RetryPolicy
-from parti.worker.parts import WorkerParts
 from parti.worker.routing import consumer_name, consumer_stem
+from parti.worker.runtime import Runtime
 from parti.worker.watch import Watch
 
-_AGAIN: Final = 0.1
 _CLEARED: Final = 256  # leftovers of a subject looked at in one go
 _LOOK_EVERY: Final = 2.0  # seconds between two looks at the durables, all at once
 _REMOVALS: Final = 2.0  # seconds for one: a release must not fail because of it
@@ -67,51 +64,38 @@ class PerPartitionPlane(SlotProgress):
         self,
         host: Host,
         member: Member,
-        parts: WorkerParts,
+        runtime: Runtime,
         retention: Retention,
         subjects: Callable[[PartitionId], Sequence[str]] | None = None,
     ) -> None:
         super().__init__(host, member)
-        template = parts.config.subject_template
+        template = runtime.config.subject_template
         self._subjects = subjects or (lambda partition: subjects_of(template, partition))
-        self._parts = parts
+        self._runtime = runtime
         self._retention = retention
         self._durables: dict[PartitionId, SlotDurable] = {}
-        self._identity = SlotIdentity(parts, host.store.kv.stream, host.stream_created)
-        self._handler = AdaptedHandler(parts.handler, concurrency=parts.config.concurrency)
-        self._attempts = Attempts(
-            self._handler,
-            RetryPolicy(parts.config.max_deliver, parts.config.delays),
-            parts.recorder,
-            clock=parts.clock,
-            backoff=parts.backoff,
-            let_go=self._let_go,
-            may_start=parts.fence.may_start,
-        )
-        scope = consumer_stem(parts.config.consumer_prefix, parts.namespace)
-        consumer = consumer_name(parts.config.consumer_prefix, member.worker, parts.namespace)
-        self._attempts.office = DeadLetterOffice(parts.js, parts.config.stream, consumer, scope)
-        strict = parts.config.order == "strict"
-        self._pool = LanePool(self._attempts.serve, concurrency=parts.config.concurrency, strict=strict)
+        self._identity = SlotIdentity(runtime, host.store.kv.stream, host.stream_created)
+        self._attempts = Attempts(runtime, let_go=self._let_go)
+        self._handler = self._attempts.handler
+        scope = consumer_stem(runtime.config.consumer_prefix, runtime.namespace)
+        consumer = consumer_name(runtime.config.consumer_prefix, member.worker, runtime.namespace)
+        self._attempts.office = DeadLetterOffice(runtime.js, runtime.config.stream, consumer, scope)
+        strict = runtime.config.order == "strict"
+        self._pool = LanePool(self._attempts.serve, concurrency=runtime.config.concurrency, strict=strict)
         self._pool.on_left = self._attempts.left_behind
         self._pool.on_bug = self._bug
-        self._pool.may_act = parts.fence.may_pull
+        self._pool.may_act = runtime.fence.may_pull
         self._attempts.on_fenced = lambda state: self._pool.fence(state if host.may_act() else None)
-        self._desk = SlotDesk(parts.config, parts.recorder, parts.clock)
+        self._desk = SlotDesk(runtime.config, runtime.recorder, runtime.clock)
         self._watch = Watch(
             self._pool,
             self._attempts,
-            parts.recorder,
-            config=parts.config,
-            clock=parts.clock,
-            fence=parts.fence,
+            runtime,
             states=lambda: [flow.state for flow in self._flows.values()],
             in_hand=lambda: self._desk.in_hand,
-            connected=lambda: parts.js.connection.is_connected,
-            on_blocked=parts.on_blocked,
         )
         self._watch.start()
-        parts.recorder.worker_id, parts.recorder.consumer_name = member.worker, consumer
+        runtime.recorder.worker_id, runtime.recorder.consumer_name = member.worker, consumer
         self._connection: LiveConnection | None = None
         self._connecting = asyncio.Lock()
         self._resets = asyncio.Semaphore(_RESETS)
@@ -139,7 +123,7 @@ class PerPartitionPlane(SlotProgress):
 
     async def _look_after_durables(self) -> None:
         """A durable whose filters somebody edited is mended, and goes on from the partition's own position."""
-        js, stream = self._parts.js, self._parts.config.stream
+        js, stream = self._runtime.js, self._runtime.config.stream
         while not self._closed:
             await self._host.clock.sleep(_LOOK_EVERY)
             try:
@@ -150,8 +134,8 @@ class PerPartitionPlane(SlotProgress):
                 durable = self._durables[partition]
                 if filters.get(durable.name, durable.filters) == durable.filters:
                     continue
-                self._parts.recorder.metrics.count(m.CONSUMER_REPAIRS)
-                self._parts.recorder.event(
+                self._runtime.recorder.metrics.count(m.CONSUMER_REPAIRS)
+                self._runtime.recorder.event(
                     "worker.consumer_changed", op="verify", result="mended", partition=partition, warn=True
                 )
                 self._feed(partition, Gap())
@@ -164,7 +148,7 @@ class PerPartitionPlane(SlotProgress):
 
         Looked at when nothing is in hand, and only what was there at the last look already: an ack may be on its way.
         """
-        js, stream, before = self._parts.js, self._parts.config.stream, self._left_over
+        js, stream, before = self._runtime.js, self._runtime.config.stream, self._left_over
         self._tell_all()
         self._left_over = {}
         for partition in [p for p in self.owned() if p in self._flows and not self._flows[p].state.open]:
@@ -181,7 +165,7 @@ class PerPartitionPlane(SlotProgress):
                     if at > before.get(subject, 0):
                         self._left_over[subject] = max(at, self._left_over.get(subject, 0))
                     else:
-                        self._parts.recorder.event("slot.leftover", op="ack", result="removed", sequence=at)
+                        self._runtime.recorder.event("slot.leftover", op="ack", result="removed", sequence=at)
                         await js.msg_delete(stream, at)
                     at += 1
 
@@ -190,10 +174,10 @@ class PerPartitionPlane(SlotProgress):
         self._tell_all()
         return Shown(
             worker_id=self._member.worker,
-            consumer=f"{self._parts.config.consumer_prefix}-slot",
+            consumer=f"{self._runtime.config.consumer_prefix}-slot",
             subjects=tuple(sorted(s for p in self.owned() for s in self._subjects(p))),
             in_hand=self._desk.in_hand,
-            batch_size=self._parts.config.pull_batch_size,
+            batch_size=self._runtime.config.pull_batch_size,
             pulling=any(flow.pulling for flow in self._flows.values()),
             partitions=tuple(self._flows[p].info(self._slots[p].cursor) for p in sorted(self.owned())),
         )
@@ -202,7 +186,7 @@ class PerPartitionPlane(SlotProgress):
         self._share()
         for flow in self._flows.values():
             flow.look()
-        third = self._parts.config.ack_wait / 3
+        third = self._runtime.config.ack_wait / 3
         if now >= self._next_beat:
             self._next_beat = now + third
             for flow in self._flows.values():
@@ -215,11 +199,8 @@ class PerPartitionPlane(SlotProgress):
         self._tell_all()
         self._closed = True
         for partition, flow in self._flows.items():
-            last_started, dropped_from = flow.stop()
-            if dropped_from is not None:
-                held = self._slots[partition]
-                self._slots[partition] = replace(held, queued=dropped_from - 1, tail=last_started)
-        await asyncio.gather(*(flow.drained() for flow in self._flows.values()))
+            self._lane_stopped(partition, *flow.stop())
+        await asyncio.gather(*(self._drain(partition) for partition in self._flows))
         final = self.positions()
         for partition in final:
             if self._connection is not None:
@@ -236,9 +217,16 @@ class PerPartitionPlane(SlotProgress):
 
     async def _drain(self, partition: PartitionId) -> None:
         """Within `drain_timeout` the lane has ended, or what runs is cancelled and left to the next owner."""
-        flow = self._flows[partition]
-        last_started, dropped_from = await flow.drained()
-        if dropped_from is not None:
+        self._lane_stopped(partition, *await self._flows[partition].drained())
+
+    def _lane_stopped(self, partition: PartitionId, last_started: int, dropped_from: int | None) -> None:
+        """What was dropped is not queued any more: the position must not pass it, whatever ends after this."""
+        if dropped_from is None:
+            return
+        if self._closed:
+            held = self._slots[partition]
+            self._slots[partition] = replace(held, queued=dropped_from - 1, tail=last_started)
+        else:
             self._feed(partition, LaneStopped(last_started, dropped_from))
 
     async def _end(self) -> bool:
@@ -285,14 +273,14 @@ class PerPartitionPlane(SlotProgress):
         subjects = {subject for partition in self.owned() for subject in self._subjects(partition)}
         before, self._filtered = self._filtered, subjects
         if subjects != before:
-            self._parts.recorder.subjects(len(subjects), len(subjects - before), len(before - subjects))
+            self._runtime.recorder.subjects(len(subjects), len(subjects - before), len(before - subjects))
 
     def _flow(self, partition: PartitionId) -> SlotFlow:
         flow = self._flows.get(partition)
         if flow is None:
             flow = self._flows[partition] = SlotFlow(
                 partition,
-                self._parts,
+                self._runtime,
                 self._pool,
                 self._desk,
                 self._retention,
@@ -304,7 +292,7 @@ class PerPartitionPlane(SlotProgress):
                 may_pull=lambda: self._host.may_act() and not self._closed,
             )
             subjects = self._subjects(partition)
-            self._durables[partition] = SlotDurable(self._parts, partition, self._retention, subjects, self._identity)
+            self._durables[partition] = SlotDurable(self._runtime, partition, self._retention, subjects, self._identity)
         return flow
 
     def _share(self) -> None:
@@ -335,7 +323,7 @@ class PerPartitionPlane(SlotProgress):
     async def _reset(self, partition: PartitionId, sequence: int, ticket: int) -> None:
         """Close the inbox, set the durable, open a new inbox; an older question is not worth finishing."""
         current = self._asked(partition, ticket)
-        waits = Backoff(base=_AGAIN / 2, cap=2.0, max_tries=None).delays()
+        waits = FOREVER.delays()
         async with self._resets:
             while current() and self._host.may_act():
                 try:
@@ -346,7 +334,7 @@ class PerPartitionPlane(SlotProgress):
                     break
                 except PartiError as error:
                     self._host.failed(error)
-                    self._parts.recorder.failed(Part.ITERATOR, self._parts.clock.now(), error)
+                    self._runtime.recorder.failed(Part.ITERATOR, self._runtime.clock.now(), error)
                     await self._host.clock.sleep(next(waits))
             else:
                 return
@@ -369,11 +357,11 @@ class PerPartitionPlane(SlotProgress):
         for sequence in flow.acked_in_vain if self._retention is Retention.WORKQUEUE else ():
             try:
                 async with asyncio.timeout(_REMOVALS):
-                    await self._parts.js.msg_delete(self._parts.config.stream, sequence)
+                    await self._runtime.js.msg_delete(self._runtime.config.stream, sequence)
             except (MessageNotFound, SequenceNotFound):
                 pass  # its ack was applied after all
             except (PartiError, TimeoutError) as error:
-                self._parts.recorder.event("slot.settle", op="ack", result="unknown", error=str(error), warn=True)
+                self._runtime.recorder.event("slot.settle", op="ack", result="unknown", error=str(error), warn=True)
                 return
             flow.removed(sequence)
 
@@ -389,12 +377,12 @@ class PerPartitionPlane(SlotProgress):
         try:
             await confirm(connection, self._flows[partition], self._durables[partition], self._retention)
         except AcksUnconfirmed as error:
-            self._parts.recorder.event("slot.settle", op="ack", result="unknown", error=str(error), warn=True)
+            self._runtime.recorder.event("slot.settle", op="ack", result="unknown", error=str(error), warn=True)
 
     async def _live(self) -> LiveConnection:
         async with self._connecting:
             if self._connection is None or self._connection.lost.done():
-                options = self._parts.js.connection.connect_options
+                options = self._runtime.js.connection.connect_options
                 self._connection = await LiveConnection.open(options, name=f"parti-{self._member.worker}")
                 self._host.spawn(self._until_lost(self._connection), "parti-live")
             return self._connection

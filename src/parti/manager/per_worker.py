@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
-from parti.backoff import Backoff
+from parti.backoff import FOREVER
 from parti.control import holding
 from parti.control.holding import Holding, Phase
 from parti.control.signals import (
@@ -19,7 +19,6 @@ from parti.control.signals import (
     CatchUp,
     ClaimLost,
     ClaimSeen,
-    Discard,
     Done,
     DropFilter,
     Fenced,
@@ -28,7 +27,6 @@ from parti.control.signals import (
     Granted,
     LaneStopped,
     LastRead,
-    Offer,
     ReadLast,
     ReadUpTo,
     Revoked,
@@ -49,7 +47,6 @@ from parti.worker import MaxSubjectsExceeded, WorkerClosed, WorkerConsumer
 from parti.worker.errors import ForeignDurable
 from parti.worker.routing import SubjectTemplate, consumer_name
 
-_AGAIN = 0.05
 _DROPS = 4  # update intervals that a filter nobody needs any more may wait for one that somebody does
 
 
@@ -76,6 +73,7 @@ class PerWorkerPlane:
         self._urgent = asyncio.Event()
         self._changed = asyncio.Event()
         self._closed = False
+        self._spoken = 0
         self._writer = ClaimWriter(host, self._feed)
         consumer.expect_stream(host.stream_created, host.stream_replaced)
         self._old = OldNames(consumer.js, consumer.config.stream, host.store.kv.stream)
@@ -86,9 +84,10 @@ class PerWorkerPlane:
     # -- what the agent asks ------------------------------------------------------------------------------------------
 
     def claim_seen(self, claim: Claim, revision: int) -> None:
-        self._inherited.discard(claim.partition)
-        if not self._consumer.worker_id:
-            self._claimed.add(claim.partition)
+        if not claim.lost:  # a mislaid claim does not say whose filter keeps the messages of the partition
+            self._inherited.discard(claim.partition)
+            if not self._consumer.worker_id:
+                self._claimed.add(claim.partition)
         if not self._closed and (claim.partition in self._holdings or self._concerns_us(claim)):
             self._feed(claim.partition, ClaimSeen(claim, revision))
 
@@ -103,7 +102,10 @@ class PerWorkerPlane:
             self._feed(partition, ClaimLost(revision, expected))
 
     def spoken(self, revision: int) -> int:
-        return min([revision, *(h.unspoken - 1 for h in self._holdings.values() if h.unspoken is not None)])
+        if not self._closed:  # while it stops nothing is heard any more, and its last positions are not stored yet
+            unspoken = (h.unspoken - 1 for h in self._holdings.values() if h.unspoken is not None)
+            self._spoken = min([revision, *unspoken])
+        return self._spoken
 
     def begin(self) -> None:
         self._host.spawn(self._update_loop(), "parti-filters")
@@ -149,7 +151,7 @@ class PerWorkerPlane:
         self._closed = True
         leases = {p: h.lease for p, h in self._holdings.items() if h.lease is not None and p in self._applied}
         cursors = await asyncio.gather(*(self._consumer.stop_partition(p) for p in leases))
-        self._ahead = {p: self._consumer.state_of(p).ahead for p in leases}
+        self._ahead = {p: self._consumer.ahead_of(p) for p in leases}
         final = {p: (lease.epoch, cursor) for (p, lease), cursor in zip(leases.items(), cursors, strict=True)}
         final |= {p: h.unreleased for p, h in self._holdings.items() if h.unreleased is not None}
         try:
@@ -209,10 +211,6 @@ class PerWorkerPlane:
                 self._host.granted(lease)
             case Revoked(lease):
                 self._host.revoked(lease)
-            case Offer():
-                self._engage(partition)
-            case Discard():
-                pass  # the consumer keeps what it holds behind its own stop, and releases it in order by itself
 
     def _engage(self, partition: PartitionId) -> None:
         """Where the lease is ours: begin at the cursor, go on from where we had stopped, or just carry the new epoch.
@@ -236,14 +234,19 @@ class PerWorkerPlane:
             self._consumer.resume_partition(partition, lease)
 
     async def _stop_lane(self, partition: PartitionId) -> None:
-        cursor = await self._consumer.stop_partition(partition)
-        self._ahead[partition] = self._consumer.state_of(partition).ahead
+        try:
+            cursor = await self._consumer.stop_partition(partition)
+            self._ahead[partition] = self._consumer.ahead_of(partition)
+        except UsageError:
+            # A move that was given up after its filter had gone is tried again before it is on again: nothing of the
+            # partition is here, and what we said of it last still holds.
+            cursor = self._holdings[partition].cursor
         # What had not started is dropped here as well: the next owner reads it behind the cursor.
         self._feed(partition, LaneStopped(cursor, cursor + 1))
         self._feed(partition, Done(cursor))
 
     async def _read_last(self, partition: PartitionId, ticket: int) -> None:
-        waits = Backoff(base=_AGAIN, cap=1.0, max_tries=None).delays()
+        waits = FOREVER.delays()
         while True:
             try:
                 last = await self._consumer.last_sequence()
@@ -267,7 +270,7 @@ class PerWorkerPlane:
 
     async def _update_loop(self) -> None:
         """One update at a time, always with the whole set; what changes meanwhile goes into the next."""
-        waits = Backoff(base=_AGAIN, cap=1.0, max_tries=None).delays()
+        waits = FOREVER.delays()
         updated = float("-inf")
         while not self._closed:
             await self._wake.wait()
@@ -278,6 +281,7 @@ class PerWorkerPlane:
             wanted = self._wanted()
             adding = dict(self._adding)
             if (wanted == self._applied and not adding and self._consumer.worker_id) or not self._host.may_act():
+                self._tell_dropped()
                 continue
             try:
                 if not self._consumer.worker_id and self._retention is Retention.INTEREST:
@@ -285,13 +289,19 @@ class PerWorkerPlane:
                     wanted = self._wanted()
                 await self._apply(wanted, adding)
                 updated = self._host.clock.now()
-                waits = Backoff(base=_AGAIN, cap=1.0, max_tries=None).delays()
+                waits = FOREVER.delays()
             except WorkerClosed:
                 return
             except PartiError as error:
                 self._host.failed(error)
                 self._want_update(urgent=True)
                 await self._host.clock.sleep(next(waits))
+
+    def _tell_dropped(self) -> None:
+        """Nothing is to be changed: a filter that somebody waits for to be gone was not even on."""
+        for partition, held in list(self._holdings.items()):
+            if held.phase is Phase.RELEASING and not held.filtered and partition not in self._applied:
+                self._feed(partition, FilterDropped())
 
     async def _gathered(self, updated: float) -> None:
         """Return when the next update is due.
@@ -374,9 +384,10 @@ class PerWorkerPlane:
             self._feed(partition, FilterDropped())
         for partition, ticket in adding.items():
             if partition in wanted and self._adding.get(partition) == ticket:
-                del self._adding[partition]
                 target = await self._target(partition, fresh=partition not in again)
-                self._feed(partition, FilterAdded(target, ticket))
+                if self._adding.get(partition) == ticket:  # else it was asked for anew meanwhile, or not any more
+                    del self._adding[partition]
+                    self._feed(partition, FilterAdded(target, ticket))
 
     async def _update(self, wanted: frozenset[PartitionId]) -> None:
         await self._consumer.update_worker_consumer(

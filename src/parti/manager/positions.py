@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from parti.backoff import Backoff
+from parti.backoff import FAST, FOREVER
 from parti.errors import PartiError
 from parti.manager.host import Host
-from parti.model import Ahead, Checkpoint, Member, PartitionId
+from parti.model import Ahead, Checkpoint, Claim, Member, PartitionId, WorkerId
 from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
 
@@ -27,19 +27,32 @@ def later(one: Positions, other: Positions) -> dict[PartitionId, tuple[int, int]
     return {p: max(one.get(p, at), other.get(p, at)) for p, at in {**one, **other}.items()}
 
 
+def is_former(claim: Claim | None, worker: WorkerId) -> bool:
+    """Whether what an earlier process of this worker id noted of a partition still counts: nobody has gone on from it.
+
+    A claim that got lost says nothing about that. Until somebody has found the partition our note may be the only one
+    (`prove sim` repeated a whole partition).
+    """
+    return claim is None or claim.lost or (claim.owner is not None and claim.owner.worker == worker)
+
+
 class Checkpointer:
     """Writes the positions of one member. `begin` first, then `run`; `finish` writes the last word."""
 
     def __init__(
-        self, host: Host, member: Member, owned_before: Callable[[PartitionId], bool], known: Positions | None = None
+        self,
+        host: Host,
+        member: Member,
+        claim_of: Callable[[PartitionId], Claim | None],
+        known: Positions | None = None,
     ) -> None:
-        """`owned_before`: whether the claim of a partition still names an earlier process of this worker id.
+        """`claim_of`: what is known of the claim of a partition; None for nothing.
 
         `known`: how far that process got for certain, also where it could not be stored any more.
         """
         self._host = host
         self._member = member
-        self._owned_before = owned_before
+        self._claim_of = claim_of
         self._known = known or {}
         self._inherited: dict[PartitionId, tuple[int, int]] = {}
         self._ahead: Mapping[PartitionId, Ahead] = {}
@@ -51,7 +64,7 @@ class Checkpointer:
 
     async def begin(self) -> None:
         """From here on no write of an earlier process of this worker id can succeed."""
-        waits = Backoff(base=0.05, cap=1.0, max_tries=None).delays()
+        waits = FOREVER.delays()
         while not await self._attempt_begin():
             await self._host.clock.sleep(next(waits))
 
@@ -92,7 +105,7 @@ class Checkpointer:
     async def finish(self, positions: Positions, ahead: Mapping[PartitionId, Ahead]) -> bool:
         """Store the final positions, and what is done above them; False when the lease ran out before that."""
         self._ahead, self._written = {**self._ahead, **ahead}, None
-        waits = Backoff(base=0.05, cap=0.5, max_tries=None).delays()
+        waits = FAST.delays()
         while self._host.may_act():
             if await self._write(positions):
                 return True
@@ -103,7 +116,7 @@ class Checkpointer:
         self._inherited = {
             p: at
             for p, at in self._inherited.items()
-            if p not in positions and (not positions or self._owned_before(p))
+            if p not in positions and (not positions or is_former(self._claim_of(p), self._member.worker))
         }
         whole = {**self._inherited, **positions}
         if whole == self._written:

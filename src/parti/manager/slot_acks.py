@@ -15,6 +15,7 @@ from parti.errors import PartiError, UnknownOutcome
 from parti.manager.slot_durable import SlotDurable
 from parti.manager.slot_flow import SlotFlow
 from parti.model import Retention
+from parti.wire.acks import ACK
 from parti.wire.live import LiveConnection
 
 _EACH = 0.5  # seconds for one answer: a consumer that changes its leader gives none (docs/evidence/cluster.md#c7)
@@ -61,8 +62,8 @@ async def _ack_answered(connection: LiveConnection, replies: list[bytes]) -> boo
     sid = connection.subscribe(inbox, lambda _: answered.set())
     try:
         for reply in replies[:-1]:
-            connection.publish(reply.decode(), b"+ACK")
-        connection.publish(replies[-1].decode(), b"+ACK", inbox)
+            connection.publish(reply.decode(), ACK)
+        connection.publish(replies[-1].decode(), ACK, inbox)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EACH):
                 await answered.wait()

@@ -18,9 +18,9 @@ from parti.wire.api_consumers import filters_of
 from parti.wire.errors import ConsumerDoesNotExist, ConsumerInvalidReset, ConsumerNotFound, WorkQueueFilterNotUnique
 from parti.worker.errors import ForeignDurable, StreamReplacedUnderWorker
 from parti.worker.health import Part
-from parti.worker.parts import WorkerParts
 from parti.worker.recorder import Op
 from parti.worker.routing import consumer_stem
+from parti.worker.runtime import Runtime
 from parti.worker.seal import Seal, foreign
 
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-")
@@ -54,20 +54,20 @@ def subjects_of(template: str, partition: PartitionId) -> list[str]:
 class SlotIdentity:
     """What the durables of one member's slots share: the seal they carry, and those of earlier versions."""
 
-    def __init__(self, parts: WorkerParts, bucket: str, stream_created: str) -> None:
+    def __init__(self, runtime: Runtime, bucket: str, stream_created: str) -> None:
         """`bucket`: the stream of the namespace's bucket; `stream_created`: of the stream that positions speak of."""
         self.stream_created = stream_created
-        self.old = OldNames(parts.js, parts.config.stream, bucket)
+        self.old = OldNames(runtime.js, runtime.config.stream, bucket)
         self.refused: set[str] = set()
         """Durables under our names that are somebody else's."""
-        self._parts = parts
+        self._runtime = runtime
         self._created = ""
 
     async def seal(self, *, again: bool = False) -> Seal:
         """`again`: a durable of ours vanished, as all do with their stream."""
         if again or not self._created:
-            self._created = (await self._parts.js.stream_info(self._parts.config.stream))["created"]
-        return Seal(self._parts.namespace, self._created)
+            self._created = (await self._runtime.js.stream_info(self._runtime.config.stream))["created"]
+        return Seal(self._runtime.namespace, self._created)
 
     async def seal_for(self, config: Mapping[str, Any]) -> Seal:
         """The seal that an existing durable should have: its own, unless that is of another stream."""
@@ -82,15 +82,15 @@ class SlotDurable:
 
     def __init__(
         self,
-        parts: WorkerParts,
+        runtime: Runtime,
         partition: PartitionId,
         retention: Retention,
         subjects: Sequence[str],
         identity: SlotIdentity,
     ) -> None:
-        self.name = slot_name(parts.config.consumer_prefix, partition, parts.namespace)
-        self._old_name = slot_name(parts.config.consumer_prefix, partition)
-        self._parts = parts
+        self.name = slot_name(runtime.config.consumer_prefix, partition, runtime.namespace)
+        self._old_name = slot_name(runtime.config.consumer_prefix, partition)
+        self._runtime = runtime
         self._retention = retention
         self._known = False
         self._subjects = list(check_subjects(partition, subjects))
@@ -118,12 +118,12 @@ class SlotDurable:
 
     async def floor(self) -> int:
         """Everything that was delivered up to this stream sequence is acknowledged, by the consumer's own word."""
-        info = await self._parts.js.consumer_info(self._parts.config.stream, self.name)
+        info = await self._runtime.js.consumer_info(self._runtime.config.stream, self.name)
         return int(info["ack_floor"]["stream_seq"])
 
     async def _until_done(self, op: Op, call: Callable[[], Awaitable[object]]) -> None:
-        recorder, refused = self._parts.recorder, self._identity.refused
-        waits = self._parts.backoff.delays()
+        recorder, refused = self._runtime.recorder, self._identity.refused
+        waits = self._runtime.backoff.delays()
         while True:
             try:
                 await call()
@@ -131,16 +131,16 @@ class SlotDurable:
             except PartiError as error:
                 if isinstance(error, ForeignDurable):
                     refused.add(self.name)
-                    recorder.failed(Part.UPDATE, self._parts.clock.now(), error)
+                    recorder.failed(Part.UPDATE, self._runtime.clock.now(), error)
                 elif op == "iterate":
-                    recorder.failed(Part.RECREATION, self._parts.clock.now(), error)
-                wait = next(waits, self._parts.backoff.cap)
+                    recorder.failed(Part.RECREATION, self._runtime.clock.now(), error)
+                wait = next(waits, self._runtime.backoff.cap)
                 recorder.retried(op, 1, wait, error)
-                await self._parts.clock.sleep(wait)
+                await self._runtime.clock.sleep(wait)
         if self.name in refused:
             refused.discard(self.name)
             if not refused:
-                recorder.worked(Part.UPDATE, self._parts.clock.now())
+                recorder.worked(Part.UPDATE, self._runtime.clock.now())
 
     async def _look(self, sequence: int) -> bool:
         """Whether it was there before; it is now, with our subjects, and that of an earlier version is not any more.
@@ -148,10 +148,10 @@ class SlotDurable:
         The position is that of the claim, whichever of the two kept the messages meanwhile: an ack floor may have been
         moved by another namespace that had the old name too.
         """
-        js, stream = self._parts.js, self._parts.config.stream
+        js, stream = self._runtime.js, self._runtime.config.stream
         old = None
         if self._old_name != self.name:
-            old = await self._identity.old.find(self._old_name, self._parts.clock.now())
+            old = await self._identity.old.find(self._old_name, self._runtime.clock.now())
         if old is not None and filters_of(old["config"]) != tuple(sorted(self._subjects)):
             old = None  # other subjects: not what this partition was
         info = await self._info()
@@ -163,7 +163,7 @@ class SlotDurable:
             if old is not None and self._retention is Retention.WORKQUEUE:
                 await self._retire_old()  # it refuses ours (10100); a work queue keeps what is left in it
                 old = None
-            metrics = self._parts.recorder.metrics
+            metrics = self._runtime.recorder.metrics
             if self._known:
                 metrics.count(m.RECREATION_ATTEMPTS, reason="not_found")
             await self._create(self._config(sequence, seal))
@@ -185,27 +185,27 @@ class SlotDurable:
 
     async def _info(self) -> dict[str, Any] | None:
         """A missing consumer does not answer a reset at all, so that is asked first; and whose it is."""
-        stream = self._parts.config.stream
+        stream = self._runtime.config.stream
         try:
-            info = await self._parts.js.consumer_info(stream, self.name)
+            info = await self._runtime.js.consumer_info(stream, self.name)
         except (ConsumerNotFound, ConsumerDoesNotExist):
             return None
-        if why := foreign(info["config"], self._parts.namespace):
+        if why := foreign(info["config"], self._runtime.namespace):
             raise ForeignDurable(self.name, stream, why)
         return info
 
     async def _create(self, config: dict[str, Any]) -> None:
-        parts = self._parts
+        runtime = self._runtime
         try:
-            await parts.js.consumer_create(parts.config.stream, config, action="create")
+            await runtime.js.consumer_create(runtime.config.stream, config, action="create")
         except WorkQueueFilterNotUnique:
             await clear_conflicts(
-                parts.js,
-                parts.config.stream,
+                runtime.js,
+                runtime.config.stream,
                 self._subjects,
                 own=self.name,
-                prefix=parts.config.consumer_prefix,
-                namespace=parts.namespace,
+                prefix=runtime.config.consumer_prefix,
+                namespace=runtime.namespace,
                 old=self._identity.old,
                 in_use=lambda _: True,  # whose partition it was is not known here: only what is foreign is told
             )
@@ -214,12 +214,12 @@ class SlotDurable:
     async def _retire_old(self) -> None:
         """Ours is there, or nothing depends on a consumer: the one of the earlier version goes."""
         with contextlib.suppress(ConsumerNotFound, ConsumerDoesNotExist):
-            await self._parts.js.consumer_delete(self._parts.config.stream, self._old_name)
-        recorder = self._parts.recorder
+            await self._runtime.js.consumer_delete(self._runtime.config.stream, self._old_name)
+        recorder = self._runtime.recorder
         recorder.event("durable.renamed", op="create", result="success", old=self._old_name, new=self.name)
 
     async def _attempt(self, sequence: int) -> None:
-        js, stream = self._parts.js, self._parts.config.stream
+        js, stream = self._runtime.js, self._runtime.config.stream
         if not js.can_reset:
             if await self._look(sequence):
                 config = self._config(sequence, await self._identity.seal())
@@ -232,7 +232,7 @@ class SlotDurable:
                 await js.consumer_remake(stream, config, guarded=self._retention is Retention.INTEREST)
 
     def _config(self, sequence: int, seal: Seal) -> dict[str, Any]:
-        config = self._parts.config
+        config = self._runtime.config
         start: dict[str, Any] = {"deliver_policy": "all"}
         if self._retention is not Retention.WORKQUEUE and sequence > 1:  # a work queue begins at what is left (10101)
             start = {"deliver_policy": "by_start_sequence", "opt_start_seq": sequence}

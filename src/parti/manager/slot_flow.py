@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable
 from parti.errors import PartiError
 from parti.manager.slot_desk import SlotDesk
 from parti.model import Ahead, Lease, Partition, PartitionId, Retention
+from parti.wire.acks import ACK_FRAME, IN_PROGRESS_FRAME
 from parti.wire.errors import MaxAckPendingReached, TooManyPulls
 from parti.wire.live import LiveConnection
 from parti.wire.pull import Item, LivePull, items_of
-from parti.worker.desk import ACK, IN_PROGRESS
 from parti.worker.info import PartitionInfo
 from parti.worker.lanes import LanePool
 from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
-from parti.worker.parts import WorkerParts
+from parti.worker.runtime import Runtime
 
 Judge = Callable[[PartitionId, int, int, int], str]
 """(partition, stream sequence, consumer sequence, inbox) -> verdict of `control.slot.deliver`."""
@@ -32,7 +32,7 @@ class SlotFlow:
     def __init__(
         self,
         partition: PartitionId,
-        parts: WorkerParts,
+        runtime: Runtime,
         pool: LanePool,
         desk: SlotDesk,
         retention: Retention,
@@ -47,7 +47,7 @@ class SlotFlow:
         self.partition = partition
         self.state = PartitionState(Partition(tuple(partition.split("."))), Lease(partition, 0))
         self.state.stopped = True
-        self._parts = parts
+        self._runtime = runtime
         self._pool = pool
         self._desk = desk
         self._worker_id = worker_id
@@ -61,10 +61,11 @@ class SlotFlow:
         self._pull: LivePull | None = None
         self._connection: LiveConnection | None = None
         self._stable: asyncio.TimerHandle | None = None
-        self._keyed = parts.config.lanes == "key"
+        self._loop = asyncio.get_running_loop()
+        self._keyed = runtime.config.lanes == "key"
         # Acks are sent without waiting for an answer. On limits only the last one is asked about; elsewhere no more
         # than max_ack_pending can be unanswered, because the server delivers no more.
-        remembered = 1 if retention is Retention.LIMITS else parts.config.max_ack_pending
+        remembered = 1 if retention is Retention.LIMITS else runtime.config.max_ack_pending
         self._acks: deque[tuple[int, bytes]] = deque(maxlen=remembered)
         self._void: set[int] = set()
         """In hand when the durable was reset: an ack of that delivery says nothing, only one of the next does."""
@@ -93,7 +94,7 @@ class SlotFlow:
     def begin(self, connection: LiveConnection, durable: str, ticket: int) -> None:
         """Pull into a new inbox; the durable was just reset, so its first delivery has the sequence 1."""
         self.end_pull()
-        config = self._parts.config
+        config = self._runtime.config
         self._connection = connection
         self._acks.clear()
         self._following = 1
@@ -110,7 +111,7 @@ class SlotFlow:
         )
         self._pull.start()
         # Silent and without trouble for longer than the watchdog needs: it works, there is just nothing to do.
-        self._stable = asyncio.get_running_loop().call_later(3 * config.idle_heartbeat, self._desk.works)
+        self._stable = self._loop.call_later(3 * config.idle_heartbeat, self._desk.works)
 
     @property
     def pulling(self) -> bool:
@@ -183,11 +184,11 @@ class SlotFlow:
             if ahead is not None and ahead.covers(sequence):
                 self.state.seen = sequence
                 self._acks.append((sequence, reply))
-                self._write(ACK % reply)
+                self._write(ACK_FRAME % reply)
                 self._skipped(self.partition)
                 return True
             if ahead is not None and sequence > ahead.upto:
-                self.state.ahead = None
+                self.state.pass_ahead()
             self._queue([item])
             return False
         if verdict == "ack_when_done" and (held := self.state.open.get(sequence)) is not None:
@@ -195,7 +196,7 @@ class SlotFlow:
         elif verdict in ("ack", "ack_when_done"):
             # Done: also one above the cursor, where another key's message is not (its first ack may be void).
             self._acks.append((sequence, reply))
-            self._write(ACK % reply)
+            self._write(ACK_FRAME % reply)
         else:
             return False
         self._void.discard(sequence)
@@ -204,7 +205,7 @@ class SlotFlow:
     def _queue(self, items: list[Item]) -> None:
         """These are ours to do: into hand, and into their lanes."""
         state, push, keyed, size = self.state, self._pool.push, self._keyed, 0
-        received, now = time.time(), time.monotonic()
+        received, now = time.time(), self._loop.time()
         for subject, reply, head, data, count, sequence, stamp in items:
             message = Message()
             message.subject = text = subject.decode(errors="replace")
@@ -235,14 +236,19 @@ class SlotFlow:
         self._pool.resume(self.state)
 
     def stop(self) -> tuple[int, int | None]:
-        """Start nothing more but what has to be finished, and drop the rest: (last to be finished, first dropped)."""
+        """Start nothing more but what has to be finished, and drop the rest: (last to be finished, first dropped).
+
+        Where it is stopped already, the drain that is under way decides what else is dropped, and says so before.
+        """
         self.end_pull()
+        if self.state.stopped:
+            return self._dropped(())
         self.state.stop(self._pool.running_of(self.state))
         return self._dropped(sequence for sequence in self.state.open if sequence > self.state.finish)
 
     async def drained(self) -> tuple[int, int | None]:
         """Nothing of the stopped partition runs any more. What took longer than `drain_timeout` is dropped as well."""
-        await self._pool.drained(self.state, self._parts.config.drain_timeout)
+        await self._pool.drained(self.state, self._runtime.config.drain_timeout)
         if self.state.stopped:
             self.state.look_ahead()
         return self._dropped(self.state.open if self.state.stopped else ())
@@ -256,6 +262,8 @@ class SlotFlow:
             self._void.discard(sequence)
             if message in message._lane.queue:
                 message._lane.queue.remove(message)
+        if dropped:
+            self.state.seen = min(self.state.seen, dropped[0] - 1)  # else they would pass for done (`look_ahead`)
         return max(self.state.open, default=0), dropped[0] if dropped else None
 
     def discard(self) -> None:
@@ -284,7 +292,7 @@ class SlotFlow:
         state.furthest = max(state.furthest, message.sequence)
         if message.sequence not in self._void:  # nobody answers an ack of a void delivery
             self._acks.append((message.sequence, message._reply))
-        self._write(ACK % message._reply)
+        self._write(ACK_FRAME % message._reply)
         return True
 
     def acks_above(self, floor: int) -> list[bytes]:
@@ -297,13 +305,13 @@ class SlotFlow:
         return max((sequence for sequence, _ in self._acks), default=0)
 
     def finished_up_to(self, queued: int) -> int:
-        """Everything up to here is done; what runs or waits lies above."""
-        return min(self.state.open) - 1 if self.state.open else queued
+        """Everything up to here is done; what runs or waits lies above, and so does what was dropped."""
+        return min(self.state.open) - 1 if self.state.open else min(queued, self.state.seen)
 
     def heartbeat(self, older_than: float) -> None:
         """In-progress for what is held for longer than this."""
-        until = time.monotonic() - older_than
-        frames = [IN_PROGRESS % m._reply for m in self.state.open.values() if m._held_since <= until]
+        until = self._loop.time() - older_than
+        frames = [IN_PROGRESS_FRAME % m._reply for m in self.state.open.values() if m._held_since <= until]
         if frames:
             self._write(b"".join(frames))
 

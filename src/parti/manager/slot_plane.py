@@ -21,6 +21,7 @@ class SlotPlane(ABC):
         self._slots: dict[PartitionId, Slot] = {}
         self._writer = ClaimWriter(host, self._feed)
         self._closed = False
+        self._spoken = 0
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._member} owns={len(self.owned())}>"
@@ -34,7 +35,10 @@ class SlotPlane(ABC):
             self._feed(partition, ClaimLost(revision, expected))
 
     def spoken(self, revision: int) -> int:
-        return min([revision, *(s.unspoken - 1 for s in self._slots.values() if s.unspoken is not None)])
+        if not self._closed:  # while it stops nothing is heard any more, and its last positions are not stored yet
+            unspoken = (s.unspoken - 1 for s in self._slots.values() if s.unspoken is not None)
+            self._spoken = min([revision, *unspoken])
+        return self._spoken
 
     def holds_nothing(self) -> bool:
         return all(s.lease is None and s.phase is Phase.IDLE for s in self._slots.values())

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from parti.backoff import Backoff
+from parti.backoff import FAST
 from parti.clock import Clock
 from parti.control.lease import NEVER
 from parti.control.records import StreamRecord
@@ -90,7 +90,7 @@ class StreamIdentity:
         Raises `NamespaceTaken` while live members of the namespace work on another stream, template or layout, and
         `StreamReplaced` for a replacement that is not to be answered by starting over.
         """
-        waits = Backoff(base=0.02, cap=0.5, max_tries=None).delays()
+        waits = FAST.delays()
         while True:
             stored, revision = await self._store.stream_record()
             created, last_seq = await self._look()

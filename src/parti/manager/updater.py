@@ -11,7 +11,7 @@ import asyncio
 import inspect
 from typing import Any
 
-from parti.backoff import Backoff
+from parti.backoff import PATIENT
 from parti.control import slot
 from parti.control.signals import (
     ClaimSeen,
@@ -77,7 +77,7 @@ class UpdaterPlane(SlotPlane):
 
         True when it was told and said that this is so.
         """
-        waits = Backoff(max_tries=None).delays()
+        waits = PATIENT.delays()
         try:
             async with asyncio.timeout(self._host.config.shutdown_timeout):
                 while True:
@@ -116,7 +116,7 @@ class UpdaterPlane(SlotPlane):
 
     async def _update_loop(self) -> None:
         """One call at a time, the newest state only."""
-        waits = Backoff(max_tries=None).delays()
+        waits = PATIENT.delays()
         while not self._closed:
             await self._wake.wait()
             self._wake.clear()
@@ -130,7 +130,7 @@ class UpdaterPlane(SlotPlane):
                     await self._host.clock.sleep(next(waits))
                     continue
                 self._applied = wanted
-                waits = Backoff(max_tries=None).delays()
+                waits = PATIENT.delays()
             for partition in stopping:
                 self._stopping.discard(partition)
                 self._feed(partition, LaneStopped(0, None))

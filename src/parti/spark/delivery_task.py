@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import msgspec
+import nats.errors
 
 from parti.clock import SystemClock
 from parti.config.deliver import DeliverSection
 from parti.errors import PartiError
+from parti.observe.metrics import NO_METRICS
 from parti.spark.pipeline.fence import StaleEpoch, fence_subject
 from parti.spark.pipeline.message import RowMessage, Rows
 from parti.spark.pipeline.outcomes import Parked
@@ -39,10 +41,11 @@ from parti.tasks.names import Names
 from parti.tasks.order import Order, RuleBook
 from parti.tasks.policy import UNSPENT, Again, Attempt, Bury, Decision, Outcome, decide, schedule_of
 from parti.tasks.recency import is_older
+from parti.tasks.recorder import Recorder
 from parti.tasks.secrets import SecretStore
 from parti.tasks.transport import HttpTransport
 from parti.wire.api import JetStreamApi, expectations
-from parti.wire.connect import connect
+from parti.wire.connect import Connection, connect
 from parti.wire.errors import MessageNotFound
 from parti.wire.kv import KeyValue
 from parti.wire.options import ConnectOptions
@@ -87,7 +90,7 @@ class Deliver:
         if not self.covers(message.sequence, message.timestamp):
             return None
         try:
-            return await (await _desk(self, message.rows.epoch)).deliver(message)
+            return await (await _desk(self, message.rows)).deliver(message)
         except PartiError as error:
             # NATS is away: nothing may be let go, and nothing counts as tried.
             return Postpone(_STORE_AGAIN, str(error))
@@ -110,6 +113,25 @@ class TaskRight:
 
     def check(self) -> float:
         return math.inf
+
+
+class AttemptLog:
+    """The attempts of one Spark task in `<stream>_ATTEMPTS`, without waiting for the server: it may have holes."""
+
+    def __init__(self, config: DeliverSection, connection: Connection) -> None:
+        self._connection = connection
+        self._records: list[tuple[str, bytes]] = []
+        self._recorder = Recorder(config, NO_METRICS, SystemClock())
+        self._recorder.write = lambda subject, data: self._records.append((subject, data))
+
+    def __repr__(self) -> str:
+        return f"<AttemptLog of {self._connection!r}>"
+
+    async def attempted(self, held: Held, attempt: Attempt, seconds: float) -> None:
+        self._recorder.attempted(held, attempt, seconds)
+        while self._records:
+            with suppress(nats.errors.Error):  # no connection, or one that takes no more: delivery does not wait for it
+                await self._connection.publish(*self._records.pop())
 
 
 class _Trigger(msgspec.Struct, rename="camel"):
@@ -149,13 +171,22 @@ def _precedes(task: _Trigger, sequence: int, other: _Trigger, its_sequence: int)
 class Desk:
     """What the messages of one Spark task share."""
 
-    def __init__(self, delivery: Deliver, courier: Courier, gate: Gate, letters: DeadLetters, ends: Endpoints) -> None:
+    def __init__(
+        self,
+        delivery: Deliver,
+        courier: Courier,
+        gate: Gate,
+        letters: DeadLetters,
+        ends: Endpoints,
+        log: AttemptLog | None = None,
+    ) -> None:
         config = delivery.config
         self._delivery = delivery
         self._courier = courier
         self._gate = gate
         self._letters = letters
         self._endpoints = ends
+        self._log = log
         self._reader = Reader(config, RuleBook(config.triggers, config.order))
         self._clock = SystemClock()
         self._rng = random.Random()
@@ -234,6 +265,7 @@ class Desk:
     async def _attempt(self, held: Held, right: TaskRight) -> Attempt:
         spent: Outcome | None = None
         rest: float | None = None
+        began = self._clock.now()
         try:
             attempt = await self._courier.attempt(held, right, self._gate.pace(held.trigger, held.rules))
             if attempt.outcome not in UNSPENT:
@@ -243,6 +275,8 @@ class Desk:
                 rest = attempt.retry_after  # its name is not known: the others need not ask
         finally:
             self._gate.release(held.host, held.trigger, held.rules, spent, rest)
+        if self._log is not None:
+            await self._log.attempted(held, attempt, self._clock.now() - began)
         return attempt
 
     def _decide(self, held: Held, attempt: Attempt) -> Decision:
@@ -278,16 +312,16 @@ _GATES: dict[str, Gate] = {}
 """By pipeline: a worker process serves one task after the other, and remembers which hosts are down."""
 
 
-async def _desk(delivery: Deliver, epoch: int) -> Desk:
+async def _desk(delivery: Deliver, rows: Rows) -> Desk:
     loop = asyncio.get_running_loop()
     opening = _DESKS.get(id(loop))
     if opening is None:
-        opening = _DESKS[id(loop)] = loop.create_task(_open(delivery, epoch))
+        opening = _DESKS[id(loop)] = loop.create_task(_open(delivery, rows.epoch, rows.tasks))
     return opening.result() if opening.done() else await asyncio.shield(opening)
 
 
-async def _open(delivery: Deliver, epoch: int) -> Desk:
-    resources = _resources(delivery, epoch)
+async def _open(delivery: Deliver, epoch: int, tasks: int) -> Desk:
+    resources = _resources(delivery, epoch, tasks)
     try:
         desk = await anext(resources)
     except BaseException:
@@ -321,8 +355,11 @@ async def _listen(desk: Desk, bucket: KeyValue) -> None:
             desk.closing = found is not None and found[0].closing
 
 
-async def _resources(delivery: Deliver, epoch: int) -> AsyncGenerator[Desk, None]:
-    """An open desk; what it uses is closed when the loop closes its generators."""
+async def _resources(delivery: Deliver, epoch: int, tasks: int) -> AsyncGenerator[Desk, None]:
+    """An open desk; what it uses is closed when the loop closes its generators.
+
+    Of what a trigger may do each of the `tasks` has its part: together they keep to its limits.
+    """
     config, clock, names = delivery.config, SystemClock(), Names(delivery.config.stream)
     guard = AddressGuard(config.allow_addresses, config.allow_ports)
     transport = HttpTransport(config, guard)
@@ -335,10 +372,11 @@ async def _resources(delivery: Deliver, epoch: int) -> AsyncGenerator[Desk, None
             endpoints.changed(f"{PREFIX}{name}", True)
         courier = Courier(config, transport, guard, SecretStore(clock, config.secrets_dir), clock)
         gate = _GATES.setdefault(delivery.name, Gate(config, clock, random.Random(), patience=_PATIENCE))
+        gate.share = lambda: 1 / tasks
         fence = await _fence(js, delivery, epoch)
         letters = DeadLetters(js, names, f"{delivery.name}:" if delivery.replay else "", fence)
         await transport.open()
-        desk = Desk(delivery, courier, gate, letters, endpoints)
+        desk = Desk(delivery, courier, gate, letters, endpoints, AttemptLog(config, connection))
         if epoch:
             listening = asyncio.create_task(_listen(desk, bucket))
         yield desk

@@ -23,15 +23,16 @@ from parti.groups.common import is_group_consumer
 from parti.groups.elastic import ElasticMember
 from parti.groups.errors import ForeignConsumer, GroupNotFound
 from parti.groups.events import MemberState
+from parti.groups.in_flight import HandlerOptions
 from parti.groups.member import GroupConsumer
 from parti.groups.message import GroupMessage
 from parti.groups.names import GroupKind
 from parti.groups.options import MemberOptions
 from parti.groups.static import StaticMember
 from parti.groups.template import ConsumerTemplate
-from parti.groups.work import HandlerOptions
 from parti.spark.group_lookup import FoundGroup, find_group, owned
 from parti.spark.source_options import GroupSetting
+from parti.waiting import first_of
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 from parti.worker.outcomes import Retry, RetryPolicy
@@ -115,7 +116,7 @@ class Holding(GroupConsumer[Any]):
 
     async def pinned(self) -> bool:
         """Whether this instance has the pin now."""
-        return self.lease is not None and self._pulse.look()
+        return self.lease is not None and self._freeze_detector.look()
 
     async def take_back(self, lease: int, done: int) -> None:
         """The batch has ended, and everything of it up to `done` is committed; a change of the record counts now."""
@@ -127,7 +128,7 @@ class Holding(GroupConsumer[Any]):
         if self._before is not None:
             followed = asyncio.Event()
             self._signal(lambda: self._follow(followed))
-            await self._set_or_ended(followed)
+            await first_of(followed.wait(), self._ended.wait())
 
     async def _follow(self, followed: asyncio.Event) -> None:
         before, self._before = self._before, None
@@ -265,12 +266,10 @@ class MemberThread:
             await member.start()
             self._member = member
             self._ready.set()
-            stopping, ending = (asyncio.ensure_future(each) for each in (self._stop.wait(), member.wait()))
             try:
-                await asyncio.wait({stopping, ending}, return_when=asyncio.FIRST_COMPLETED)
+                await first_of(self._stop.wait(), member.wait())
             finally:
-                stopping.cancel()
                 await member.stop()
-            await ending
+            await member.wait()
             if not self._stop.is_set():
                 raise GroupNotFound(f"group {self._setting.group!r} on {self._stream!r} was deleted while it was read")

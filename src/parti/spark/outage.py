@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from parti.backoff import Backoff
+from parti.backoff import FAST
 from parti.clock import Clock, SystemClock
 from parti.errors import FatalError, PartiError, TransientError
 from parti.observe.logs import get_logger
@@ -24,7 +24,6 @@ T = TypeVar("T")
 log = get_logger("spark.source")
 
 BRIEF = 1.0  # seconds; a trigger that waits longer keeps `query.stop()` waiting
-_WAITS = Backoff(base=0.02, cap=1.0, max_tries=None)
 
 
 class OutageTooLong(FatalError):
@@ -56,7 +55,7 @@ class DriverLink:
 
     def _ask(self, question: Callable[[RangeReader], T], patience: float | None) -> tuple[T] | None:
         began = self._clock.now()
-        waits = iter(_WAITS.delays())
+        waits = iter(FAST.delays())
         while True:
             try:
                 answer = question(self.reader)

@@ -99,6 +99,9 @@ def session(
     local = not submitted() and re.fullmatch(_ONE_MACHINE, master) is not None
     with _interrupt_kept(), quick_python(local=local):
         spark: SparkSession = builder.getOrCreate()
+    from parti.spark.last_words import say_last_words
+
+    say_last_words()
     return spark
 
 

@@ -8,6 +8,7 @@ from something new, in this process and, by the checkpoint, in the one that take
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from parti.errors import PartiError
 from parti.tasks.errors import LeaseLost, NotTaken
 from parti.tasks.journal import Journal, Try, merged
 from parti.tasks.storage import ensure_consumer
+from parti.wire.acks import ACK, NAK, nak_after
 from parti.wire.api import JetStreamApi
 from parti.wire.columns import Deliveries
 from parti.wire.kv import KeyValue
@@ -26,7 +28,6 @@ from parti.wire.live import LiveConnection
 from parti.wire.pull import LivePull, PullSettings
 from parti.wire.stored import parse_headers
 
-ACK, NAK = b"+ACK", b"-NAK"
 _BATCH = 256
 _BEATS = 2  # of three that AckWait is long: who is let go before costs no heartbeat at all
 _LONG = 20  # times AckWait that a heartbeat lasts: who waits for its turn costs one, not one every AckWait
@@ -94,6 +95,8 @@ class Feed:
         self.stream = stream
         self.durable = durable
         self.high = 0
+        self.horizon = 0
+        """What the owner before us had been sent is not above this."""
         self._journal = journal
         self._keeps = keeps
         self._has_room = has_room
@@ -144,6 +147,8 @@ class Feed:
         if checkpoint is not None and checkpoint.created == created:
             self.high, self._owed = checkpoint.high, set(checkpoint.open)
             self._tries |= {tried.sequence: tried for tried in checkpoint.tries}
+        if not self._created:
+            self.horizon = int(info["delivered"]["stream_seq"])
         if not self._created and self._journal is not None:
             said, tries = await self._journal.read(created)
             self._tries |= tries
@@ -246,13 +251,13 @@ class Feed:
 
     def tried(self, sequence: int, attempts: int, due: float) -> None:
         """The task has failed and waits in memory until `due`: whoever takes over will know."""
-        self._tries[sequence] = Try(sequence, attempts, round(due, 3))
+        self.remember(sequence, attempts, due)
         self._new_tries.append(sequence)
         self._kick_soon()
 
     def remember(self, sequence: int, attempts: int, due: float) -> None:
         """As `tried`, for a task that is about to be parked: a stop in between hands it back, and must not forget."""
-        self._tries[sequence] = Try(sequence, attempts, round(due, 3))
+        self._tries[sequence] = Try(sequence, attempts, math.ceil(due * 1000) / 1000)
 
     def kick(self) -> None:
         """Ask for more, if there is room."""
@@ -272,7 +277,7 @@ class Feed:
         due = [sequence for sequence, beat in self._due_beat.items() if beat <= self._beat]
         self._due_beat |= dict.fromkeys(due, self._beat + 3 * (_LONG - 2))
         replies = [self._replies.get(sequence) for sequence in due]
-        verb = b'-NAK {"delay": %d}' % int(_LONG * self._config.ack_wait * 1e9)
+        verb = nak_after(_LONG * self._config.ack_wait)
         if frames := [b"PUB %s %d\r\n%s\r\n" % (reply, len(verb), verb) for reply in replies if reply]:
             self._connection.write(b"".join(frames))
 

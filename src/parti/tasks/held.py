@@ -35,6 +35,7 @@ class Held:
     """One task: decoded, or refused with the reason. Only its lane changes it."""
 
     __slots__ = (
+        "again",
         "attempts",
         "data",
         "due",
@@ -66,6 +67,8 @@ class Held:
         """As they came: those of a publisher may be anything."""
         self.ours = False
         self.subject = ""
+        self.again = False
+        """Whether an owner before us may have had it in hand."""
         self.sequence = 0
         """Of the message in the stream it was delivered from; 0 for one that was read from the park."""
         self.source = ""
@@ -128,6 +131,8 @@ class Wake:
     head: str
     """Id of the task that was tried, and how often."""
     attempts: int
+    due: float = 0.0
+    """Unix seconds by the clock of whoever stored it; the server's may be ahead."""
 
 
 class Reader:

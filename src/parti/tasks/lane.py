@@ -8,7 +8,6 @@ from enum import Enum, auto
 
 from parti.tasks.held import Held, Wake
 from parti.tasks.names import token
-from parti.wire.stored import StoredMessage
 
 
 class Mode(Enum):
@@ -25,7 +24,7 @@ class Mode(Enum):
 class Lane:
     """One document."""
 
-    __slots__ = ("busy", "called", "key", "mode", "nudge", "peeked", "queue", "reading", "task", "through", "wake")
+    __slots__ = ("busy", "called", "key", "mode", "nudge", "queue", "reading", "task", "through", "wake")
 
     def __init__(self, key: str, mode: Mode) -> None:
         self.key = key
@@ -34,7 +33,6 @@ class Lane:
         self.wake: Wake | None = None
         self.called = False  # its parked head has its turn
         self.through = 0  # tasks up to this sequence of the task stream are parked, or were dealt with before
-        self.peeked: StoredMessage | None = None  # the parked head, when a look at the end of the queue has shown it
         self.reading: Held | None = None  # the parked head, while it is in memory
         self.task: asyncio.Task[None] | None = None
         self.busy = False  # in the middle of something that a stop had better let end
@@ -44,10 +42,14 @@ class Lane:
         return f"<Lane {self.key[:8]} {self.mode.name.lower()} queued={len(self.queue)}>"
 
 
+def alone_token(held: Held) -> str:
+    """A token that no other task of the document has, also of a stream that was made anew and counts from 1 again."""
+    return token(f"{held.source.rpartition(':')[2]}-{held.first_seen:.3f}")
+
+
 def alone_key(held: Held) -> str:
     """The key of a lane for this task alone: no document has it, and no other task."""
-    place = held.source.rpartition(":")[2]
-    return f"{held.key}-{token(f'{place}-{held.first_seen:.3f}')}"
+    return f"{held.key}-{alone_token(held)}"
 
 
 def is_alone(key: str) -> bool:

@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from parti.errors import UsageError
+from parti.tasks.copies import Copies
 from parti.tasks.dealt import Dealt
 from parti.tasks.errors import LeaseLost, Reason, unforeseen
 from parti.tasks.feed import Feed
 from parti.tasks.held import Held, Wake
-from parti.tasks.lane import Lane, Mode, alone_key, is_alone, place
+from parti.tasks.lane import Lane, Mode, is_alone, place
 from parti.tasks.latest import Latest
 from parti.tasks.lease import SlotLease
 from parti.tasks.line import Line, Postponed
@@ -25,6 +26,7 @@ from parti.tasks.policy import DONE, UNSPENT, Again, Attempt, Bury, Decision, Do
 from parti.tasks.sleepers import Sleepers
 from parti.tasks.surely import Surely
 from parti.tasks.tools import Tools
+from parti.wire.acks import ACK, term
 
 _MOMENT = 0.01  # seconds by which two clocks may differ
 
@@ -54,6 +56,7 @@ class Lanes:
         self.sleepers = Sleepers(lease.slot, tools.gate, self._call)
         """The documents that are parked, also those without a lane in memory."""
         self._parking = Parking(tools, park, wakes, self._surely, self.sleepers)
+        self._copies = Copies(park, self._surely, wakes, tools.recorder)
         self._latest = Latest(park, self._surely, self._parking.read, self._release)
 
     def __repr__(self) -> str:
@@ -230,6 +233,9 @@ class Lanes:
     async def _serve(self, lane: Lane, head: Held) -> None:
         """One turn of the head: an attempt and what follows from it, or a reason why there is none now."""
         tools = self._tools
+        if head.again and await self._copies.has_another(head):
+            await self._let_go(lane, head)
+            return
         if head.refusal is not None:
             await self._bury(lane, head, head.refusal.reason, Attempt(Outcome.REFUSED, error=str(head.refusal)))
             return
@@ -239,9 +245,12 @@ class Lanes:
         if head.attempts and self._has_expired(head):
             await self._expire(lane, head)
             return
-        if (left := head.due - tools.clock.now()) > 0.001:
+        if (left := head.due - tools.clock.now()) > 0:
             # It was tried before it came to us, or was called too early: the endpoint's word holds all the same.
-            await self._hold(lane, head, left, self._where(lane, head, left))
+            if left <= _MOMENT:  # a timer that was early: not worth a message
+                await tools.clock.sleep(left)
+            else:
+                await self._hold(lane, head, left, self._where(lane, head, left))
             return
         postponed = await tools.gate.admit(head.host, head.trigger, head.rules)
         if postponed is not None:
@@ -334,13 +343,9 @@ class Lanes:
             await self._bury(lane, head, Reason.TOO_LARGE, Attempt(Outcome.REFUSED, error=str(error)))
 
     async def _put_aside(self, lane: Lane, head: Held, line: Line) -> None:
-        """The task alone waits outside, as a document of its own; its own document goes on."""
+        """The task alone waits outside; its document goes on."""
         lane.busy = True
-        key = alone_key(head)
-        parked = self._parking.enter(key)
-        parked.born = head.first_seen
-        await self._surely(lambda: self._park.append(head, key))
-        self.sleepers.wait_outside(key, line)
+        await self._parking.put_aside(head, line)
         await self._let_go(lane, head)
         lane.busy = False
 
@@ -393,7 +398,7 @@ class Lanes:
         await self._parking.learn(lane)
         while lane.queue and not self._stopping:
             held = lane.queue[0]
-            if self._is_old(lane, held):
+            if self._is_old(lane, held) or await self._copies.has_another(held):
                 self._release(lane.queue.popleft())
                 continue
             if held.refusal is not None:
@@ -418,25 +423,26 @@ class Lanes:
     async def _bury(self, lane: Lane, held: Held, reason: Reason, attempt: Attempt) -> None:
         lane.busy = True
         await self._surely(lambda: self._tools.letters.bury(held, reason, attempt))
-        await self._let_go(lane, held, b"+TERM " + reason.value.encode())
+        await self._let_go(lane, held, term(reason.value))
         self._tools.recorder.buried(held, reason, attempt)
 
-    async def _let_go(self, lane: Lane, held: Held, verb: bytes = b"+ACK") -> None:
+    async def _let_go(self, lane: Lane, held: Held, verb: bytes = ACK) -> None:
         if held.park_sequence:
-            await self._surely(lambda: self._park.remove(held.park_sequence))
+            await self._surely(lambda: self._park.remove(lane.key, held.park_sequence))
             await self._parking.forget_note(lane)
             return
         if lane.queue and lane.queue[0] is held:
             lane.queue.popleft()
         self._release(held, verb)
 
-    def _release(self, held: Held, verb: bytes = b"+ACK") -> None:
+    def _release(self, held: Held, verb: bytes = ACK) -> None:
         self._went(held)
         if held.feed is not None:
             held.feed.done(held.sequence, verb)
 
     def _came(self, held: Held) -> None:
         self._tools.gate.hold(held.host, held.size, held.trigger, held.rules)
+        self._copies.came(held)
 
     def _went(self, held: Held) -> None:
         self._tools.gate.unhold(held.host, held.size, held.trigger, held.rules)

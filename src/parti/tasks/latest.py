@@ -46,7 +46,7 @@ class Latest:
             await self._surely(lambda: self._park.remove_before(lane.key, last.seq + 1))
             return len(waiting) - 1
         for sequence in [held.park_sequence for held in parked if held.park_sequence > best.park_sequence]:
-            await self._surely(lambda sequence=sequence: self._park.remove(sequence))  # type: ignore[misc]
+            await self._surely(lambda sequence=sequence: self._park.remove(lane.key, sequence))  # type: ignore[misc]
         if best is not head:
             await self._surely(lambda: self._park.remove_before(lane.key, best.park_sequence))
         return len(waiting) - 1

@@ -9,18 +9,22 @@ a newer one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from parti.clock import Clock
+from parti.clock import Clock, by_clock
+from parti.errors import PartiError
 from parti.tasks import names as n
 from parti.tasks.errors import LeaseLost
 from parti.tasks.held import Held, Reader
 from parti.tasks.kept import Kept
+from parti.tasks.lane import alone_key, alone_token
 from parti.wire.api import JetStreamApi
-from parti.wire.api_publish import expectations
+from parti.wire.api_publish import PubAck, expectations
 from parti.wire.errors import ApiError, MessageNotFound, WrongLastSequence
 from parti.wire.stored import StoredMessage
 
@@ -35,7 +39,10 @@ class WakeUp(msgspec.Struct, frozen=True):
 
 
 _MOST_ATTEMPTS = 1_000_000
+_CLOCK_AHEAD = 1.0  # seconds that the server's clock may be ahead of ours; more is no reason to wait
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LARGE, _LARGE_AT_ONCE = 32 << 10, 4  # bytes of a task, and how many such are stored at once
+_AHEAD, _AHEAD_BYTES = 64, 1 << 18  # tasks and bytes that are read with the head of a document
 _GLANCE, _GLANCE_BYTES = 256, 1 << 20  # messages and bytes in one answer
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(WakeUp)
@@ -48,6 +55,19 @@ def decode_wake(data: bytes) -> WakeUp:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return WakeUp()
     return said if 0 <= said.attempts <= _MOST_ATTEMPTS else WakeUp(said.head)
+
+
+def came_due(due: float, clock: Clock) -> float:
+    """Until when to wait, by the clock, with what the server says has come due: its clock may be ahead of ours."""
+    return min(by_clock(clock, due), clock.now() + _CLOCK_AHEAD)
+
+
+def due_of(headers: Mapping[str, str], clock: Clock) -> float:
+    """As `came_due`, for a task that was scheduled alone."""
+    try:
+        return came_due(float(headers.get(n.DUE, "")), clock)
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 class Park:
@@ -63,9 +83,9 @@ class Park:
         self._kept = Kept(keep)
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
 
-    def begin(self, key: str) -> None:
-        """The document has nothing here, as far as its owner knows, who alone writes to it."""
-        self._kept.begin(key)
+    def begin(self, key: str, count: int = 0) -> None:
+        """The document has so many tasks here, as far as its owner knows, who alone writes to it."""
+        self._kept.begin(key, count)
 
     def end(self, key: str) -> None:
         """The document goes on elsewhere."""
@@ -113,10 +133,12 @@ class Park:
         carried, key = held.carried(), key or held.key
         headers = carried | {n.MSG_ID: f"q:{held.source}:{held.first_seen:.3f}:{held.sequence}"}
         subject = self._names.parked(self._slot, key)
-        sequence = await self._store(subject, held.data, headers)
-        if key in self._kept:
+        stored = await self._store(subject, held.data, headers)
+        if stored.duplicate:
+            self._kept.forget(key)  # whether it was counted, nobody knows
+        elif key in self._kept:
             time = int(self._clock.wall() * 1e9)
-            self._kept.append(key, StoredMessage(subject, sequence, time, held.data, carried))
+            self._kept.append(key, StoredMessage(subject, stored.seq, time, held.data, carried))
 
     async def wake_after(self, key: str, wait: float, head: str, attempts: int) -> None:
         """When this returns, the document will be woken after `wait` seconds, by whoever owns it then."""
@@ -145,10 +167,28 @@ class Park:
     async def alone(self, held: Held, wait: float) -> None:
         """When this returns, the task alone will come back after `wait` seconds."""
         headers = held.carried() | self._schedule(wait, self._names.alone(self._slot, held.key))
-        # Sequences begin anew with a stream that is made anew; two tasks must not share a schedule: the later replaces
-        # the earlier.
-        task = n.token(f"{held.source.rpartition(':')[2]}-{held.first_seen:.3f}")
-        await self._store(self._names.alone_schedule(self._slot, held.key, task), held.data, headers)
+        headers[n.DUE] = f"{self._clock.wall() + wait:.3f}"
+        # Two tasks must not share a schedule: the later replaces the earlier.
+        subject = self._names.alone_schedule(self._slot, held.key, alone_token(held))
+        await self._store(subject, held.data, headers)
+
+    async def has_alone(self, held: Held) -> bool:
+        """Whether the task waits here by itself as well: scheduled, put aside, or come due and not taken yet.
+
+        An owner that died between that and its acknowledgement leaves both, and both would be sent.
+        """
+        scheduled = self._names.alone_schedule(self._slot, held.key, alone_token(held))
+        for subject in (scheduled, self._names.parked(self._slot, alone_key(held))):
+            if await self._last(subject) is not None:
+                return True
+        subject, place = self._names.alone(self._slot, held.key), held.sequence if held.ours else 0
+        with contextlib.suppress(MessageNotFound):
+            while True:
+                stored = await self._js.msg_get(self._names.park, seq=place + 1, next_by_subj=subject)
+                if stored.headers.get(n.ORIGIN) == held.source:
+                    return True
+                place = stored.seq
+        return False
 
     async def glance(self) -> AsyncIterator[StoredMessage]:
         """Everything in the queues of all documents, in few answers, from any replica: good for a guess, not for more.
@@ -171,32 +211,58 @@ class Park:
             place = batch.messages[-1].seq + 1
 
     async def first(self, key: str) -> StoredMessage | None:
-        """The head of a document's queue, from the stream's leader."""
-        if key in self._kept:
-            return self._kept.after(key, 0)
-        try:
-            return await self._js.msg_get(self._names.park, seq=1, next_by_subj=self._names.parked(self._slot, key))
-        except MessageNotFound:
-            return None
+        """The head of a document's queue: as it is kept, or from the stream's leader."""
+        kept = self._kept
+        if key in kept and (kept.first(key) is not None or not kept.left(key)):
+            return kept.first(key)
+        head = await self._next(key, 0)
+        if key in kept:
+            if head is None:
+                kept.begin(key)  # somebody has emptied it
+            else:
+                kept.took(key, [head])
+                await self._read_ahead(key)
+        return head
+
+    async def _read_ahead(self, key: str) -> None:
+        """Keep what stands behind the head: many in one answer, where each would be asked for by itself.
+
+        Any replica answers. One that lags lacks the end, which is asked for later; it may have more than there is only
+        where tasks were taken out of the middle (`order=latest`), and is not believed then.
+        """
+        kept = self._kept
+        if not (head := kept.first(key)) or not (left := kept.left(key)) or kept.room < _AHEAD_BYTES:
+            return
+        with contextlib.suppress(PartiError):  # then one by one
+            batch = await self._js.direct_get_batch(
+                self._names.park,
+                batch=min(left + 1, _AHEAD),
+                seq=head.seq + 1,
+                next_by_subj=self._names.parked(self._slot, key),
+                max_bytes=_AHEAD_BYTES,
+            )
+            if kept.first(key) is not head or kept.left(key) != left:
+                return  # it has moved on meanwhile
+            if len(batch.messages) > left:
+                kept.forget(key)
+            else:
+                kept.took(key, batch.messages)
 
     async def last(self, key: str) -> StoredMessage | None:
         """The end of a document's queue."""
-        if key in self._kept:
-            return self._kept.last(key)
-        try:
-            return await self._js.msg_get(self._names.park, last_by_subj=self._names.parked(self._slot, key))
-        except MessageNotFound:
-            return None
+        kept = self._kept
+        if key in kept and 0 < kept.left(key) < _AHEAD:
+            await self.first(key)
+        if key in kept and not kept.left(key):
+            return kept.last(key)
+        return await self._last(self._names.parked(self._slot, key))
 
     async def after(self, key: str, sequence: int) -> StoredMessage | None:
         """The next of the document's queue behind a place."""
-        if key in self._kept:
-            return self._kept.after(key, sequence)
-        subject = self._names.parked(self._slot, key)
-        try:
-            return await self._js.msg_get(self._names.park, seq=sequence + 1, next_by_subj=subject)
-        except MessageNotFound:
-            return None
+        kept = self._kept
+        if key in kept and ((found := kept.after(key, sequence)) is not None or not kept.left(key)):
+            return found
+        return await self._next(key, sequence)
 
     def read(self, reader: Reader, stored: StoredMessage) -> Held:
         """A parked task, as it was when it came."""
@@ -210,7 +276,7 @@ class Park:
             ours=True,
         )
 
-    async def remove(self, sequence: int) -> None:
+    async def remove(self, key: str, sequence: int) -> None:
         """When this returns, that task is no longer parked; also when an earlier try, whose answer got lost, did it."""
         try:
             await self._js.msg_delete(self._names.park, sequence)
@@ -218,12 +284,27 @@ class Park:
             # The server has no code for this: file storage says 10057 and memory 10043, and both mean trouble as well.
             if await self._holds(sequence):
                 raise
-        self._kept.removed(sequence)
+        self._kept.removed(key, sequence)
 
     async def remove_before(self, key: str, sequence: int) -> int:
         """Forget the tasks of the document that stand before `sequence`; returns how many there were."""
-        self._kept.forget(key)
-        return await self._js.stream_purge(self._names.park, filter=self._names.parked(self._slot, key), seq=sequence)
+        queue = self._names.parked(self._slot, key)
+        count = await self._js.stream_purge(self._names.park, filter=queue, seq=sequence)
+        self._kept.cut(key, sequence)
+        return count
+
+    async def _next(self, key: str, sequence: int) -> StoredMessage | None:
+        subject = self._names.parked(self._slot, key)
+        try:
+            return await self._js.msg_get(self._names.park, seq=sequence + 1, next_by_subj=subject)
+        except MessageNotFound:
+            return None
+
+    async def _last(self, subject: str) -> StoredMessage | None:
+        try:
+            return await self._js.msg_get(self._names.park, last_by_subj=subject)
+        except MessageNotFound:
+            return None
 
     async def _holds(self, sequence: int) -> bool:
         try:
@@ -232,20 +313,21 @@ class Park:
             return False
         return True
 
-    async def _store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
+    async def _store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
         if len(data) < _LARGE:
             return await self._publish(subject, data, headers)
         async with self._large:  # each is copied on its way out: all of a host that hangs at once would fill the memory
             return await self._publish(subject, data, headers)
 
-    async def _publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
+    async def _publish(self, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
         try:
-            return (await self._js.publish(subject, data, headers={**headers, **self._fence})).seq
+            return await self._js.publish(subject, data, headers={**headers, **self._fence})
         except WrongLastSequence:
             raise LeaseLost(f"the park of partition {self._slot} has been claimed by another owner") from None
 
     def _schedule(self, wait: float, target: str) -> dict[str, str]:
-        at = datetime.fromtimestamp(self._clock.wall(), UTC) + timedelta(seconds=max(wait, 0.0))
+        # Rounded up: what comes due early would be tried early.
+        at = _EPOCH + timedelta(milliseconds=math.ceil((self._clock.wall() + max(wait, 0.0)) * 1000))
         return {
             "Nats-Schedule": f"@at {at.isoformat(timespec='milliseconds').replace('+00:00', 'Z')}",
             "Nats-Schedule-Target": target,

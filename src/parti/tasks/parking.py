@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from parti.clock import by_clock
 from parti.tasks.feed import Feed
 from parti.tasks.held import Held, Wake
-from parti.tasks.lane import Lane, Mode, is_alone, place
+from parti.tasks.lane import Lane, Mode, alone_key, is_alone, place
 from parti.tasks.line import Line
 from parti.tasks.names import ORIGIN
-from parti.tasks.park import Park
+from parti.tasks.park import Park, came_due
 from parti.tasks.sleepers import Parked, Sleepers
 from parti.tasks.surely import Surely
 from parti.tasks.tools import Tools
@@ -46,13 +47,9 @@ class Parking:
         lane.through = parked.through if parked is not None else 0
         if not lane.through and (last := await self._surely(lambda: self._park.last(lane.key))) is not None:
             lane.through = place(last.headers.get(ORIGIN, ""), self._tools.config.stream)
-            if parked is not None:
-                lane.peeked, parked.single = last if parked.single else None, False
 
     async def head(self, lane: Lane) -> StoredMessage | None:
-        """The parked head, by as few looks as it takes."""
-        peeked, lane.peeked = lane.peeked, None
-        return peeked or await self._surely(lambda: self._park.first(lane.key))
+        return await self._surely(lambda: self._park.first(lane.key))
 
     def read(self, lane: Lane, stored: StoredMessage) -> Held:
         """A parked task of the document, as it was when it came."""
@@ -70,24 +67,40 @@ class Parking:
         if parked.known:
             return
         if wake is not None:
-            parked.tried(wake.head, wake.attempts)
+            parked.tried(wake.head, wake.attempts, came_due(wake.due, clock))
         if (said := await self._surely(lambda: self._park.said(lane.key, noted=parked.noted))) is not None:
-            parked.tried(said.head, said.attempts, clock.now() + max(0.0, said.due - clock.wall()))
+            parked.tried(said.head, said.attempts, by_clock(clock, said.due))
         parked.known = True
 
+    async def put_aside(self, head: Held, line: Line) -> None:
+        """The task alone waits outside, as a document of its own."""
+        key = alone_key(head)
+        self.enter(key).born = head.first_seen
+        await self._surely(lambda: self._park.append(head, key))
+        self.sleepers.wait_outside(key, line)
+
     async def go_outside(self, lane: Lane, head: Held, line: Line) -> None:
-        """The document is parked without a wake-up: the next owner looks at every document that has none."""
+        """The document is parked without a wake-up: the next owner looks at every document that has none.
+
+        How often its head was tried is known by the wake-up that called it. It stays in hand, and comes again to the
+        next owner; when too many are, a note says as much.
+        """
         lane.busy = True
         parked = self.enter(lane.key)
         parked.through, parked.born = parked.through or lane.through, head.first_seen
-        before = lane.wake
+        before, stays = lane.wake, False
         if lane.mode is Mode.DRAINING:
             if before is not None and parked.head == head.id and parked.attempts:
-                await self._surely(lambda: self._park.note(lane.key, head.id, head.attempts))
-                parked.noted = True
+                stays = before.head == head.id and before.attempts == head.attempts and not self._wakes.is_crowded
+                if not stays:
+                    await self._surely(lambda: self._park.note(lane.key, head.id, head.attempts))
+                    parked.noted = True
             self.unread(lane)
         self.sleepers.wait_outside(lane.key, line)
-        self.answered(lane, before)
+        if not stays:
+            self.answered(lane, before)
+        elif lane.wake is before:
+            lane.called = False
         lane.mode, lane.busy = Mode.PARKED, False
 
     def answered(self, lane: Lane, wake: Wake | None) -> None:

@@ -17,13 +17,12 @@ _STRANGERS = 64  # looked at at once
 class Parked:
     """A document in the park; it may have no lane in memory."""
 
-    __slots__ = ("attempts", "born", "due", "head", "known", "noted", "single", "through")
+    __slots__ = ("attempts", "born", "due", "head", "known", "noted", "through")
 
     def __init__(self, *, known: bool = False, noted: bool = False) -> None:
         self.through = 0  # up to this task of the stream everything is parked or dealt with; 0: not known
         self.known = known  # whether we wrote the rest ourselves, or have looked
         self.noted = noted  # whether the server has a note about the head
-        self.single = False  # whether it was one task when we looked: then the last is the first
         self.head = ""  # the task that was tried, how often, and until when it waits (by the clock)
         self.attempts = 0
         self.due = 0.0

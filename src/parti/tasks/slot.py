@@ -7,6 +7,7 @@ import contextlib
 from typing import Any
 
 from parti.backoff import Backoff
+from parti.clock import by_clock
 from parti.errors import PartiError
 from parti.observe import delivery_metrics as m
 from parti.tasks.errors import LeaseLost, unforeseen
@@ -16,7 +17,7 @@ from parti.tasks.journal import Journal
 from parti.tasks.lanes import Lanes
 from parti.tasks.lease import SlotLease
 from parti.tasks.link import Link
-from parti.tasks.park import Park, decode_wake
+from parti.tasks.park import Park, decode_wake, due_of
 from parti.tasks.sleepers import Parked, Sleepers
 from parti.tasks.tools import Tools
 from parti.wire.api import JetStreamApi
@@ -138,7 +139,7 @@ class Slot:
             return
         said = decode_wake(message.data)
         assert self.lanes is not None
-        self.lanes.woken(Wake(key, message.sequence, said.head, said.attempts))
+        self.lanes.woken(Wake(key, message.sequence, said.head, said.attempts, said.due))
 
     def _offer(self, message: Incoming, feed: Feed) -> None:
         held = self._tools.reader.read(
@@ -151,10 +152,12 @@ class Slot:
             ours=feed is self.wakes,
         )
         clock = self._tools.clock
-        held.feed, held.received = feed, clock.now()
+        held.feed, held.received, held.again = feed, clock.now(), message.sequence <= feed.horizon
         if (tried := message.tried) is not None:
             held.attempts = max(held.attempts, tried.attempts)
-            held.due = clock.now() + max(0.0, tried.due - clock.wall())
+            held.due = by_clock(clock, tried.due)
+        elif feed is self.wakes:
+            held.due = due_of(message.headers, clock)
         try:
             self._tools.recorder.received(held)
         except MemoryError:
@@ -220,6 +223,7 @@ class Slot:
         for key in parked.keys() - known.keys():
             if lanes.asleep(key):
                 known[key] = Parked()
+                self._park.begin(key, parked[key])
         asleep = {key for key in parked.keys() - await self._park.scheduled() if lanes.asleep(key)}
         if asleep:
             noted = await self._park.noted()
@@ -227,7 +231,6 @@ class Slot:
             for key in strangers:
                 known[key].noted = key in noted
                 known[key].known = key not in noted  # nothing is said of it anywhere: that spares a look
-                known[key].single = parked[key] == 1
             lanes.sleepers.expect(strangers)
             self._parked_tasks = sum(parked.values())
 

@@ -125,7 +125,8 @@ async def ensure_consumer(
             "max_ack_pending": config.max_ack_pending,
         }
         wanted |= {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": filters}
-        if start > 1 and not stream.endswith(("_LANES", "_PARK")):
+        # A work queue holds only what is left of it, and refuses a start.
+        if start > 1 and (await js.stream_info(stream))["config"]["retention"] != "workqueue":
             wanted |= {"deliver_policy": "by_start_sequence", "opt_start_seq": start}
         found = (await js.consumer_create(stream, wanted, action="create"))["config"]
     if found["ack_policy"] != "explicit" or found.get("max_deliver", -1) != -1:

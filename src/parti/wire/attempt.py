@@ -28,6 +28,7 @@ from parti.wire.state import StreamState
 from parti.wire.stored import parse_time
 from parti.wire.witness import LISTED
 
+_PLACE, _PLACE_AND_TIME = (1, 2), (1, 2, 3)  # rows of `Deliveries.numbers`: the sequences, and when it was stored
 _PULL_BATCH = 32_000
 _WAITING = 8  # pulls that a consumer may hold; we never have more than two open
 # bytes of two pulls; far beyond it the server cuts us off as a slow consumer (docs/evidence/spark.md#s10)
@@ -122,9 +123,15 @@ class Attempt(ABC):
 class ConsumerAttempt(Attempt):
     """Through an ephemeral pull consumer without acks, kept in memory: the fast path, for limits and interest."""
 
-    def __init__(self, connection: BlockingConnection, state: StreamState, cursor: Cursor, *, selective: float) -> None:
-        """`selective`: where a filter matches a smaller share of the stream than this, the server applies it."""
+    def __init__(
+        self, connection: BlockingConnection, state: StreamState, cursor: Cursor, *, selective: float, times: bool
+    ) -> None:
+        """`selective`: where a filter matches a smaller share of the stream than this, the server applies it.
+
+        Without `times` the deliveries have none.
+        """
         super().__init__(connection, state.name, cursor)
+        self._numbers = _PLACE_AND_TIME if times else _PLACE
         self._last_seq = state.last_seq
         self._selective = selective
         self._leader = state.leader if state.replicas > 1 else None
@@ -152,13 +159,13 @@ class ConsumerAttempt(Attempt):
             except RequestTimeout:
                 return
             data = is_delivery(frames)
-            deliveries = consumer_deliveries(frames.select(data))
+            deliveries = consumer_deliveries(frames.select(data), self._numbers)
             good = self._consecutive(deliveries)
             intact = good == len(deliveries)
             if not intact:
                 deliveries = deliveries.select(np.arange(len(deliveries)) < good)
             self._due -= len(deliveries)
-            dry = len(deliveries) > 0 and deliveries.pending[-1] == 0
+            dry = len(deliveries) > 0 and deliveries.pending_behind_last() == 0
             yield self.cursor.accept(deliveries, filtered=self.served != ">")
             if not intact:
                 raise ReadInterrupted(f"a delivery of {self.stream!r} was lost behind sequence {self.cursor.position}")

@@ -219,7 +219,7 @@ class BlockingConnection:
 
     @property
     def socket(self) -> socket.socket:
-        """The socket itself, for benchmarks of what it can carry (`parti.bench.load`); the parser does not see it."""
+        """The socket itself, for benchmarks of what it can carry; the parser does not see it."""
         return self._sock
 
     def close(self) -> None:

@@ -24,6 +24,8 @@ _ACK_WORD = word_of(_ACK)
 # Below this many messages a plain loop (2 us each) beats the fixed 300 us of the NumPy passes; a worker near the tail
 # of its stream gets one to three messages a read.
 _FEW = 128
+NUMBERS = (0, 1, 2, 3, 4)
+"""The rows of `Deliveries.numbers`. To read all of them is a third of what a range read costs: it may choose."""
 _SPANS = np.array([0, 1, 6])  # rows of `Frames.positions`: subject start, subject end, payload start
 _LAYOUTS = 6  # a scan seldom sees more: each of four numbers changes its length once in a while
 # How many dots a reply subject has, and how many of its last tokens come after `num_pending` (ADR-15).
@@ -56,7 +58,7 @@ class Deliveries:
     """Messages with their place in the stream; `frames` still holds where headers and payload lie."""
 
     frames: Frames
-    numbers: Ints  # 5 x n: delivered, stream sequence, consumer sequence, nanoseconds since 1970, pending
+    numbers: Ints  # 5 x n: delivered, stream sequence, consumer sequence, nanoseconds since 1970, pending; see NUMBERS
     spans: Ints  # 3 x n: subject start, subject end, end of the message's own headers
 
     def __len__(self) -> int:
@@ -83,6 +85,11 @@ class Deliveries:
     def pending(self) -> Ints:
         """How many messages the server saw behind this one."""
         return self.numbers[4]
+
+    def pending_behind_last(self) -> int:
+        """The same for the last message alone, whichever numbers were asked for."""
+        last = Frames(self.frames.data, self.frames.positions[:, -1:], (), self.frames.consumed)
+        return int(_ack_numbers_plain(last)[4, 0])
 
     def select(self, mask: npt.NDArray[np.bool_]) -> Deliveries:
         """The messages where `mask` is true, in order."""
@@ -137,34 +144,34 @@ def is_delivery(frames: Frames) -> npt.NDArray[np.bool_]:
     return (words(frames.data, at) == _ACK_WORD) & (frames.reply_end - frames.reply_start > len(_ACK))
 
 
-def consumer_deliveries(frames: Frames) -> Deliveries:
-    """The positions of frames that are all consumer deliveries."""
-    numbers = _ack_numbers(frames) if len(frames) >= _FEW else None
+def consumer_deliveries(frames: Frames, wanted: tuple[int, ...] = NUMBERS) -> Deliveries:
+    """The positions of frames that are all consumer deliveries; rows of `numbers` that nobody wants may be zeros."""
+    numbers = _ack_numbers(frames, wanted) if len(frames) >= _FEW else None
     if numbers is None:
         numbers = _ack_numbers_plain(frames)
     return Deliveries(frames, numbers, frames.positions[_SPANS])
 
 
-def _ack_numbers(frames: Frames) -> Ints | None:
+def _ack_numbers(frames: Frames, wanted: tuple[int, ...]) -> Ints | None:
     """The five numbers of every reply subject, or None when the replies are not all of one known shape.
 
     Replies of one consumer differ in digits only, until a number gets one digit more or less. So each run of them is
     read where the first one's numbers stand, counted from the end: a third of the cost of looking for the dots.
     """
     n = len(frames)
-    numbers = np.empty((5, n), dtype=np.int64)
+    numbers = np.zeros((5, n), dtype=np.int64)
     at = 0
     for _ in range(_LAYOUTS):
         if at == n:
             return numbers
-        read = _run(frames, at, numbers)
+        read = _run(frames, at, numbers, wanted)
         if not read:
             break
         at += read
     return _ack_numbers_by_dots(frames)
 
 
-def _run(frames: Frames, first: int, numbers: Ints) -> int:
+def _run(frames: Frames, first: int, numbers: Ints, wanted: tuple[int, ...]) -> int:
     """Read the replies from `first` on, as long as they are laid out as this one; returns how many were."""
     reply = frames.reply(first)
     tokens = reply.split(b".")
@@ -180,8 +187,9 @@ def _run(frames: Frames, first: int, numbers: Ints) -> int:
     for row, numeral in enumerate(numerals):
         alike &= data[at] == _DOT
         at += len(numeral) + 1
-        numbers[row, first:], right = aligned_uints(data, at, len(numeral))
-        alike &= right
+        if row in wanted:
+            numbers[row, first:], right = aligned_uints(data, at, len(numeral))
+            alike &= right
     if behind:
         alike &= data[at] == _DOT
     return len(ends) if alike.all() else int(np.argmin(alike))

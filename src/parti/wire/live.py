@@ -19,6 +19,7 @@ from uuid import uuid4
 import numpy as np
 
 from parti.errors import ConnectionFailed, PartiError
+from parti.waiting import first_of
 from parti.wire.address import ServerAddress
 from parti.wire.digits import Bytes
 from parti.wire.frames import Frames, scan
@@ -107,8 +108,7 @@ class LiveConnection(asyncio.BufferedProtocol):
         await self.ping()
 
     async def _or_lost(self, future: asyncio.Future[None]) -> None:
-        waiting: set[asyncio.Future[Any]] = {future, self.lost}
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        await first_of(future, self.lost)
         if self.lost.done():
             raise self.lost.result()
 

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from parti.backoff import Backoff
+from parti.backoff import FAST
 from parti.errors import FatalError, PartiError, ProtocolError, TransientError
 from parti.observe.logs import get_logger
 from parti.wire.blocking import status_of
 from parti.wire.errors import (
-    ApiError,
     AtomicPublishIncomplete,
     MessageNotFound,
     WrongLastSequence,
@@ -37,7 +36,6 @@ from parti.wire.publisher import NotAcknowledged, Published
 from parti.wire.replying import Replying
 
 PROGRESS_ROWS = 999  # the marker is the thousandth message of the server's largest batch
-_WAITS = Backoff(base=0.02, cap=1.0, max_tries=None)
 
 log = get_logger("wire.progress")
 
@@ -88,7 +86,7 @@ class ProgressPublisher(Replying):
         rows = checked(rows, self._rows)
         self._chain.update(chunk.encode())
         self._deadline = time.monotonic() + self._patience
-        waits = iter(_WAITS.delays())
+        waits = iter(FAST.delays())
         trouble: PartiError | None = None
         while True:
             try:
@@ -101,10 +99,6 @@ class ProgressPublisher(Replying):
                 self._marker = self._store(rows, self._marker)
                 break
             except (WrongLastSequence, AtomicPublishIncomplete, TransientError) as error:
-                trouble = error
-            except ApiError as error:
-                if not error.retriable:
-                    raise
                 trouble = error
             self._marker = None  # somebody may have moved it, or the answer was lost: look before the next try
             if time.monotonic() > self._deadline:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from parti.backoff import Backoff
+from parti.backoff import FAST
 from parti.errors import AuthFailed, FatalError, PartiError, ProtocolError, TransientError
 from parti.wire.blocking import BlockingConnection, status_of
 from parti.wire.digits import Ints
@@ -42,7 +42,6 @@ from parti.wire.target import Target, find_target, target_of
 MAX_IN_FLIGHT = 4 * CHUNK_ROWS  # the server sheds a stream's load above 10,000 waiting messages (10167)
 PATIENCE = 30.0  # seconds without any acknowledgement before giving up; a leader election takes up to 6
 _STORED = np.frombuffer(b'{"stream":"', dtype=np.uint8)
-_WAITS = Backoff(base=0.02, cap=1.0, max_tries=None)
 
 
 class NotAcknowledged(TransientError):
@@ -124,7 +123,7 @@ class Publisher(Replying):
         self._in_flight = 0
         self._rows = 0
         self._progress = time.monotonic()
-        self._waits = iter(_WAITS.delays())
+        self._waits = iter(FAST.delays())
         self._refusal: PartiError | None = None
         self._never = threading.Event()
 
@@ -193,6 +192,8 @@ class Publisher(Replying):
                 self._resend()
                 self._take(self._connected().frames(self.options.request_timeout))
             except TransientError as error:
+                if error is self._refusal:  # it was tried again for as long as patience lasted
+                    raise
                 self._setback(error)
 
     def _resend(self) -> None:
@@ -270,7 +271,7 @@ class Publisher(Replying):
             self.published.messages += rows
             self.published.duplicates += duplicates
             self._progress = time.monotonic()
-            self._waits = iter(_WAITS.delays())
+            self._waits = iter(FAST.delays())
             self._refusal = None
 
     def _refused(self, unit: _Unit, place: int, frames: Frames, index: int) -> None:

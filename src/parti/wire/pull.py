@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from parti.errors import PartiError, ProtocolError, TransientError
+from parti.wire.acks import ACK_FRAME
 from parti.wire.blocking import status_of
 from parti.wire.columns import Deliveries, consumer_deliveries, is_delivery
 from parti.wire.errors import status_error
@@ -324,5 +325,6 @@ class LivePull:
 
 def ack_frames(deliveries: Deliveries) -> bytes:
     """The frames that acknowledge these deliveries, joined: one write, and no Python object per message."""
-    joined = pc.binary_join_element_wise(b"PUB ", deliveries.replies(), b" 4\r\n+ACK\r\n", b"")
+    before, after = ACK_FRAME.split(b"%s")
+    joined = pc.binary_join_element_wise(before, deliveries.replies(), after, b"")
     return bytes(joined.buffers()[2] or b"")

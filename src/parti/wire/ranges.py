@@ -22,7 +22,7 @@ from typing import Literal, get_args
 
 import pyarrow as pa
 
-from parti.backoff import Backoff
+from parti.backoff import FAST
 from parti.errors import ConnectionFailed, DataLoss, FatalError, PartiError, TransientError, UsageError
 from parti.subjects import validate_token
 from parti.wire.attempt import Attempt, ConsumerAttempt, DirectAttempt, LeaderAttempt, ReadInterrupted
@@ -43,11 +43,14 @@ DIRECT_BELOW = 500
 # below this share of matches a filter on the server is cheaper than reading everything (docs/evidence/spark.md#s19)
 SELECTIVE = 0.15
 _DIRECT_TRIES = 4  # Direct Gets that a mirror may answer, or the leader contradict, before another way is taken
-_WAITS = Backoff(base=0.01, cap=1.0, max_tries=None)  # a lagging replica catches up within milliseconds
 PATIENCE = 30.0  # seconds without any progress before a read gives up; a leader election takes up to 6
 BEHIND = 10.0  # ... or that a leader may take to learn of the range's end, before the end is taken for a mistake
 
-__all__ = ["BehindLeader", "Path", "RangeReader", "ReadEnded", "StreamState"]
+__all__ = ["BehindLeader", "Leaderless", "Path", "RangeReader", "ReadEnded", "StreamState"]
+
+
+class Leaderless(TransientError):
+    """The stream has no leader now, and a replica answered with what it knows: ask again."""
 
 
 class BehindLeader(TransientError):
@@ -158,7 +161,7 @@ class RangeReader:
         self, stream: str, cursor: Cursor, columns: tuple[str, ...], path: Path, created: str | None
     ) -> Generator[pa.RecordBatch, None, None]:
         self._cancelled.clear()
-        waits = _WAITS.delays()
+        waits = FAST.delays()
         last_progress = time.monotonic()
         refused = 0  # Direct Gets in a row that led nowhere
         while not cursor.done:
@@ -168,7 +171,7 @@ class RangeReader:
             )
             try:
                 state = self._begin(stream, cursor, created)
-                with self._attempt(state, cursor, path, refused) as attempt:
+                with self._attempt(state, cursor, path, refused, times="timestamp" in columns) as attempt:
                     refused = refused + 1 if isinstance(attempt, DirectAttempt) else 0
                     for deliveries in attempt.run():
                         self._raise_if_ended(stream, cursor)
@@ -195,7 +198,7 @@ class RangeReader:
                 failure = error
             if cursor.position > before:
                 last_progress = time.monotonic()
-                waits = _WAITS.delays()
+                waits = FAST.delays()
                 refused = 0
             elif not cursor.done:
                 patience = min(self.patience, BEHIND) if isinstance(failure, BehindLeader) else self.patience
@@ -246,12 +249,12 @@ class RangeReader:
         state = _state(self._side, stream)
         return _state(self._side, stream, deleted=True) if witness.wants_deleted(state) else state
 
-    def _attempt(self, state: StreamState, cursor: Cursor, path: Path, refused: int) -> Attempt:
+    def _attempt(self, state: StreamState, cursor: Cursor, path: Path, refused: int, *, times: bool) -> Attempt:
         if path == "auto":
             small = cursor.to - cursor.position < DIRECT_BELOW and state.allow_direct and not refused
             path = "direct" if state.retention == "workqueue" or small else "consumer"
         if path == "consumer":
-            return ConsumerAttempt(self.connection, state, cursor, selective=SELECTIVE)
+            return ConsumerAttempt(self.connection, state, cursor, selective=SELECTIVE, times=times)
         if not state.allow_direct:
             raise UsageError(
                 f"stream {state.name!r} has no allow_direct, so that ranges of it cannot be read here: "
@@ -264,4 +267,7 @@ class RangeReader:
 
 def _state(connection: BlockingConnection, stream: str, *, deleted: bool = False) -> StreamState:
     body = {"deleted_details": True} if deleted else None
-    return StreamState.from_info(connection.api(f"STREAM.INFO.{stream}", body))
+    state = StreamState.from_info(connection.api(f"STREAM.INFO.{stream}", body))
+    if state.replicas > 1 and state.leader is None:
+        raise Leaderless(f"stream {stream!r} has no leader now, so that nobody knows where it ends")
+    return state

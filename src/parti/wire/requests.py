@@ -8,18 +8,28 @@ with `ConnectionLost` (the outcome is unknown), the second with `ConnectionFaile
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nats import errors as nats_errors
 
-from parti.errors import ConnectionFailed, ConnectionLost, NoResponders, PartiError, RequestTimeout, UsageError
+from parti.errors import (
+    AuthFailed,
+    ConnectionFailed,
+    ConnectionLost,
+    NoResponders,
+    PartiError,
+    RequestTimeout,
+    UsageError,
+)
 from parti.wire.events import ConnectionEvent, EventKind
 
 if TYPE_CHECKING:
     from parti.wire.connect import Connection
 
+_REFUSED = re.compile(r'permissions violation for publish to "([^"]*)"')
 _NO_RESPONDERS = 503
 
 
@@ -62,6 +72,8 @@ class Requests:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._handlers: dict[str, Handler] = {}
+        self._asked: dict[str, str] = {}
+        """Token of a request -> its subject."""
         self._prefix = ""
         self._count = 0
         connection.add_listener(self._on_event)
@@ -73,7 +85,10 @@ class Requests:
     async def call(
         self, subject: str, payload: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float
     ) -> Reply:
-        """The answer to one request; raises `RequestTimeout`, `NoResponders`, `ConnectionLost`, `ConnectionFailed`."""
+        """The answer to one request; raises `RequestTimeout`, `NoResponders`, `ConnectionLost`, `ConnectionFailed`.
+
+        `AuthFailed` when the server says that we may not publish there: it answers no such request.
+        """
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         def handle(outcome: Reply | PartiError) -> None:
@@ -85,6 +100,7 @@ class Requests:
                 answer.set_result(outcome)
 
         token, inbox = await self.expect(handle)
+        self._asked[token] = subject
         try:
             await self.send(subject, payload, reply=inbox, headers=headers)
             async with asyncio.timeout(timeout):
@@ -121,6 +137,7 @@ class Requests:
 
     def forget(self, token: str) -> None:
         self._handlers.pop(token, None)
+        self._asked.pop(token, None)
 
     async def send(
         self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
@@ -153,6 +170,11 @@ class Requests:
             handle(reply_of(message))
 
     def _on_event(self, event: ConnectionEvent) -> None:
+        if event.kind is EventKind.ERROR and (refused := _REFUSED.search(str(event.error).lower())) is not None:
+            for token, subject in list(self._asked.items()):
+                if subject.lower() == refused[1]:  # nats-py tells it in lower case
+                    text = f"{event.server} refused a publish to {subject}: grant the user that permission"
+                    self._handlers[token](AuthFailed(text))
         if event.kind in (EventKind.DISCONNECTED, EventKind.CLOSED):
             lost = ConnectionLost(f"the connection to {event.server} broke before the answer came")
             for handle in list(self._handlers.values()):

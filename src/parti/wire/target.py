@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from parti.backoff import Backoff
+from parti.backoff import PATIENT
 from parti.errors import PartiError
 from parti.wire.blocking import BlockingConnection
 from parti.wire.errors import StreamNotFound
@@ -57,7 +57,7 @@ def find_target(options: ConnectOptions, *, stream: str | None, subject: str, pa
     """The stream by its name, or else the one that takes `subject`; outages are waited out for `patience` seconds."""
     deadline = time.monotonic() + patience
     never = threading.Event()
-    for wait in Backoff(max_tries=None).delays():
+    for wait in PATIENT.delays():
         try:
             with BlockingConnection.open(options, name="parti-target") as connection:
                 return target_named(connection, stream) if stream else target_of(connection, subject)

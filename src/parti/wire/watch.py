@@ -16,10 +16,11 @@ from typing import Any
 
 from nats import errors as nats_errors
 
-from parti.backoff import Backoff
+from parti.backoff import FOREVER, Backoff
 from parti.clock import Clock, SystemClock
 from parti.errors import ConnectionFailed, ConnectionLost, PartiError, TransientError
 from parti.observe.logs import get_logger
+from parti.waiting import first_of
 from parti.wire.api import JetStreamApi
 from parti.wire.delivery import Delivery, parse_delivery
 from parti.wire.errors import BatchCompleted, MessageNotFound, NoMessages, PullExpired, status_error
@@ -77,7 +78,7 @@ class Watch:
         self._relist_every = relist_every
         self._clock = clock or SystemClock()
         self._on_recreated = recreated
-        self._backoff = backoff or Backoff(base=0.1, cap=2.0, max_tries=None)
+        self._backoff = backoff or FOREVER
         self._reconnected = asyncio.Event()
         self._queue: asyncio.Queue[Reply | PartiError] = asyncio.Queue()
         self._subscription: Any = None
@@ -315,14 +316,7 @@ class Watch:
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not longer than until the connection is back."""
-        sleep = asyncio.ensure_future(self._clock.sleep(seconds))
-        wake = asyncio.ensure_future(self._reconnected.wait())
-        try:
-            await asyncio.wait({sleep, wake}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            sleep.cancel()
-            wake.cancel()
-            await asyncio.gather(sleep, wake, return_exceptions=True)
+        await first_of(self._clock.sleep(seconds), self._reconnected.wait())
 
     async def _drop_consumer(self) -> None:
         """Stop listening and delete the consumer; one that cannot be reached removes itself after a while."""

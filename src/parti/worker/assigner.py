@@ -8,17 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
-from parti.backoff import Backoff
-from parti.clock import Clock
-from parti.config.worker import WorkerConfig
 from parti.model import Lease, PartitionId, Retention
 from parti.wire.errors import ConsumerDoesNotExist
 from parti.worker.desk import Desk
 from parti.worker.durable import Durable, Memory
 from parti.worker.ledger import PartitionState
 from parti.worker.mending import Mender
-from parti.worker.recorder import Recorder
 from parti.worker.routing import Routes, SubjectTemplate
+from parti.worker.runtime import Runtime
 from parti.worker.session import Interrupted, Session
 from parti.worker.updates import Diff, Wanted
 
@@ -30,37 +27,24 @@ class Assigner:
 
     def __init__(
         self,
-        config: WorkerConfig,
+        runtime: Runtime,
         durable: Durable,
         desk: Desk,
-        session: Callable[[], Session],
-        recorder: Recorder,
+        session: Session,
         *,
-        clock: Clock,
-        backoff: Backoff,
         lock: asyncio.Lock,
         catch_up: Callable[[list[PartitionState]], None],
     ) -> None:
         self.positions: dict[PartitionId, int] = {}
-        self._config = config
+        self._config = runtime.config
         self._durable = durable
         self._desk = desk
         self._session = session
-        self._recorder = recorder
+        self._recorder = runtime.recorder
         self._lock = lock
         self._catch_up = catch_up
-        self._template = SubjectTemplate(config.subject_template)
-        self.mender = Mender(
-            config,
-            durable,
-            desk,
-            session,
-            recorder,
-            clock=clock,
-            backoff=backoff,
-            catch_up=catch_up,
-            forget_positions=self.positions.clear,
-        )
+        self._template = SubjectTemplate(runtime.config.subject_template)
+        self.mender = Mender(runtime, durable, desk, session, catch_up=catch_up, forget_positions=self.positions.clear)
 
     # -- applying -----------------------------------------------------------------------------------------------------
 
@@ -81,8 +65,9 @@ class Assigner:
             return await self._pause(wanted, removed)
         diff = Diff.between(durable.filters, filters)
         if not diff and not renamed and not added and not removed:
-            self._session().resume()
+            self._session.resume()
             return False
+        at_work = [state for state in removed if not state.stopped]
         await self._stop_all(removed)
         # Before the update: once a filter is gone, what the consumer delivers says nothing about that partition.
         cursors = {state.id: desk.ledger.cursor(state.id) for state in removed}
@@ -98,21 +83,21 @@ class Assigner:
         except BaseException:
             for key in fresh:
                 desk.drop(states.pop(key))
-            for state in removed:
+            for state in at_work:  # what was only held, or had stopped before, is not ours to begin
                 self.go_on(state)
             desk.ledger.forget_places()
             raise
         self._forget(removed, cursors)
         desk.ledger.assign(wanted.routes)
         self._recorder.subjects(len(wanted.routes.subjects), len(diff.added), len(diff.removed))
-        self._session().resume()
+        self._session.resume()
         return True
 
     async def _pause(self, wanted: Wanted, removed: list[PartitionState]) -> bool:
         """No partition, and the consumer keeps its filters: nothing is pulled until there is one again."""
         before = len(self._desk.ledger.routes.subjects)
         await self._stop_all(removed)
-        self._session().pause()
+        self._session.pause()
         self._forget(removed, {state.id: self._desk.ledger.cursor(state.id) for state in removed})
         self._desk.ledger.assign(wanted.routes)
         self._recorder.subjects(0, 0, before)
@@ -134,7 +119,7 @@ class Assigner:
             await self.mender.finish()
         except ConsumerDoesNotExist:
             await self.mender.recreate("not_found", filters)
-            self._session().interrupt(Interrupted("the consumer was made anew by an update"))
+            self._session.interrupt(Interrupted("the consumer was made anew by an update"))
 
     async def _rename(self, wanted: Wanted, filters: tuple[str, ...]) -> None:
         """Go on under another worker id: a new durable at our position, and the old one removed.
@@ -152,7 +137,7 @@ class Assigner:
             await durable.create(filters, memory, after=ledger.floor(), retention=self._desk.retention)
         else:
             await durable.update(filters, memory)
-        self._session().interrupt(Interrupted("the worker id changed"))
+        self._session.interrupt(Interrupted("the worker id changed"))
         if self._desk.retention is not Retention.WORKQUEUE:
             new, durable.name = durable.name, old
             try:
@@ -164,7 +149,7 @@ class Assigner:
 
     async def _begin(self, wanted: Wanted) -> bool:
         """Make the consumer, or go on with the one an earlier process of this worker left."""
-        desk, durable, session = self._desk, self._durable, self._session()
+        desk, durable, session = self._desk, self._durable, self._session
         filters = self._filters(wanted)
         assert filters is not None
         facts = await durable.facts()
@@ -203,8 +188,8 @@ class Assigner:
         begins = {key: wanted.positions.get(key, unknown) for key in fresh}
         after = min(begins.values(), default=unknown)
         await self._durable.create(filters, Memory(), after=after, retention=self._desk.retention)
-        self._session().stale = False
-        self._session().next_sequence = 1
+        self._session.stale = False
+        self._session.next_sequence = 1
         for key, state in fresh.items():
             if key in wanted.hold:
                 continue
@@ -223,7 +208,7 @@ class Assigner:
 
         On an interest stream an existing consumer keeps what it has: its unacked messages may live by it alone.
         """
-        desk, durable, session = self._desk, self._durable, self._session()
+        desk, durable, session = self._desk, self._durable, self._session
         if info is None:
             await durable.create(filters, Memory(), after=last, retention=desk.retention)
             session.stale, session.next_sequence = False, 1
@@ -242,7 +227,7 @@ class Assigner:
         info: Mapping[str, object],
     ) -> list[PartitionState]:
         """Take up an existing durable; returns the partitions that need a catch-up."""
-        ledger, durable, session = self._desk.ledger, self._durable, self._session()
+        ledger, durable, session = self._desk.ledger, self._durable, self._session
         memory, filtered = durable.memory(), set(durable.filters)
         floor = int(info["ack_floor"]["stream_seq"])  # type: ignore[index]
         # What is left of a work queue is what is not done, whatever the floor says; nor does that of another stream.

@@ -11,10 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from parti.backoff import Backoff
-from parti.clock import Clock
 from parti.errors import PartiError
-from parti.model import Lease
 from parti.observe import worker_metrics as m
 from parti.worker.dead_letters import DeadLetterOffice
 from parti.worker.errors import HandlerCancelled, HandlerTimeout, LeaseOver
@@ -23,40 +20,38 @@ from parti.worker.health import Part
 from parti.worker.lanes import Runner, Why
 from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
-from parti.worker.outcomes import Ack, Again, Bury, Retry, RetryPolicy, describe
-from parti.worker.recorder import Recorder
+from parti.worker.outcomes import Ack, Again, Bury, DeadLetterReason, Retry, RetryPolicy, describe
+from parti.worker.runtime import Runtime
 from parti.worker.wary import Wary
 
 _FLUSH_AFTER = 0.05  # seconds that a latency may wait for others
 _FLUSH_AT = 256
+_COUNTED = (DeadLetterReason.MAX_DELIVER, DeadLetterReason.TIMEOUT)
+_BEFORE = "it failed as often as it may before it came to this process"
 _LONG = 0.25  # seconds of a handler after which the lease is looked at again: less than its margin
 
 
 class Attempts:
-    """Runs handlers. `may_start` is the fence: it is asked before every start, with the lease the handler would get."""
+    """Runs handlers. The fence is asked before every start, with the lease that the handler would get."""
 
     def __init__(
         self,
-        handler: AdaptedHandler,
-        policy: RetryPolicy,
-        recorder: Recorder,
+        runtime: Runtime,
         *,
-        clock: Clock,
-        backoff: Backoff,
         let_go: Callable[[Message], None],
-        may_start: Callable[[Lease], bool],
     ) -> None:
+        config = runtime.config
         self.office: DeadLetterOffice | None = None
-        self.handler = handler
-        self._policy = policy
-        self._recorder = recorder
-        self._clock = clock
-        self._backoff = backoff
+        self.handler = handler = AdaptedHandler(runtime.handler, concurrency=config.concurrency)
+        self._policy = RetryPolicy(config.max_deliver, config.delays)
+        self._recorder = runtime.recorder
+        self._clock = runtime.clock
+        self._backoff = runtime.backoff
         self.let_go = let_go
         self._latencies: list[float] = []
         self.ended = 0
         """Attempts that ended, as far as their latencies were handed over."""
-        self._may_start = may_start
+        self._may_start = may_start = runtime.fence.may_start
         self.on_fenced: Callable[[PartitionState], object] | None = None
         """Told when the lease of a partition is found to be over: whatever else runs under it must not go on."""
         self._loop = asyncio.get_running_loop()
@@ -74,6 +69,13 @@ class Attempts:
         wary = state.wary
         if wary is not None and (answer := await self._ask(message, wary)) is not None:
             return answer if answer >= 0 else None
+        failed = state.tries.failed
+        before = failed.get(message.sequence) if failed else None
+        if before is not None and before.attempts > message.attempt:  # it failed elsewhere
+            message.attempt = before.attempts
+            if before.attempts >= self._policy.max_deliver:
+                message.lease = state.lease
+                return await self._follow(message, Retry(error=_BEFORE, timed_out=before.timed_out))
         message.attempt += 1
         message.lease = state.lease
         now = self.now
@@ -110,6 +112,8 @@ class Attempts:
         if len(latencies) >= _FLUSH_AT:
             self.flush()
         if outcome is None or type(outcome) is Ack:
+            if failed:
+                state.tries.done(message.sequence)
             self.let_go(message)
             return None
         runner.handling = None
@@ -172,6 +176,9 @@ class Attempts:
     async def _follow(self, message: Message, outcome: object) -> float | None:
         state = message._lane.state
         decision = self._policy.decide(outcome, message.attempt)
+        if isinstance(decision, Again) or (isinstance(decision, Bury) and decision.reason in _COUNTED):
+            timed_out = isinstance(outcome, Retry) and outcome.timed_out
+            state.tries.count(message.sequence, message.attempt, timed_out)
         if isinstance(decision, Again):
             message.last_error = decision.error
             state.retries += 1
@@ -193,7 +200,7 @@ class Attempts:
             if not self._may_start(state.lease):
                 return self._refuse(message)
             state.dead_letters += 1
-        self.let_go(message)
+        self.let_go(message)  # its tries are remembered: should it come again, it is not tried once more
         return None
 
     def _cancelled(self, runner: Runner) -> Retry:

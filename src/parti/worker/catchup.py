@@ -42,7 +42,7 @@ class CatchUp:
         recorder: Recorder,
         last_sequence: Callable[[], Awaitable[int]],
     ) -> None:
-        self._options = options
+        self.open_reader: Callable[[], AsyncRangeReader] = lambda: AsyncRangeReader(options, name="parti-catchup")
         self._stream = stream
         self._desk = desk
         self._recorder = recorder
@@ -120,7 +120,7 @@ class CatchUp:
 
     async def _batches(self, after: int, to: int, subjects: tuple[str, ...]) -> AsyncGenerator[pa.RecordBatch]:
         """Messages that the stream has removed by its limits are gone for everybody: that is reported and read past."""
-        reader = AsyncRangeReader(self._options, name="parti-catchup")
+        reader = self.open_reader()
         lost: list[tuple[int, int]] = []
         try:
             async with contextlib.aclosing(

@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from parti.backoff import Backoff
 from parti.clock import Clock, SystemClock
@@ -16,17 +16,18 @@ from parti.model import Ahead, Lease, Partition, PartitionId
 from parti.observe import worker_metrics as m
 from parti.observe.health import HealthCheck
 from parti.observe.metrics import NO_METRICS, Metrics
+from parti.waiting import first_of, stop_signals
 from parti.wire.api import JetStreamApi
 from parti.worker.engine import Engine
 from parti.worker.errors import WorkerClosed, WorkerFailed, WorkerIdMutation
 from parti.worker.guardrails import check_subjects
-from parti.worker.handler import AdaptedHandler, Handler
+from parti.worker.handler import Handler
 from parti.worker.health import HealthTracker, Part, WorkerHealth
 from parti.worker.info import Fence, PartitionInfo, Shown, Unfenced, WorkerInfo
 from parti.worker.ledger import PartitionState
-from parti.worker.parts import WorkerParts
 from parti.worker.recorder import Recorder
 from parti.worker.routing import Routes, SubjectTemplate, consumer_name
+from parti.worker.runtime import Runtime
 from parti.worker.stream import MessageStream
 from parti.worker.updates import Wanted
 
@@ -191,6 +192,11 @@ class WorkerConsumer:
         """The partition as its lanes have it."""
         return self._state(partition)[1]
 
+    def ahead_of(self, partition: PartitionId) -> Ahead | None:
+        """What a stopped partition has done above its cursor; None too when it was taken from us meanwhile."""
+        state = self._engine.desk.ledger.states.get(partition) if self._engine is not None else None
+        return state.ahead if state is not None else None
+
     def blocked_by(self) -> tuple[PartitionId, int] | None:
         """The message whose handler last blocked the event loop, once: for who lost its lease by it."""
         blocked, self._recorder.blocked = self._recorder.blocked, None
@@ -206,11 +212,11 @@ class WorkerConsumer:
         engine = self._start()
         return await engine.durable.last_sequence()
 
-    def parts(self) -> WorkerParts:
-        """What this worker is made of, for a layout that reads by itself (parti.manager.per_partition)."""
+    def runtime(self) -> Runtime:
+        """What the parts of this worker are given, also those of a layout that reads by itself."""
         if self._handler is None:
             raise UsageError("this worker has no handler: pass one, or use @consumer.handler")
-        return WorkerParts(
+        return Runtime(
             self._js,
             self.config,
             self._handler,
@@ -361,18 +367,7 @@ class WorkerConsumer:
 
     def _start(self) -> Engine:
         if self._engine is None:
-            assert self._handler is not None
-            self._engine = Engine(
-                self._js,
-                self.config,
-                AdaptedHandler(self._handler, concurrency=self.config.concurrency),
-                self._recorder,
-                namespace=self._namespace,
-                fence=self._fence,
-                clock=self._clock,
-                backoff=self._backoff,
-                on_blocked=self.on_blocked,
-            )
+            self._engine = Engine(self.runtime())
             if self._expected_stream is not None:
                 mender = self._engine.assigner.mender
                 mender.expected_stream, mender.on_stream_replaced = self._expected_stream
@@ -381,24 +376,17 @@ class WorkerConsumer:
 
     async def run_until_signal(self, *signals: signal.Signals) -> None:
         """Wait for SIGTERM or SIGINT (or those given), then close; a second one ends the process as usual."""
-        loop, asked = asyncio.get_running_loop(), asyncio.Event()
-        chosen = signals or (signal.SIGTERM, signal.SIGINT)
-        for each in chosen:
-            loop.add_signal_handler(each, asked.set)
-        waiting: list[asyncio.Task[Any]] = [asyncio.create_task(asked.wait()), asyncio.create_task(self.gave_up())]
-        if self._main is not None:
-            waiting.append(self._main)  # a bug that ends the worker must end the wait
+        giving_up = asyncio.create_task(self.gave_up())
+        bug = () if self._main is None else (self._main,)  # one that ends the worker must end the wait
         try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            with stop_signals(*signals) as asked:
+                await first_of(asked.wait(), giving_up, *bug)
         finally:
-            hopeless = waiting[1].done()
-            waiting[0].cancel()
-            waiting[1].cancel()
-            for each in chosen:
-                loop.remove_signal_handler(each)
+            hopeless = giving_up.done()
+            giving_up.cancel()
             await self.close()
         if hopeless:
-            raise WorkerFailed(waiting[1].result())
+            raise WorkerFailed(giving_up.result())
 
     async def gave_up(self) -> str:
         """Return when this worker should give its partitions to others, and why: see `hopeless`."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from parti.config.worker import WorkerConfig
 from parti.model import Ahead, Retention
 from parti.observe import worker_metrics as m
+from parti.wire.acks import ACK_FRAME, IN_PROGRESS_FRAME
 from parti.wire.columns import Deliveries
 from parti.wire.live import LiveConnection
 from parti.wire.pull import Item, LivePull, items_of
@@ -22,9 +23,6 @@ from parti.worker.ledger import Ledger, PartitionState, Place
 from parti.worker.message import Message
 from parti.worker.recorder import Recorder
 from parti.worker.routing import Routes, SubjectTemplate
-
-ACK = b"PUB %s 4\r\n+ACK\r\n"
-IN_PROGRESS = b"PUB %s 4\r\n+WPI\r\n"
 
 
 class Desk:
@@ -47,9 +45,12 @@ class Desk:
         """Told once when messages come after an attach: the pull loop works."""
         self.on_lag: Callable[[int], None] | None = None
         """Told with each read how many messages of the whole stream are about to come behind it."""
+        self.on_clogged: Callable[[], None] | None = None
+        """Told when deliveries of partitions that went, which only their owner may acknowledge, take our room."""
         self.batches = BatchSize(config.pull_batch_size, limit=max(1, config.capacity // 2))
         self._metrics = recorder.metrics
         self._loop = asyncio.get_running_loop()
+        self._foreign: set[int] = set()  # delivered to us since the last reset, and not ours to acknowledge
         self._kick_due = False
         self._tight = False  # less room than one round of pulls needs
         self._room = asyncio.Event()
@@ -95,7 +96,9 @@ class Desk:
             if place is None:
                 # Of a partition that moved away. On limits its ack is bookkeeping; elsewhere it would delete it.
                 if self.retention is Retention.LIMITS:
-                    answers.append(ACK % reply)
+                    answers.append(ACK_FRAME % reply)
+                else:
+                    self._foreign.add(sequence)
                 continue
             state = place.state
             if sequence <= state.seen or state.target is not None:
@@ -106,7 +109,7 @@ class Desk:
                     continue
             if state.ahead is not None and self._was_done(state, sequence):
                 dropped += 1
-                answers.append(ACK % reply)
+                answers.append(ACK_FRAME % reply)
                 continue
             message = Message()
             message.subject, message.key = place.subject, place.key
@@ -140,6 +143,11 @@ class Desk:
             tell()
         if self.on_lag is not None:
             self.on_lag(int(pending * max(self._spacing, 1.0)))
+        # They are pending until their owner has handled them, or for good where another durable keeps them: with as
+        # many as the server allows nothing of ours would come any more. A reset leaves them out.
+        if len(self._foreign) > self.config.max_ack_pending - self.config.capacity and self.on_clogged is not None:
+            self._foreign.clear()
+            self.on_clogged()
 
     def feed(self, place: Place, sequence: int, data: bytes, head: bytes, timestamp: float) -> bool:
         """Take one message of a range read; False when it was received before."""
@@ -180,7 +188,7 @@ class Desk:
         assert state.ahead is not None
         if sequence > state.ahead.upto:
             if state.target is None:  # else the part below is still to be read
-                state.ahead = None
+                state.pass_ahead()
         elif state.ahead.covers(sequence):
             state.seen = max(state.seen, sequence)
             return True
@@ -199,7 +207,7 @@ class Desk:
             return None
         if state.target is not None and sequence > state.target:
             return None
-        return ACK % reply
+        return ACK_FRAME % reply
 
     def _hold(self, state: PartitionState, message: Message, answers: list[bytes]) -> None:
         """Keep a live message until the catch-up has reached its target; too many of them move the target instead."""
@@ -220,7 +228,7 @@ class Desk:
             given_up = state.held.popleft()
             del state.open[given_up.sequence]
             self.ledger.forget((given_up,))
-            answers.append(ACK % given_up._reply)
+            answers.append(ACK_FRAME % given_up._reply)
         if self._starved:
             self._kick_later()  # a read may wait for the very room that this made
         return answers
@@ -235,7 +243,7 @@ class Desk:
         state.look_ahead()
         state.target, state.seen, state.range_end = state.seen, min(state.open) - 1, None
         state.turn += 1
-        answers.extend(ACK % message._reply for message in state.open.values() if message._reply)
+        answers.extend(ACK_FRAME % message._reply for message in state.open.values() if message._reply)
         state.open.clear()
         state.ranged = 0
         self.pool.forget(state)
@@ -297,6 +305,7 @@ class Desk:
         `joining`: those that were ours before the reset was asked for, so that everything of them comes behind it.
         """
         self.ledger.rebase()
+        self._foreign.clear()
         begun = [s for s in joining if self.ledger.states.get(s.id) is s and not s.stopped and s.target is not None]
         for state in begun:
             state.range_end, state.target = state.target, None
@@ -325,7 +334,7 @@ class Desk:
         state.done += 1
         self.batches.done += 1
         if message._reply and self.connection is not None:
-            self.connection.write(ACK % message._reply)
+            self.connection.write(ACK_FRAME % message._reply)
         if not self.ledger.in_hand:
             self._metrics.set(m.INFLIGHT, self._pending)
         if self._tight or self._starved:
@@ -369,7 +378,7 @@ class Desk:
 
     def drop(self, state: PartitionState) -> None:
         """Forget what is in hand of a partition that is no longer ours; on limits its acks are bookkeeping only."""
-        answers = [ACK % message._reply for message in state.open.values() if message._reply]
+        answers = [ACK_FRAME % message._reply for message in state.open.values() if message._reply]
         self.ledger.forget(state.open.values())
         state.turn += 1
         state.open.clear()
@@ -389,7 +398,7 @@ class Desk:
             return 0
         until = self._loop.time() - older_than
         frames = [
-            IN_PROGRESS % message._reply
+            IN_PROGRESS_FRAME % message._reply
             for state in self.ledger.states.values()
             for message in state.open.values()
             if message._reply and message._held_since <= until

@@ -20,17 +20,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from parti.backoff import Backoff, retry
-from parti.clock import Clock
-from parti.config.worker import WorkerConfig
+from parti.backoff import retry
 from parti.errors import Category, PartiError, RequestTimeout
 from parti.model import PartitionId, Retention
-from parti.wire.api import JetStreamApi
 from parti.wire.api_consumers import filters_of
 from parti.wire.errors import ConsumerDoesNotExist, ConsumerInvalidReset, ConsumerNotFound, MessageNotFound
 from parti.worker.errors import ForeignDurable
-from parti.worker.recorder import Op, Recorder
+from parti.worker.recorder import Op
 from parti.worker.routing import consumer_name, consumer_stem
+from parti.worker.runtime import Runtime
 from parti.worker.seal import Seal, foreign
 
 T = TypeVar("T")
@@ -85,27 +83,20 @@ class Durable:
 
     def __init__(
         self,
-        js: JetStreamApi,
-        config: WorkerConfig,
-        namespace: str,
-        *,
-        backoff: Backoff,
-        clock: Clock,
-        recorder: Recorder,
+        runtime: Runtime,
     ) -> None:
-        """`namespace`: that of the manager; empty for a worker without one."""
-        self.js = js
+        self.js = runtime.js
         self.name = ""
-        self.namespace = namespace
+        self.namespace = runtime.namespace
         self.stream_created = ""
         """The stream's creation time, as it was last seen."""
         self.filters: tuple[str, ...] = ()
         self.known = False
         """Whether this worker has seen or made the consumer."""
-        self._config = config
-        self._backoff = backoff
-        self._clock = clock
-        self._recorder = recorder
+        self._config = runtime.config
+        self._backoff = runtime.backoff
+        self._clock = runtime.clock
+        self._recorder = runtime.recorder
         self.pending = 0
         """Messages that the consumer had still to deliver when the server last spoke of it."""
         self.before_adding: Callable[[], Awaitable[None]] = _nothing

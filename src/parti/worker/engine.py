@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
 
-from parti.backoff import Backoff
-from parti.clock import Clock
-from parti.config.worker import WorkerConfig
+from parti.backoff import FAST
 from parti.errors import PartiError
 from parti.model import Retention
 from parti.observe import worker_metrics as m
-from parti.wire.api import JetStreamApi
 from parti.wire.events import ConnectionEvent, EventKind
 from parti.wire.filters import SubjectFilter
 from parti.worker.assigner import Assigner
@@ -24,13 +20,11 @@ from parti.worker.dead_letters import DeadLetterOffice
 from parti.worker.desk import Desk
 from parti.worker.durable import Durable
 from parti.worker.errors import WorkerClosed
-from parti.worker.handler import AdaptedHandler
 from parti.worker.health import Part
-from parti.worker.info import Fence, PartitionInfo, Shown
+from parti.worker.info import PartitionInfo, Shown
 from parti.worker.ledger import PartitionState
-from parti.worker.outcomes import RetryPolicy
-from parti.worker.recorder import Recorder
 from parti.worker.routing import SubjectTemplate
+from parti.worker.runtime import Runtime
 from parti.worker.session import Interrupted, Session
 from parti.worker.updates import Batch, Coalescer
 from parti.worker.watch import Watch
@@ -46,82 +40,49 @@ class Engine:
 
     def __init__(
         self,
-        js: JetStreamApi,
-        config: WorkerConfig,
-        handler: AdaptedHandler,
-        recorder: Recorder,
-        *,
-        namespace: str,
-        fence: Fence,
-        clock: Clock,
-        backoff: Backoff,
-        on_blocked: Callable[[str], None] | None = None,
+        runtime: Runtime,
     ) -> None:
-        self.config = config
-        self.recorder = recorder
-        self.clock = clock
-        self.backoff = backoff
+        self.config = config = runtime.config
+        self.recorder = recorder = runtime.recorder
+        self.clock = runtime.clock
+        self.backoff = runtime.backoff
+        fence = runtime.fence
         lock = asyncio.Lock()
-        self.attempts = Attempts(
-            handler,
-            RetryPolicy(config.max_deliver, config.delays),
-            recorder,
-            clock=clock,
-            backoff=backoff,
-            let_go=lambda message: self.desk.let_go(message),
-            may_start=fence.may_start,
-        )
+        self.attempts = Attempts(runtime, let_go=lambda message: self.desk.let_go(message))
         self.desk = Desk(config, recorder, self.attempts.serve)
         self.desk.pool.on_left = self.attempts.left_behind
         self.attempts.on_fenced = lambda state: self.desk.pool.fence(state if fence.may_pull() else None)
         self.attempts.let_go = self.desk.let_go  # without the detour: it is called once a message
         self.desk.may_pull = self.desk.pool.may_act = fence.may_pull
-        self.durable = Durable(js, config, namespace, backoff=backoff, clock=clock, recorder=recorder)
-        options = js.connection.connect_options
+        self.durable = Durable(runtime)
+        options = runtime.js.connection.connect_options
         self.catch_up = CatchUp(options, config.stream, self.desk, recorder, self.durable.last_sequence)
         self.session = Session(
-            options,
-            config,
+            runtime,
             self.durable,
             self.desk,
             self.catch_up,
-            recorder,
-            clock=clock,
-            backoff=backoff,
             lock=lock,
             recreate=lambda reason: self.assigner.mender.recreate(reason),
             begun=self._begun,
         )
         self.durable.before_adding = self.session.rewind
         self.assigner = Assigner(
-            config,
-            self.durable,
-            self.desk,
-            lambda: self.session,
-            recorder,
-            clock=clock,
-            backoff=backoff,
-            lock=lock,
-            catch_up=self.begin_catch_up,
+            runtime, self.durable, self.desk, self.session, lock=lock, catch_up=self.begin_catch_up
         )
         self.coalescer = Coalescer(
-            window=config.update_coalescing_window, interval=config.min_update_interval, clock=clock
+            window=config.update_coalescing_window, interval=config.min_update_interval, clock=runtime.clock
         )
         self.watch = Watch(
             self.desk.pool,
             self.attempts,
-            recorder,
-            config=config,
-            clock=clock,
-            fence=fence,
+            runtime,
             states=lambda: list(self.desk.ledger.states.values()),
             in_hand=lambda: self.desk.ledger.in_hand,
-            connected=lambda: js.connection.is_connected,
-            on_blocked=on_blocked,
         )
         self.desk.pool.on_bug = self._bug
         self._bugs: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._js = js
+        self._js = runtime.js
         self._lock = lock
         self._group: asyncio.TaskGroup | None = None
         self._behind: list[PartitionState] = []
@@ -324,7 +285,7 @@ class Engine:
 
     async def _reach_one(self, state: PartitionState, calls: asyncio.Semaphore) -> None:
         ledger, subject = self.desk.ledger, SubjectTemplate(self.config.subject_template).subject(state.partition)
-        waits = Backoff(base=0.02, cap=1.0, max_tries=None).delays()
+        waits = FAST.delays()
         while state.range_end is not None and ledger.states.get(state.id) is state and not state.stopped:
             target = state.range_end
             if max(state.seen, ledger.verified) >= target:

@@ -27,9 +27,10 @@ from parti.model import Ahead, Lease, Partition, PartitionId
 from parti.worker.lanes import Lane
 from parti.worker.message import Message
 from parti.worker.routing import Routes
+from parti.worker.tries import Tries
 from parti.worker.wary import Wary
 
-_LEFT = 500  # messages that a claim names one by one; with more of them, those of other keys are repeated
+_LEFT = 5_000  # messages that a claim names one by one (10 KB packed); with more, those of other keys are repeated
 
 
 class PartitionState:
@@ -57,6 +58,7 @@ class PartitionState:
         "seen",
         "stopped",
         "target",
+        "tries",
         "turn",
         "wary",
         "whole",
@@ -75,6 +77,7 @@ class PartitionState:
         self.held: deque[Message] = deque()
         self.turn = 0  # counts up whenever what is in hand is forgotten: a read that began before is not for it
         self.wary: Wary | None = None  # asked before each start, where the process before us was ended by a message
+        self.tries = Tries()
         self.stopped = False
         self.finish = 0
         self.ahead: Ahead | None = None  # above the cursor, done before it came to us, or before it was stopped here
@@ -125,6 +128,11 @@ class PartitionState:
         left = {s for s in self.open if s <= upto} | {s for s in before.left if s > self.seen}
         cursor = min(self.seen, min(self.open, default=self.seen + 1) - 1)
         self.ahead = Ahead(upto, frozenset(left)) if upto > cursor and len(left) <= _LEFT else None
+
+    def pass_ahead(self) -> None:
+        """All up to where others had got is received: what is not in hand of it is done, and that stays true."""
+        if self.ahead is not None:
+            self.furthest, self.ahead = max(self.furthest, self.ahead.upto), None
 
     def may_start(self, message: Message) -> bool:
         return not self.stopped or message.sequence <= self.finish

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from parti.backoff import Backoff, retry
-from parti.clock import Clock
-from parti.config.worker import WorkerConfig
 from parti.errors import PartiError
 from parti.observe import worker_metrics as m
 from parti.worker.desk import Desk
@@ -18,7 +16,7 @@ from parti.worker.durable import Durable, Memory, StreamFacts
 from parti.worker.errors import StreamReplacedUnderWorker
 from parti.worker.health import Part
 from parti.worker.ledger import PartitionState
-from parti.worker.recorder import Recorder
+from parti.worker.runtime import Runtime
 from parti.worker.session import Interrupted, Session
 
 
@@ -27,27 +25,24 @@ class Mender:
 
     def __init__(
         self,
-        config: WorkerConfig,
+        runtime: Runtime,
         durable: Durable,
         desk: Desk,
-        session: Callable[[], Session],
-        recorder: Recorder,
+        session: Session,
         *,
-        clock: Clock,
-        backoff: Backoff,
         catch_up: Callable[[list[PartitionState]], None],
         forget_positions: Callable[[], None],
     ) -> None:
         self.expected_stream = ""
         """When the stream was made that positions speak of; empty when they are our own."""
         self.on_stream_replaced: Callable[[str], None] = lambda reason: None  # noqa: ARG005
-        self._config = config
+        self._config = runtime.config
         self._durable = durable
         self._desk = desk
         self._session = session
-        self._recorder = recorder
-        self._clock = clock
-        self._backoff = backoff
+        self._recorder = runtime.recorder
+        self._clock = runtime.clock
+        self._backoff = runtime.backoff
         self._catch_up = catch_up
         self._forget_positions = forget_positions
         self._stream_created = ""
@@ -109,7 +104,7 @@ class Mender:
             self._desk.extend(state, max(last, state.target or 0))
         self._mending = False
         self._catch_up(missed)
-        self._session().interrupt(Interrupted("the consumer was changed by somebody else"))
+        self._session.interrupt(Interrupted("the consumer was changed by somebody else"))
 
     async def recreate(self, reason: str, filters: tuple[str, ...] | None = None) -> None:
         """Make the consumer anew just behind what is done: nothing that is done comes again."""

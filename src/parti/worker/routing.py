@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from parti.errors import ConfigError
 from parti.model import Partition, PartitionId
-from parti.overlap import refuse_overlaps
-from parti.subjects import matches, validate_subject
+from parti.overlap import SubjectTrie, refuse_overlaps
+from parti.subjects import validate_subject
 
-_REMEMBERED = 10_000  # subjects of wildcard partitions whose route is kept; a miss costs one match per pattern
+_REMEMBERED = 10_000  # subjects of wildcard partitions whose route is kept
 
 
 def consumer_name(prefix: str, worker_id: str, namespace: str = "") -> str:
@@ -89,8 +89,11 @@ class Routes:
         by_subject = {subject: partition for partition, subject in filters}
         self.subjects: tuple[str, ...] = tuple(sorted(by_subject))
         self._literal = {s: p for s, p in by_subject.items() if not _has_wildcard(s)}
-        self._patterns = {s: p for s, p in by_subject.items() if _has_wildcard(s)}
-        if self._patterns and len({len(p.keys) for p in self.partitions.values()}) > 1:
+        self._patterns = SubjectTrie()
+        for subject, partition in by_subject.items():
+            if _has_wildcard(subject):
+                self._patterns.add(partition, subject)
+        if len(self._literal) < len(by_subject) and len({len(p.keys) for p in self.partitions.values()}) > 1:
             # Of partitions with as many keys each, two differ in a literal token of the same place.
             refuse_overlaps((partition, (subject,)) for partition, subject in filters)
         self._cache: dict[bytes, Route | None] = {}
@@ -110,10 +113,11 @@ class Routes:
         partition = self._literal.get(subject)
         if partition is not None:
             return Route(partition, subject, partition)
-        for pattern, partition in self._patterns.items():
-            if matches(pattern, subject):
-                return Route(partition, subject, _matched(pattern, subject) or partition)
-        return None
+        found = self._patterns.overlapping(subject)
+        if found is None:
+            return None
+        owner, pattern = found
+        return Route(PartitionId(owner), subject, _matched(pattern, subject) or owner)
 
 
 def _has_wildcard(subject: str) -> bool:

@@ -11,22 +11,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from parti.backoff import Backoff
-from parti.clock import Clock
-from parti.config.worker import WorkerConfig
 from parti.errors import Category, PartiError, TransientError
 from parti.model import Retention
 from parti.observe import worker_metrics as m
+from parti.waiting import first_of
 from parti.wire.errors import MaxAckPendingReached, TooManyPulls
 from parti.wire.live import LiveConnection
-from parti.wire.options import ConnectOptions
 from parti.wire.pull import HeartbeatMissed, LivePull, PullSettings
 from parti.worker.catchup import CatchUp
 from parti.worker.desk import Desk
 from parti.worker.durable import Durable, is_gone
 from parti.worker.health import Part
 from parti.worker.ledger import PartitionState
-from parti.worker.recorder import Recorder
+from parti.worker.runtime import Runtime
 
 _CHECKPOINT = 1.0  # seconds of work that a crash in the middle of a catch-up may repeat
 _FEW = 500  # pending messages that even a consumer on the cliff delivers quickly enough
@@ -49,15 +46,11 @@ class Session:
 
     def __init__(
         self,
-        options: ConnectOptions,
-        config: WorkerConfig,
+        runtime: Runtime,
         durable: Durable,
         desk: Desk,
         catch_up: CatchUp,
-        recorder: Recorder,
         *,
-        clock: Clock,
-        backoff: Backoff,
         lock: asyncio.Lock,
         recreate: Callable[[str], Awaitable[None]],
         begun: Callable[[list[PartitionState]], None],
@@ -66,14 +59,14 @@ class Session:
         self.stale = True
         """The consumer has to be set to our position before anything is pulled."""
         self.next_sequence: int | None = None
-        self._options = options
-        self._config = config
+        self._options = runtime.js.connection.connect_options
+        self._config = runtime.config
         self._durable = durable
         self._desk = desk
         self._catch_up = catch_up
-        self._recorder = recorder
-        self._clock = clock
-        self._backoff = backoff
+        self._recorder = runtime.recorder
+        self._clock = runtime.clock
+        self._backoff = runtime.backoff
         self._lock = lock
         self._recreate = recreate
         self._begun = begun
@@ -162,12 +155,7 @@ class Session:
     async def _rest(self, seconds: float) -> None:
         """Wait before the next try, but no longer than until NATS is known to be back."""
         self._back.clear()
-        waits = {asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(self._back.wait())}
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waits:
-                each.cancel()
+        await first_of(self._clock.sleep(seconds), self._back.wait())
 
     def _note(self, error: PartiError) -> None:
         """Count a failure of the loop, and ask for a refresh when there were too many (once per window)."""
@@ -256,6 +244,7 @@ class Session:
         size = desk.batches.size
         desk.on_first = self._works
         desk.on_lag = self._lag_watch()
+        desk.on_clogged = lambda: self.interrupt(Interrupted("deliveries of partitions that went fill the consumer"))
         desk.pull = LivePull(
             connection,
             config.stream,
@@ -279,7 +268,7 @@ class Session:
         desk.pull.start()
         self._quiet.clear()
         try:
-            await asyncio.wait({trouble, connection.lost}, return_when=asyncio.FIRST_COMPLETED)
+            await first_of(trouble, connection.lost)
             return trouble.result() if trouble.done() else connection.lost.result()
         finally:
             stable.cancel()

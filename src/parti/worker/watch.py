@@ -12,15 +12,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 
-from parti.clock import Clock
-from parti.config.worker import WorkerConfig
 from parti.observe import worker_metrics as m
 from parti.worker.attempts import Attempts
 from parti.worker.health import Stall
-from parti.worker.info import Fence
 from parti.worker.lanes import LanePool, Runner, Why
 from parti.worker.ledger import PartitionState
-from parti.worker.recorder import Recorder
+from parti.worker.runtime import Runtime
 
 _EVERY = 0.05  # seconds between two looks; also how late a handler's timeout may be
 _STOOD_STILL = 0.25  # seconds late: below the margin of a lease
@@ -35,30 +32,25 @@ class Watch:
         self,
         pool: LanePool,
         attempts: Attempts,
-        recorder: Recorder,
+        runtime: Runtime,
         *,
-        config: WorkerConfig,
-        clock: Clock,
-        fence: Fence,
         states: Callable[[], Iterable[PartitionState]],
         in_hand: Callable[[], int],
-        connected: Callable[[], bool],
-        on_blocked: Callable[[str], None] | None = None,
     ) -> None:
-        """`on_blocked` is called from a thread when the loop has been blocked for longer than `unhealthy_limit`."""
+        """`runtime.on_blocked` is called from a thread when the loop was blocked for longer than `unhealthy_limit`."""
         self._pool = pool
         self._attempts = attempts
-        self._recorder = recorder
-        self._config = config
-        self._clock = clock
-        self._fence = fence
+        self._recorder = runtime.recorder
+        self._config = runtime.config
+        self._clock = runtime.clock
+        self._fence = runtime.fence
         self._states = states
         self._in_hand = in_hand
-        self._connected = connected
-        self._on_blocked = on_blocked
+        self._js = runtime.js
+        self._on_blocked = runtime.on_blocked
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._beat = clock.now()
+        self._beat = self._clock.now()
         self._next_second = 0.0
         self._ended = -1
         self._ended_at = self._beat
@@ -73,6 +65,8 @@ class Watch:
     def start(self) -> None:
         self._beat = self._clock.now()
         self._timer = self._loop.call_later(_EVERY, self._look)
+        if getattr(self._loop, "virtual_time", False):
+            return  # a simulated loop cannot be blocked, and has no outside
         threading.Thread(target=self._outside, args=(threading.get_ident(),), name="parti-watch", daemon=True).start()
 
     def stop(self) -> None:
@@ -119,7 +113,7 @@ class Watch:
             )
 
     def _each_second(self, now: float) -> None:
-        if not self._connected():
+        if not self._js.connection.is_connected:
             self._recorder.health.excuse(now)
         self._recorder.stalled(Stall.LEFT_BEHIND, now, self._left_behind())
         self._recorder.stalled(Stall.HANDLER, now, self._long())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,15 +20,16 @@ from parti.groups.automatic import AutomaticMembership
 from parti.groups.elastic import elastic_consume
 from parti.groups.errors import OwnershipLost
 from parti.groups.events import GroupEvent
+from parti.groups.in_flight import HandlerOptions, Order
 from parti.groups.member import GroupConsumer
 from parti.groups.message import GroupMessage
 from parti.groups.names import GroupKind
 from parti.groups.options import MemberOptions
 from parti.groups.static import static_consume
 from parti.groups.template import ConsumerTemplate
-from parti.groups.work import HandlerOptions, Order
 from parti.observe.health import ObservabilityServer
 from parti.observe.prometheus import PrometheusMetrics
+from parti.waiting import first_of, stop_signals
 from parti.wire.configured import configured_options
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
@@ -100,19 +100,14 @@ async def consume_until(
         watched = ObservabilityServer.configured(
             observe or ObserveSection(), metrics.registry, [consumer.health_check()], metrics
         )
-        ended, stopped = asyncio.create_task(consumer.wait()), asyncio.create_task(until.wait())
         try:
             if watched is not None:
                 await watched.start()
-            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                ended.result()
+            await first_of(consumer.wait(), until.wait())
         finally:
-            stopped.cancel()
             await consumer.stop(timeout=_FINISH_WITHIN)
             if watched is not None:
                 await watched.stop()
-            await asyncio.gather(ended, stopped, return_exceptions=True)
     return seen
 
 
@@ -181,11 +176,7 @@ def consume_command(kind: GroupKind) -> click.Command:
 
 
 async def _until_signal(options: ConnectOptions, joining: Joining, as_json: bool, observe: ObserveSection) -> int:
-    until = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, until.set)
-    try:
+    with stop_signals() as until:
         return await consume_until(
             options,
             joining,
@@ -194,9 +185,6 @@ async def _until_signal(options: ConnectOptions, joining: Joining, as_json: bool
             until=until,
             observe=observe,
         )
-    finally:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(each)
 
 
 def show_text(message: GroupMessage) -> None:

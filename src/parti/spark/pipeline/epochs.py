@@ -6,12 +6,19 @@ taken once.
 
 The position belongs to the pipeline and not to the way it is run: whoever begins, with a lease or without, goes on from
 the newest folder there is, and no owner's folder is ever older than that of its predecessor.
+
+Epochs are claimed: a claim is a file that only one can make, and says by whose lease. Between seeing which is the last
+one and making the next, the owner looks at its lease, and afterwards whether its claim is the last one. So a driver
+that was frozen anywhere before its claim finds another's in its place or above it, or no lease, whatever lease, bucket
+or none its successor had; one that was frozen after it has a folder that is older than its successor's
+(docs/decisions/0011-epochs-of-a-pipeline-are-claimed.md).
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
 from parti.spark.pipeline.files import Files
 
@@ -21,7 +28,7 @@ _KEPT = 3  # folders of earlier epochs; a stale driver whose folder is gone fail
 _COPIED = ("metadata", "commits", "offsets", "parked", "cost.json")
 
 
-_LEASED = "standby.json"  # beside the folders: which lease guards them
+_CLAIM = "owner-"  # beside the folders: who has which epoch
 
 
 def folder(epoch: int) -> str:
@@ -35,19 +42,23 @@ def epoch_of(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LeaseNote:
-    """Which lease guards the folders: its bucket, and when that was made; and the folder behind which it counts."""
+    """By which lease an owner works: its bucket, and when that was made, for one made anew counts from 1 again."""
 
     bucket: str
     created: str
     ttl: float
-    base: int = 0
-    """A bucket that was made anew counts from 1 again, and its first owner must still be later than all before."""
+    term: int = 0
 
 
 def lease_of(files: Files) -> LeaseNote | None:
     """The lease of this checkpoint's last owner; None when it had none."""
-    found = files.read(_LEASED)
-    return None if found is None else LeaseNote(**json.loads(found))
+    claims = _claims(files)
+    return _lease_in(files, claims[-1]) if claims else None
+
+
+def _lease_in(files: Files, epoch: int) -> LeaseNote | None:
+    found = json.loads(files.read(_claim_file(epoch)) or "null")
+    return None if found is None else LeaseNote(**found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,27 +77,47 @@ class Replay:
 def without_lease(files: Files) -> str:
     """The folder of a driver that runs without a lease: the newest there is, or a copy of it if a lease guarded it.
 
-    Its last owner may only be frozen, and what it still writes when it wakes must be nobody's.
+    Its last owner may only be frozen, and what it still writes when it wakes must be nobody's. An epoch is claimed each
+    time, also where the folder stays: one that was frozen before its own claim must find it taken.
     """
+    mine = _claim(files, None, lambda: None)
     newest = (_folders(files) or [folder(0)])[-1]
-    if lease_of(files) is None:
-        return newest
-    mine = folder(epoch_of(newest) + 1)
-    _copy(files, newest, mine)
-    files.delete(_LEASED)
-    return mine
+    # Also one that has claimed and was frozen before it made its folder will make it when it wakes.
+    since = [epoch for epoch in _claims(files) if epoch_of(newest) <= epoch < mine]
+    if any(_lease_in(files, epoch) is not None for epoch in since):
+        return _copied(files, mine)
+    for epoch in since:
+        files.delete(_claim_file(epoch))  # jobs that run every hour would leave one each
+    return newest
 
 
-def prepare(files: Files, term: int, lease: LeaseNote) -> str:
-    """The folder of the owner of this term, holding a copy of the newest earlier one; left alone if it exists.
+def prepare(files: Files, lease: LeaseNote, check: Callable[[], None]) -> str:
+    """The folder of the owner of this lease's term, holding a copy of the newest earlier one; left alone if it exists.
 
-    A stale owner that comes here late makes a folder that is older than that of its successor.
+    `check` raises when the lease is not held any more. A stale owner either fails there or gets a folder that is older
+    than that of its successor.
     """
-    note = lease_of(files)
-    if note is None or (note.bucket, note.created) != (lease.bucket, lease.created):
-        note = replace(lease, base=max((epoch_of(name) for name in _folders(files)), default=0))
-        files.write(_LEASED, json.dumps(asdict(note)))
-    mine = folder(note.base + term)
+    claims = _claims(files)
+    mine = claims[-1] if claims and lease_of(files) == lease else _claim(files, lease, check)
+    return _copied(files, mine)
+
+
+def _claim(files: Files, lease: LeaseNote | None, check: Callable[[], None]) -> int:
+    """An epoch of one's own, above all that were ever claimed."""
+    text = json.dumps(None if lease is None else asdict(lease))
+    while True:
+        taken = [*_claims(files), *(epoch_of(name) for name in _folders(files))]
+        mine = max(taken, default=0) + 1
+        check()
+        if not files.create(_claim_file(mine), text):
+            continue
+        if _claims(files)[-1] == mine:
+            return mine
+        files.delete(_claim_file(mine))  # an old number, which was forgotten meanwhile, or somebody is ahead already
+
+
+def _copied(files: Files, epoch: int) -> str:
+    mine = folder(epoch)
     if files.exists(mine):
         return mine
     earlier = [name for name in _folders(files) if name < mine]
@@ -94,7 +125,22 @@ def prepare(files: Files, term: int, lease: LeaseNote) -> str:
         _copy(files, earlier[-1], mine)
     for name in earlier[:-_KEPT]:
         files.delete(name)
+    for old in _claims(files) if len(earlier) > _KEPT else ():
+        if old < epoch_of(earlier[-_KEPT]):
+            files.delete(_claim_file(old))
     return mine
+
+
+def _claim_file(epoch: int) -> str:
+    return f"{_CLAIM}{epoch:010d}.json"
+
+
+def _claims(files: Files) -> list[int]:
+    return [
+        int(name.removeprefix(_CLAIM).removesuffix(".json"))
+        for name in files.names()
+        if name.startswith(_CLAIM) and name.endswith(".json")
+    ]
 
 
 def _copy(files: Files, source: str, target: str) -> None:

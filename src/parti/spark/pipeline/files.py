@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+from pathlib import Path
 from typing import Any
 
 from parti.errors import FatalError
@@ -57,6 +60,28 @@ class Files:
             stream.close()
         self.move(f"{name}.new", name)
 
+    def create(self, name: str, text: str) -> bool:
+        """Make a small file that is not there; False when somebody else has made it, of two at once one of them.
+
+        On file systems whose `create` without overwriting is one step: HDFS, object stores with conditional writes, and
+        here the local disk, on which Hadoop's is none.
+        """
+        path = self._path(name)
+        # Not `getScheme`: Hadoop's raw local file system, that of fast checkpoints, does not implement it.
+        if self._fs.getUri().getScheme() == "file":
+            return create_here(Path(self._fs.makeQualified(path).toUri().getPath()), text)
+        try:
+            stream = self._fs.create(path, False)
+        except Exception as error:
+            if "FileAlreadyExists" in str(error) or self.exists(name):
+                return False
+            raise
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+        return True
+
     def move(self, source: str, target: str) -> None:
         """Rename, over what is there; afterwards it is there, or an error was raised."""
         if self.exists(target):
@@ -74,3 +99,23 @@ class Files:
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self.at(name))
+
+
+def create_here(path: Path, text: str) -> bool:
+    """Make a file of the local disk that is not there, in one step and with its content."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    fresh.write_text(text)
+    try:
+        os.link(fresh, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a mounted object store, or a share, has no links: only the name is made in one step there
+        try:
+            with path.open("x") as made:
+                made.write(text)
+        except FileExistsError:
+            return False
+    finally:
+        fresh.unlink()
+    return True

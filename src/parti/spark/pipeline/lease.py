@@ -13,21 +13,21 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from parti.backoff import Backoff
+from parti.backoff import PATIENT
 from parti.clock import SystemClock
 from parti.control import election
 from parti.control.election import Deposed, Elected, Election, LeaderRecord, ReadLeader, WriteLeader
 from parti.control.lease import LeaseTerms
 from parti.control.records import Unreadable, decode_leader, encode_leader
-from parti.errors import FatalError, PartiError, TransientError, UsageError
+from parti.errors import Category, FatalError, PartiError, TransientError, UsageError
 from parti.model import Member, WorkerId
 from parti.observe.logs import get_logger
 from parti.wire.api import JetStreamApi
 from parti.wire.blocking import BlockingConnection
 from parti.wire.connect import Connection, connect
-from parti.wire.errors import MessageNotFound, StreamNotFound, WrongLastSequence
+from parti.wire.errors import MessageNotFound, StreamNotFound
 from parti.wire.kv import KeyValue
-from parti.wire.kv_model import Change, KeyExists, KeyNotFound
+from parti.wire.kv_model import Change, KeyNotFound
 from parti.wire.options import ConnectOptions
 from parti.wire.stored import StoredMessage
 
@@ -132,6 +132,8 @@ class DriverLease:
         try:
             asyncio.run(self._keep())
         except BaseException as error:  # handed to whoever waits in `acquire` or asks in `check`
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
             self._failure = error if isinstance(error, PartiError) else UsageError(f"the lease ended: {error!r}")
             self._on_lost()
         finally:
@@ -160,7 +162,7 @@ class DriverLease:
 
     async def _connected(self) -> Connection:
         """A connection; NATS may come up later than a standby."""
-        for wait in Backoff(max_tries=None).delays():
+        for wait in PATIENT.delays():
             try:
                 return await connect(self._connect, name="parti-pipeline-lease")
             except TransientError as error:
@@ -221,8 +223,8 @@ class DriverLease:
                         revision = await kv.update(self._key, encode_leader(record), expected)
                     else:
                         revision = await kv.create(self._key, encode_leader(record))
-                except (WrongLastSequence, KeyExists, TransientError, PartiError) as error:
-                    log.debug("pipeline.lease_write_failed", error=str(error))
+                except PartiError as error:
+                    _told("write", error)
                     return election.NotWritten(self._clock.now())
                 return election.Written(self._clock.now(), record, revision)
             case Elected(term):
@@ -241,9 +243,16 @@ class DriverLease:
         except KeyNotFound as missing:
             return election.LeaderSeen(self._clock.now(), None, missing.revision)
         except PartiError as error:
-            log.debug("pipeline.lease_read_failed", error=str(error))
+            _told("read", error)
             return None
         return self._seen(entry.value, entry.revision)
+
+
+def _told(op: str, error: PartiError) -> None:
+    """What may pass by itself is tried again. What a person has to mend, such as a permission, ends the lease."""
+    if error.category is Category.POLICY:
+        raise error
+    log.info("pipeline.lease_again", op=op, error=str(error))
 
 
 def state_of(lease: DriverLease) -> Election:

@@ -23,11 +23,12 @@ UNKNOWN = "none"
 class Rows:
     """One Arrow batch of messages; each column is turned into a list when it is first asked for."""
 
-    def __init__(self, batch: pa.RecordBatch, stream: str, epoch: int, owner: str) -> None:
+    def __init__(self, batch: pa.RecordBatch, stream: str, epoch: int, owner: str, tasks: int = 1) -> None:
         self.batch = batch
         self.stream = stream
         self.epoch = epoch
         self.owner = owner
+        self.tasks = tasks
         self.received = time.time()
         self.attempts: dict[int, int] = {}
         self.failures: dict[int, str] = {}

@@ -227,8 +227,13 @@ class RunningPipeline:
                 check_nobody_holds(pipeline.nats, note.bucket, pipeline.name, note.ttl)
             return epochs.without_lease(files)
         bucket = pipeline.standby.bucket
-        lease = epochs.LeaseNote(bucket, self._created(f"KV_{bucket}"), pipeline.standby.ttl)
-        return epochs.prepare(files, term, lease)
+        lease = epochs.LeaseNote(bucket, self._created(f"KV_{bucket}"), pipeline.standby.ttl, term)
+        assert self._lease is not None
+        try:
+            return epochs.prepare(files, lease, self._lease.check)
+        except Exception:  # of the file system, when a successor has deleted what was to be copied
+            self._lease.check()
+            raise
 
     def _begin(self, term: int) -> Any:
         pipeline, spark = self.pipeline, self._spark
@@ -239,7 +244,7 @@ class RunningPipeline:
         epoch = self.epoch = epochs.epoch_of(checkpoint)
         cost = json.loads(files.read(f"{checkpoint}/cost.json") or "{}")
         plan = self.plan = pipeline.planned(spark.sparkContext.defaultParallelism, cost.get("handler_us"))
-        stage = self._stage(files, checkpoint, epoch)
+        stage = replace(self._stage(files, checkpoint, epoch), tasks=plan.tasks)
         fused = plan.kind is PlanKind.FUSED
         packing = Packing(plan.tasks, parking=stage.shape.parking, by_key=pipeline.keys_are_whole is None)
         due = self._folder / DUE
@@ -266,6 +271,8 @@ class RunningPipeline:
             .queryName(pipeline.name)
             .option("checkpointLocation", files.at(checkpoint))
         )
+        if self._lease is not None:
+            self._lease.check()  # all of the above may have taken longer than the lease lasts
         log.info("pipeline.starts", pipeline=pipeline.name, plan=str(plan), epoch=epoch, owner=self.owner)
         self.query = writer.trigger(**_trigger(pipeline.trigger)).start()
         self.started.set()

@@ -48,6 +48,8 @@ class Stage:
     """What the ids of results begin with; the pipeline's name when it is empty."""
     owner: str = ""
     epoch: int = 0
+    tasks: int = 1
+    """Tasks that run the handler at the same time, this one among them."""
     shape: Shape = field(default_factory=Shape)
     """Which columns the outcome rows have."""
     results: ResultSink | None = None
@@ -88,7 +90,7 @@ class Stage:
 
     def open(self, batch: pa.RecordBatch) -> Tally:
         """The rows of an Arrow batch, with room for their outcomes."""
-        tally = Tally(Rows(batch, self.stream, self.epoch, self.owner))
+        tally = Tally(Rows(batch, self.stream, self.epoch, self.owner, self.tasks))
         tally.rows.tally = tally
         if self.shape.parking and "parked_until" in batch.schema.names:
             columns = (batch.column(name).to_pylist() for name in ("parked_until", "parked_times", "parked_alone"))

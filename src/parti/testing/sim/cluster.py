@@ -13,10 +13,9 @@ from parti.control.windows import Windows
 from parti.model import ClaimState, Layout, Lease, Member, Partition, PartitionId, Retention
 from parti.testing.history import Effect, History
 from parti.testing.sim.kv import Key, SimKv
-from parti.testing.sim.per_partition import PerPartitionPlane
-from parti.testing.sim.per_worker import PerWorkerPlane
-from parti.testing.sim.plane import Plane
+from parti.testing.sim.plane import worker_config
 from parti.testing.sim.process import Process
+from parti.testing.sim.server import SimServer
 from parti.testing.sim.stream import SimStream
 from parti.testing.sim.world import World
 
@@ -29,6 +28,12 @@ class Shape:
     retention: Retention = Retention.LIMITS
     workers: int = 3
     partitions: int = 5
+    lanes: str = "partition"
+    """Or "key": then what is done above a position is told to the next owner."""
+    failing: float = 0.0
+    """Share of the attempts that fail: they are tried again, or end in the dead-letter stream."""
+    max_ack_pending: int = 64
+    """Of each consumer: with few of them room is short all the time."""
 
 
 class Cluster:
@@ -41,6 +46,9 @@ class Cluster:
         self.pool = Pool(last=7)
         self.kv = SimKv(world)
         self.stream = SimStream(world, shape.retention)
+        self.server = SimServer(self.stream, lambda: world.now, self._buried)
+        self.worker_config = worker_config(lanes=shape.lanes, max_ack_pending=shape.max_ack_pending)
+        self.failing = shape.failing
         self.partitions = tuple(Partition((f"p{i}",)) for i in range(shape.partitions))
         self.rules = Rules(
             layout=shape.layout,
@@ -53,14 +61,15 @@ class Cluster:
         self.processes: list[Process] = []
         self.results: Counter[str] = Counter()
         self.broken: list[str] = []
+        self.over = False
         self.unclean: set[str] = set()
         """Members that crashed or were fenced: what they did last may be repeated."""
         self._born = 0
         self._did: dict[int, Process] = {}
+        self._letters: set[int] = set()
+        self._tampered: dict[str, set[str]] = {}
+        """Partition -> the owners that its claims named when somebody removed or damaged them."""
         self._counters: Counter[str] = Counter()
-        if shape.layout is Layout.PER_PARTITION:
-            for partition in self.partitions:
-                self.stream.set_filters(partition.id, frozenset({partition.id}))
 
     # -- processes ------------------------------------------------------------------------------------------------
 
@@ -89,10 +98,6 @@ class Cluster:
     def stopped(self, process: Process) -> None:
         process.dead = True
 
-    def new_plane(self, process: Process, member: Member) -> Plane:
-        plane = PerWorkerPlane if self.layout is Layout.PER_WORKER else PerPartitionPlane
-        return plane(process, member)
-
     def nudge(self, member: Member, partition: PartitionId) -> None:
         for process in self.living():
             if process.member == member and not self.world.lost(process):
@@ -101,26 +106,15 @@ class Cluster:
     def tamper(self, key: Key, how: str) -> None:
         """A record is lost. The positions of one who is not there any more are nobody's to write again."""
         self.world.log("tampering", f"{how}s {key[0]} {key[1]}")
-        if key[0] == "checkpoint" and key[1] not in {str(p.member) for p in self.living()}:
-            self.unclean.add(key[1])
+        if key[0] == "checkpoint" and key[1] not in {p.member.worker for p in self.living() if p.member is not None}:
+            self.unclean.update(str(p.member) for p in self.processes if p.member and p.member.worker == key[1])
+        if key[0] == "claim" and (claim := self.kv.get(key)[0]) is not None and claim.owner is not None:
+            self._tampered.setdefault(claim.partition, set()).add(str(claim.owner))
         self.kv.tamper(key, how)
 
     def count(self, effect: Any) -> None:
         if isinstance(effect, Finished):
             self.results[effect.result] += 1
-
-    def floor(self, member: Member, partition: PartitionId) -> int:
-        """The ack floor that says something about the partition: of the worker's durable, or of its own."""
-        name = member.worker if self.layout is Layout.PER_WORKER else partition
-        return self.stream.consumer(name).floor
-
-    def remove_done(self, process: Process, partition: PartitionId, cursor: int) -> None:
-        """On a work queue the catch-up removes what it has done."""
-        for seq in self.stream.by_partition.get(partition, ()):
-            if seq > cursor:
-                break
-            if self.stream.alive[seq] and not self.world.lost(process):
-                self.world.after(self.world.delay(), None, self.stream.delete, seq)
 
     # -- publisher and sink ---------------------------------------------------------------------------------------
 
@@ -131,7 +125,7 @@ class Cluster:
             partition in c.filters for c in self.stream.consumers.values()
         ):
             return  # an interest stream keeps nothing that nobody waits for
-        key = f"{partition}.k{rng.randrange(0, 2)}"
+        key = f"{partition}.k{rng.randrange(0, 3)}"
         counter = self._counters[key]
         self._counters[key] += 1
         self.stream.publish(partition, key, counter)
@@ -139,6 +133,8 @@ class Cluster:
 
     def effect(self, process: Process, lease: Lease, seq: int) -> None:
         """The sink: it accepts everything, so that only the protocol can keep stale effects out."""
+        if self.over or seq in self._letters:
+            return
         key, counter = self.stream.values[seq]
         owner = str(process.member)
         self.world.log(process.name, f"effect {key}-{counter} seq {seq} in {lease.partition}@{lease.epoch}")
@@ -149,14 +145,28 @@ class Cluster:
         if broken:
             self.broken.append(f"{', '.join(broken)}: {key}-{counter} (seq {seq} of {lease.partition}) by {owner}")
 
+    def _buried(self, seq: int) -> None:
+        """The message rests in the dead-letter stream: it is done. A letter may be late, and is stored once."""
+        self.world.log("letter", f"of seq {seq}")
+        self._letters.add(seq)
+
+    def end(self) -> None:
+        """The run is over: nothing that still happens counts."""
+        self.over = True
+        for process in self.processes:
+            process.loop.end()
+
     def _may_repeat(self, seq: int) -> bool:
         """At least once: what a member did last before it crashed, froze or was fenced may be done again."""
         before = self._did[seq]
-        return str(before.member) in self.unclean or before.thaw_at > self.world.now
+        if str(before.member) in self.unclean or before.thaw_at > self.world.now:
+            return True
+        # The claim that said how far it was is gone, and so is the owner that it had been written for.
+        return not self.unclean.isdisjoint(self._tampered.get(self.stream.partition_of[seq], ()))
 
     def settled(self) -> bool:
         """Everything published is done, and every partition rests with a living owner."""
-        if any(seq not in self._did for seq in range(1, self.stream.last + 1)):
+        if any(seq not in self._did and seq not in self._letters for seq in range(1, self.stream.last + 1)):
             return False
         alive = {p.member for p in self.living()}
         claims = [entry[0] for entry in self.kv.list("claim").values() if entry[0] is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from parti.model import Retention
 from parti.testing.sim.cluster import Cluster
 from parti.testing.sim.process import TERMS, Process
 from parti.testing.sim.world import Network
@@ -51,12 +52,13 @@ class Faults:
             self._crash,
             self._crash_leader,
             self._freeze,
+            self._freeze,
             self._isolate,
             self._cut_off,
         )
         mild: tuple[Callable[[], None], ...] = (self._leave, self._rest, self._join)
-        stormy: tuple[Callable[[], None], ...] = (self._weather, self._weather)
-        tampering: tuple[Callable[[], None], ...] = (self._tamper, self._tamper, self._tamper_leader)
+        stormy: tuple[Callable[[], None], ...] = (self._weather, self._weather, self._reelect)
+        tampering: tuple[Callable[[], None], ...] = (self._tamper, self._tamper, self._tamper_leader, self._meddle)
         if plan.crashes:
             tampering += (self._tamper_behind,)
         choices = (
@@ -86,7 +88,7 @@ class Faults:
         victim = self._victim()
         if victim is None:
             return
-        point = self._world.rng.choice(("", "handler", "handler", "claim", "gap"))
+        point = self._world.rng.choice(("", "handler", "handler", "waking", "claim", "reset"))
         if point:
             victim.ambush = (point, strike)
         else:
@@ -112,7 +114,7 @@ class Faults:
     def _sigstop(self, victim: Process) -> None:
         """SIGSTOP: nothing runs, but the clock does."""
         if not victim.dead:
-            seconds = self._world.rng.choice((0.3, 0.8, 1.1, 1.6, 3 * TERMS.ttl))
+            seconds = self._world.rng.choice((0.3, 1.1, 1.6, 2.4, 3 * TERMS.ttl))
             victim.thaw_at = self._world.now + seconds
             self._world.log(victim.name, f"FROZEN for {seconds:.1f} s")
 
@@ -175,6 +177,31 @@ class Faults:
             for name, claim in owned.items():
                 if claim.owner == victim.member:
                     self._cluster.tamper(("claim", name), self._world.rng.choice(("delete", "purge", "damage")))
+
+    def _meddle(self) -> None:
+        """Somebody deletes a durable, or edits its filters. On an interest stream that alone would lose messages."""
+        stream, rng = self._cluster.stream, self._world.rng
+        found = [consumer for _, consumer in sorted(stream.consumers.items()) if consumer.filters]
+        if not found or stream.retention is Retention.INTEREST:
+            return
+        consumer = found[rng.randrange(0, len(found))]
+        if rng.random() < 0.5:
+            self._world.log("meddling", f"deletes {consumer.name}")
+            stream.delete_consumer(consumer)
+        else:
+            self._world.log("meddling", f"edits {consumer.name}")
+            filters = sorted(consumer.config["filter_subjects"])
+            filters[rng.randrange(0, len(filters))] = "s.meddled._none_"
+            stream.update(consumer, {**consumer.config, "filter_subjects": filters})
+
+    def _reelect(self) -> None:
+        """A consumer gets another leader: whoever waits for its messages is told, and has to ask again."""
+        stream = self._cluster.stream
+        found = [consumer for _, consumer in sorted(stream.consumers.items()) if consumer.pulls]
+        if found:
+            consumer = found[self._world.rng.randrange(0, len(found))]
+            self._world.log("network", f"has another leader for {consumer.name}")
+            stream.end_pulls(consumer, b"409 Leadership Change")
 
     def _weather(self) -> None:
         weather = WEATHER[self._world.rng.randrange(0, len(WEATHER))]

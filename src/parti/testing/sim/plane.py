@@ -1,158 +1,111 @@
-"""The worker's data plane in miniature: lanes that run handlers in order, and what both layouts share."""
+"""The shipped planes of both layouts, put together as the manager does, with a handler whose effects are judged."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import deque
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, cast
 
-from parti.control.holding import Holding
-from parti.control.signals import ClaimLost, ClaimSeen, Done, LaneStopped, WriteClaim, WriteFailed
-from parti.control.slot import Slot
-from parti.model import Claim, Lease, Member, PartitionId
-from parti.testing.sim.kv import Entry
+from parti.backoff import Backoff
+from parti.config.worker import WorkerConfig
+from parti.manager.host import Plane
+from parti.manager.per_partition import PerPartitionPlane
+from parti.manager.per_worker import PerWorkerPlane
+from parti.model import Layout, Member
+from parti.testing.sim.host import CONTROL
+from parti.testing.sim.network import Reader
+from parti.testing.sim.stream import NAME, TEMPLATE
+from parti.wire.api import JetStreamApi
+from parti.wire.async_ranges import AsyncRangeReader
+from parti.worker import WorkerConsumer
+from parti.worker.engine import Engine
+from parti.worker.message import Message
+from parti.worker.outcomes import Outcome, Reject, Retry
 
 if TYPE_CHECKING:
     from parti.testing.sim.process import Process
 
 
-class Lane:
-    """Runs one message at a time; each effect checks the lease and the fence in the moment it happens."""
+class SimConsumer(WorkerConsumer):
+    """The shipped worker; only its range reads come from the simulated stream, since theirs come in threads."""
 
-    def __init__(self) -> None:
-        self.waiting: deque[int] = deque()
-        self.running: int | None = None
-        self.started = 0
+    process: Process
+
+    def _start(self) -> Engine:
+        if self._engine is None:
+            engine = super()._start()
+            process, host = self.process, self.process.host
+            reader = Reader(process.network, process.cluster.server)
+            engine.catch_up.open_reader = lambda: cast(AsyncRangeReader, reader)
+            assert self._main is not None
+            host.watched(self._main)
+        return super()._start()
 
 
-class Plane(ABC):
-    """Partitions of one process."""
+def make_plane(process: Process, member: Member) -> Plane:
+    """The plane of a member that was just given its id."""
+    cluster, host = process.cluster, process.host
+    consumer = SimConsumer(
+        JetStreamApi(process.network),  # type: ignore[arg-type]  # it does what that needs of a connection
+        cluster.worker_config,
+        Work(process).handle,
+        fence=host,
+        backoff=Backoff(base=0.02, cap=0.2),
+        clock=host.clock,
+    )
+    consumer.process = process
+    consumer.use_namespace(CONTROL.namespace)
+    if cluster.layout is Layout.PER_WORKER:
+        return PerWorkerPlane(host, member, consumer, cluster.retention)
+    return PerPartitionPlane(host, member, consumer.runtime(), cluster.retention)
 
-    def __init__(self, process: Process, member: Member) -> None:
-        self.process = process
-        self.world = process.world
-        self.cluster = process.cluster
-        self.member = member
-        self.lanes: dict[PartitionId, Lane] = {}
-        self.closed = False
 
-    @abstractmethod
-    def state(self, partition: PartitionId) -> Holding | Slot:
-        """The partition as this worker sees it."""
+def worker_config(*, lanes: str, max_ack_pending: int) -> WorkerConfig:
+    """Everything a tenth of its usual length, as the leases of the simulation are."""
+    return WorkerConfig(
+        stream=NAME,
+        subject_template=TEMPLATE,
+        lanes="key" if lanes == "key" else "partition",
+        ack_wait=0.6,
+        retry_delays=("20ms", "80ms"),
+        max_deliver=3,
+        max_ack_pending=max_ack_pending,
+        pull_batch_size=10,
+        pull_timeout=0.4,  # shorter than the lease, or a frozen owner's pull swallows the next owner's messages
+        idle_heartbeat=0.15,
+        drain_timeout=0.3,
+        update_coalescing_window=0.005,
+        min_update_interval=0.02,
+        health_failure_threshold=1000,
+        catch_up_lag=100,
+    )
 
-    @abstractmethod
-    def states(self) -> list[Holding | Slot]:
-        """All partitions seen so far."""
 
-    @abstractmethod
-    def feed(self, partition: PartitionId, event: ClaimSeen | ClaimLost | WriteFailed | Done | LaneStopped) -> None:
-        """One step, and the effects that it asks for."""
+class Work:
+    """The handler: it takes its time, fails now and then, and has its one effect at the end."""
 
-    @abstractmethod
-    def tick(self, number: int) -> None:
-        """Pull, and try again what failed."""
+    def __init__(self, process: Process) -> None:
+        self._process = process
 
-    @abstractmethod
-    def settle(self, partition: PartitionId) -> None:
-        """A message is done: ack what may be acked."""
+    async def handle(self, message: Message) -> Outcome:
+        process, rng = self._process, self._process.world.rng
+        process.reached("handler")
+        await self._waited(rng.uniform(0.05, 0.2) if rng.random() < 0.05 else rng.uniform(0.001, 0.025))
+        if rng.random() < process.cluster.failing:
+            return rng.choice((Retry(), Retry(after=0.15), Retry(after=0.6), Reject("by chance")))
+        # After a move that was given up the same owner goes on under a newer epoch, also in the middle of a message.
+        process.cluster.effect(process, message._lane.state.lease, message.sequence)
+        return None
 
-    def claim_seen(self, claim: Claim, revision: int) -> None:
-        if not self.closed:
-            self.feed(claim.partition, ClaimSeen(claim, revision))
+    async def _waited(self, seconds: float) -> None:
+        """As `asyncio.sleep`; but a process can stop just when the handler is about to go on."""
+        over: asyncio.Future[None] = self._process.loop.create_future()
+        timer = self._process.loop.call_later(seconds, self._wake, over)
+        try:
+            await over
+        finally:
+            timer.cancel()
 
-    def claim_lost(self, partition: PartitionId, revision: int, expected: int) -> None:
-        if not self.closed:
-            self.feed(partition, ClaimLost(revision, expected))
-
-    def spoken(self, revision: int) -> int:
-        """Up to which revision we have said all that we have to say about lost claims."""
-        return min([revision, *(s.unspoken - 1 for s in self.states() if s.unspoken is not None)])
-
-    def holds_nothing(self) -> bool:
-        return not any(s.lease is not None or s.phase not in ("idle", "released") for s in self.states())
-
-    def positions(self) -> dict[PartitionId, tuple[int, int]]:
-        found = {s.partition: (s.lease.epoch, s.cursor) if s.lease is not None else s.unreleased for s in self.states()}
-        return {p: at for p, at in found.items() if at is not None}
-
-    def final_positions(self) -> dict[PartitionId, tuple[int, int]]:
-        return self.positions()
-
-    def close(self) -> None:
-        """Nothing starts any more."""
-        self.closed = True
-        for lane in self.lanes.values():
-            lane.waiting.clear()
-            lane.running = None
-
-    # -- lanes ----------------------------------------------------------------------------------------------------
-
-    def queue(self, partition: PartitionId, seq: int) -> None:
-        self.lanes.setdefault(partition, Lane()).waiting.append(seq)
-        self._start(partition)
-
-    def drop_lane(self, partition: PartitionId) -> None:
-        lane = self.lanes.setdefault(partition, Lane())
-        lane.waiting.clear()
-        lane.running = None
-
-    def stop_lane(self, partition: PartitionId) -> None:
-        lane = self.lanes.setdefault(partition, Lane())
-        dropped = lane.waiting[0] if lane.waiting else None
-        lane.waiting.clear()
-        self.feed(partition, LaneStopped(lane.started, dropped))
-
-    def _start(self, partition: PartitionId) -> None:
-        lane = self.lanes[partition]
-        lease = self.state(partition).lease
-        if lane.running is not None or not lane.waiting or lease is None or self.closed:
-            return
-        lane.running = lane.started = lane.waiting.popleft()
-        rng = self.world.rng
-        takes = rng.uniform(0.05, 0.2) if rng.random() < 0.05 else rng.uniform(0.001, 0.025)
-        self.world.after(takes, self.process, self._finish, partition, lane.running)
-        self.process.reached("handler")
-
-    def _finish(self, partition: PartitionId, seq: int) -> None:
-        lane = self.lanes[partition]
-        lease = self.state(partition).lease
-        if lane.running != seq or lease is None or self.closed:
-            return
-        if not self.process.may_act():
-            return  # fenced: the next tick says so
-        lane.running = None
-        self.cluster.effect(self.process, lease, seq)
-        self.feed(partition, Done(seq))
-        self.settle(partition)
-        self._start(partition)
-
-    # -- claims ---------------------------------------------------------------------------------------------------
-
-    def write_claim(self, effect: WriteClaim) -> None:
-        """CAS, and whatever happens: hear what the bucket holds then."""
-        key = ("claim", effect.claim.partition)
-        if not self.process.may_act():
-            return
-        self.process.log(f"writes {effect.claim}")
-        self.process.reached("claim")
-
-        def written(entry: Entry | None) -> None:
-            if entry is not None:
-                self.process.heard(key, *entry)
-            else:
-                failed()
-
-        def failed() -> None:
-            if not self.closed:
-                self.feed(effect.claim.partition, WriteFailed())
-                self.process.reread(key)
-
-        self.world.call(self.process, lambda: self.cluster.kv.cas(key, effect.claim, effect.expected), written, failed)
-
-    def granted(self, lease: Lease) -> None:
-        self.process.log(f"granted {lease.partition}@{lease.epoch}")
-        self._start_if_waiting(lease.partition)
-
-    def _start_if_waiting(self, partition: PartitionId) -> None:
-        if partition in self.lanes:
-            self._start(partition)
+    def _wake(self, over: asyncio.Future[None]) -> None:
+        if not over.done():
+            over.set_result(None)
+            self._process.reached("waking")

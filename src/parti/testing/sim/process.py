@@ -1,25 +1,29 @@
-"""One worker process: the agent in miniature. It performs what the pure steps ask for and decides nothing itself."""
+"""One worker process: the agent in miniature, and the shipped plane in it. It decides nothing itself."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parti.control import election, identity, membership, reconcile
-from parti.control.handoff import Nudge
 from parti.control.identity import Identity, LeaseRecord
-from parti.control.leader_signals import traces_of
 from parti.control.lease import LeaseTerms
 from parti.control.membership import Membership
 from parti.control.reconcile import Leader
-from parti.model import Checkpoint, Claim, Member, PartitionId, WorkerId
+from parti.manager.host import Plane
+from parti.manager.positions import Checkpointer
+from parti.model import Claim, Member, PartitionId, WorkerId
+from parti.testing.sim.host import SimHost
 from parti.testing.sim.kv import Entry, Key
-from parti.testing.sim.positions import Positions
+from parti.testing.sim.leading import Leading
+from parti.testing.sim.loop import SimLoop
+from parti.testing.sim.network import Network
+from parti.testing.sim.plane import make_plane
 
 if TYPE_CHECKING:
     from parti.testing.sim.cluster import Cluster
-    from parti.testing.sim.plane import Plane
 
 TICK = 0.05
 TERMS = LeaseTerms(ttl=1.2, renew_every=0.3, margin=0.1)
@@ -42,7 +46,7 @@ class Process:
         self.identity: Identity = identity.seeking(nonce, terms=TERMS, pool=cluster.pool, former=former)
         self.members: Membership | None = None
         self.election: election.Election | None = None
-        self.leader: Leader | None = None
+        self.leading = Leading(self)
         self.member: Member | None = None
         self.plane: Plane | None = None
         self.leaving = False
@@ -53,12 +57,25 @@ class Process:
         self._term = 0
         """The highest that any assignment had."""
         self._ticks = 0
-        self._positions = Positions(self)
-        self.world.after(rng.uniform(0, TICK), self, self._tick)
+        self.loop = SimLoop(self.world, self, self.clock, self._rate)  # type: ignore[abstract]
+        self.network = self.loop.network = Network(self, cluster.server)
+        self.host = SimHost(self)
+        self._checkpointer: Checkpointer | None = None
+        self._listed = False
+        self._begun = False
+        self._stopping = False
+        self.world.after(rng.uniform(0, TICK), self, lambda: self.host.spawn(self._run(), "parti-ticks"))
+
+    def enter(self, act: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.loop.enter(act, args)
 
     def clock(self) -> float:
         """This machine's own seconds: another origin and another pace than everybody else's."""
         return self._offset + self.world.now * self._rate
+
+    @property
+    def leader(self) -> Leader | None:
+        return self.leading.leader
 
     def may_act(self) -> bool:
         return self.identity.may_act(self.clock())
@@ -70,25 +87,29 @@ class Process:
         """The worst moment for a fault is in the middle of something."""
         if self.ambush is not None and self.ambush[0] == point:
             (_, strike), self.ambush = self.ambush, None
-            self.world.after(self.world.rng.uniform(0.0, 0.012), None, strike, self)
+            if point == "waking":  # between two callbacks of its loop: what is due goes on before any timer
+                strike(self)
+            else:
+                self.world.after(self.world.rng.uniform(0.0, 0.012), None, strike, self)
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
+    async def _run(self) -> None:
+        """As the shipped agent does: what was due before a freeze ended goes on before the lease is looked at."""
+        while True:
+            self._tick()
+            await asyncio.sleep(TICK)
+
     def _tick(self) -> None:
         self._ticks += 1
-        self.world.after(TICK / self._rate, self, self._tick)
         self._identity(identity.Tick(self.clock()))
         if self.member is None or self.plane is None:
             return
         now = self.clock()
         self._election(election.Tick(now))
         self._members(membership.Tick(now))
-        self._lead(reconcile.Tick(now))
-        self.plane.tick(self._ticks)
-        if self._ticks % 24 == 0:
-            self._positions.forget()  # somebody may have removed them: they are written again now and then
-        if self._ticks % 3 == 0:
-            self._positions.write()
+        self.leading.lead(reconcile.Tick(now))
+        self.plane.tick(now)
         if self._ticks % 12 == 0:
             self._relist()
         if self.leaving and self.plane.holds_nothing() and self._ticks % 4 == 0:
@@ -110,6 +131,8 @@ class Process:
             if not self.identity.seen and all(claim is not None for claim, _ in found["claim"].values()):
                 self.identity = self.identity.undisputed(claim for claim, _ in found["claim"].values())
             self._knows(revision)
+            self._listed = True
+            self._begin()
 
         kv = self.cluster.kv
         kinds = ("lease", "leader", "claim", "assignment")
@@ -179,7 +202,8 @@ class Process:
         """Live from here on: watch everything, and read it once."""
         self.member = member
         self.log(f"is {member.worker}")
-        self.plane = self.cluster.new_plane(self, member)
+        self.plane = make_plane(self, member)
+        self._checkpointer = Checkpointer(self.host, member, self._claim_of)
         self.election = election.candidate(member, terms=TERMS, former=self.identity.former)
         self.cluster.kv.watch(self, self.heard)
 
@@ -187,12 +211,30 @@ class Process:
             self.members = Membership(TERMS, self.clock())
             for worker, (record, revision) in found.items():
                 self.heard(("lease", worker), record, revision)
+            self._begin()
 
         def again() -> None:
             self.call(lambda: self.cluster.kv.list("lease"), listed, again)
 
         again()
         self._relist()
+
+    def _begin(self) -> None:
+        """All that there is has been seen: partitions may begin, and positions be written."""
+        if self._begun or not self._listed or self.members is None:
+            return
+        assert self.plane is not None
+        assert self._checkpointer is not None
+        self._begun = True
+        self.host.spawn(self._write_positions(self._checkpointer, self.plane), "parti-positions")
+
+    async def _write_positions(self, checkpointer: Checkpointer, plane: Plane) -> None:
+        await checkpointer.begin()
+        plane.begin()
+        await checkpointer.run(plane.positions)
+
+    def _claim_of(self, partition: PartitionId) -> Claim | None:
+        return self.known.get(partition, (None, 0))[0]
 
     def leave(self) -> None:
         """Graceful: hand everything over, then go."""
@@ -202,11 +244,16 @@ class Process:
             self._identity(identity.Leave(self.clock()))
 
     def stop(self, *, returning: bool) -> None:
-        """Clean end: nothing runs any more, the last checkpoint is stored, and the record says so."""
-        if self.plane is None or not self.may_act():
-            return
-        self.plane.close()
-        self._positions.finish(lambda: self._say_stopped(returning))
+        """Clean end: nothing runs any more, the last positions are stored, and the record says so."""
+        if self.plane is not None and self.may_act() and not self._stopping:
+            self._stopping = True
+            self.host.spawn(self._stop(self.plane, returning), "parti-stop")
+
+    async def _stop(self, plane: Plane, returning: bool) -> None:
+        assert self._checkpointer is not None
+        final = await plane.stop()
+        if await self._checkpointer.finish(final, plane.ahead()):
+            self._say_stopped(returning)
 
     def _say_stopped(self, returning: bool) -> None:
         if self.may_act():
@@ -228,12 +275,14 @@ class Process:
         elif kind == "claim":
             self._heard_claim(PartitionId(name), value, revision)
         elif kind == "assignment" and value is not None:
+            if value.version > self.host.assignment.version or value.term > self.host.assignment.term:
+                self.host.assignment = value
             self._term = max(self._term, value.term)
-            self._lead(reconcile.AssignmentSeen(now, value, revision))
+            self.leading.lead(reconcile.AssignmentSeen(now, value, revision))
         elif kind == "assignment":
             stored = self.leader.assignment_revision if self.leader is not None else 0
             if (revision or float("inf")) > stored > 0:
-                self._lead(reconcile.AssignmentLost(now, revision))
+                self.leading.lead(reconcile.AssignmentLost(now, revision))
 
     def _heard_claim(self, partition: PartitionId, claim: Claim | None, revision: int) -> None:
         assert self.plane is not None
@@ -242,14 +291,14 @@ class Process:
             if revision > at:
                 self.known[partition] = (claim, revision)
             self.plane.claim_seen(claim, revision)
-            self._lead(reconcile.ClaimsSeen(self.clock(), ((claim, revision),)))
+            self.leading.lead(reconcile.ClaimsSeen(self.clock(), ((claim, revision),)))
             if claim.lost and revision > at:
                 self._relist()
             return
         gone = reconcile.Gone(revision or at, revision)
         if gone.revision >= at:
             self.plane.claim_lost(partition, gone.revision, gone.expected)
-            self._lead(reconcile.ClaimsLost(self.clock(), {partition: gone}))
+            self.leading.lead(reconcile.ClaimsLost(self.clock(), {partition: gone}))
 
     def _members(self, event: membership.Event) -> None:
         if self.members is None:
@@ -262,7 +311,7 @@ class Process:
         for change in changes:
             self.log(f"sees {type(change).__name__} {getattr(change, 'member', None) or getattr(change, 'new', '')}")
         if self.leader is not None:
-            self._lead(reconcile.MembersChanged(event.now, self.members, changes))
+            self.leading.lead(reconcile.MembersChanged(event.now, self.members, changes))
 
     def _confirm(self, worker: WorkerId) -> None:
         asked = self.clock()
@@ -291,10 +340,10 @@ class Process:
                     self._write_leader(record, expected)
                 case election.Elected(term):
                     self.log(f"leads term {term}")
-                    self._load(term)
+                    self.leading.load(term)
                 case election.Deposed(term, reason):
                     self.log(f"no longer leads term {term}: {reason}")
-                    self.leader = None
+                    self.leading.leader = None
 
     def _floor(self) -> int:
         """Terms never start over, whatever became of the leader's record."""
@@ -312,76 +361,6 @@ class Process:
 
         self.call(lambda: self.cluster.kv.cas(("leader", ""), record, expected), written, failed)
 
-    def _load(self, term: int) -> None:
-        """A new leader reads all there is, then adopts it."""
-        kv = self.cluster.kv
-
-        def loaded(found: tuple[Entry, dict[str, Entry], dict[str, Entry]]) -> None:
-            if self.election is None or self.election.term != term:
-                return
-            if self.members is None:  # who led before leads again at once, maybe before it knows who is here
-                self.world.after(TICK, self, again)
-                return
-            (stored, revision), claims, stored_positions = found
-            positions = [entry[0] for entry in stored_positions.values() if entry[0] is not None]
-            lost = {PartitionId(p): reconcile.Gone(r, r) for p, (c, r) in claims.items() if c is None}
-            self.leader = reconcile.elect(
-                term,
-                self.clock(),
-                self.members,
-                partitions=self.cluster.partitions,
-                stored=stored,
-                stored_revision=revision,
-                claims={PartitionId(p): entry for p, entry in claims.items() if entry[0] is not None},
-                lost=lost,
-                remembered={p: claim for p, (claim, _) in self.known.items()},
-                traces=traces_of(positions),
-                rules=self.cluster.rules,
-            )
-            self._lead(reconcile.Tick(self.clock()))
-
-        def again() -> None:
-            if self.election is not None and self.election.may_lead(self.clock()):
-                self.call(lambda: (kv.get(("assignment", "")), kv.list("claim"), kv.list("checkpoint")), loaded, again)
-
-        again()
-
-    # -- leading --------------------------------------------------------------------------------------------------
-
-    def _lead(self, event: reconcile.Event) -> None:
-        if self.leader is None or self.election is None:
-            return
-        if not self.election.may_lead(self.clock()):
-            return
-        self.leader, effects = reconcile.step(self.leader, event)
-        for effect in effects:
-            match effect:
-                case reconcile.WriteAssignment(assignment, expected):
-                    self.log(f"assigns v{assignment.version} term {assignment.term}: {assignment.reason}")
-                    self._write_and_hear(("assignment", ""), assignment, expected)
-                case reconcile.WriteClaim(claim, expected, reason):
-                    self.log(f"{reason}: {claim}")
-                    self._write_and_hear(("claim", claim.partition), claim, expected)
-                case reconcile.ReadPositions(member, partitions, floors):
-                    self._read_positions(member, partitions, floors)
-                case reconcile.ReadTraces(partitions):
-                    self._read_traces(partitions)
-                case Nudge(member, partition):
-                    self.cluster.nudge(member, partition)
-                case _:
-                    self.cluster.count(effect)
-
-    def _write_and_hear(self, key: Key, value: Any, expected: int) -> None:
-        kv = self.cluster.kv
-
-        def written(entry: Entry | None) -> None:
-            if entry is None:
-                self.call(lambda: kv.get(key), lambda current: self.heard(key, *current))
-            else:
-                self.heard(key, *entry)
-
-        self.call(lambda: kv.cas(key, value, expected), written, lambda: self.reread(key))
-
     def reread(self, key: Key) -> None:
         """Ask any replica what a key holds; a stale answer changes nothing."""
 
@@ -390,29 +369,3 @@ class Process:
                 self.heard(key, *entry)
 
         self.call(lambda: self.cluster.kv.get_anywhere(key), found)
-
-    def _read_positions(self, member: Member, partitions: tuple[PartitionId, ...], floors: bool) -> None:
-        cluster = self.cluster
-
-        def serve() -> tuple[dict[PartitionId, int], dict[PartitionId, int]]:
-            checkpoint: Checkpoint | None = cluster.kv.get(("checkpoint", str(member)))[0]
-            claims: dict[PartitionId, Claim | None] = {p: cluster.kv.get(("claim", p))[0] for p in partitions}
-            epochs = {p: claim.epoch if claim is not None else 0 for p, claim in claims.items()}
-            done = {p: checkpoint.position(p, epochs[p]) if checkpoint else 0 for p in partitions}
-            floor = {p: cluster.floor(member, p) if floors else 0 for p in partitions}
-            return done, floor
-
-        def answered(found: tuple[dict[PartitionId, int], dict[PartitionId, int]]) -> None:
-            self._lead(reconcile.PositionsRead(self.clock(), member, *found))
-
-        self.call(serve, answered)
-
-    def _read_traces(self, partitions: tuple[PartitionId, ...]) -> None:
-        def serve() -> dict[PartitionId, reconcile.Trace]:
-            stored = [entry[0] for entry in self.cluster.kv.list("checkpoint").values()]
-            return traces_of((checkpoint for checkpoint in stored if checkpoint is not None), partitions)
-
-        def answered(found: dict[PartitionId, reconcile.Trace]) -> None:
-            self._lead(reconcile.TracesRead(self.clock(), partitions, found))
-
-        self.call(serve, answered)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import dataclass, field
 from typing import Final
 
 from parti.model import Layout, Retention
+from parti.observe.logs import muted
 from parti.testing.history import Verdict
 from parti.testing.sim.cluster import Cluster, Shape
 from parti.testing.sim.faults import Faults, Plan
@@ -20,6 +22,8 @@ SHAPES: Final = (
     (Layout.PER_PARTITION, Retention.LIMITS),
     (Layout.PER_WORKER, Retention.INTEREST),
     (Layout.PER_WORKER, Retention.WORKQUEUE),
+    (Layout.PER_PARTITION, Retention.INTEREST),
+    (Layout.PER_PARTITION, Retention.WORKQUEUE),
 )
 
 
@@ -70,23 +74,18 @@ class Outcome:
 def simulate(seed: int, *, shape: Shape | None = None, plan: Plan | None = None) -> Outcome:
     """One cluster from start to rest. Layout, retention, size and faults follow from the seed unless given."""
     world = World(seed)
-    rng = world.rng
-    layout, retention = SHAPES[seed % len(SHAPES)]
-    shape = shape or Shape(layout, retention, workers=rng.randrange(2, 5), partitions=rng.randrange(3, 7))
+    shape = shape or _shape(seed, world.rng)
     plan = plan or Plan(crashes=seed % 5 != 0)
+    before = random.getstate()
+    random.seed(seed)  # the waits of the shipped code come from the process's own randomness
     cluster = Cluster(world, shape)
-    for _ in range(shape.workers):
-        cluster.start()
-    faults = Faults(cluster, plan)
-
-    def broken() -> bool:
-        return bool(cluster.broken)
-
-    world.run(faults.quiet_from, broken)
-    deadline = faults.quiet_from + PATIENCE
-    while not cluster.broken and world.now < deadline and not cluster.settled():
-        world.run(min(deadline, world.now + 0.25), broken)
-    reasons = list(cluster.broken)
+    with muted():
+        try:
+            _run(cluster, plan, shape.workers)
+        finally:
+            cluster.end()
+            random.setstate(before)
+    reasons = [*world.bugs, *cluster.broken]
     verdict = cluster.history.verdict()
     if not reasons and not cluster.settled():
         lost = ", ".join(verdict.examples.get("lost", ()))
@@ -103,6 +102,34 @@ def simulate(seed: int, *, shape: Shape | None = None, plan: Plan | None = None)
         cas_conflicts=cluster.kv.conflicts["claim"],
         log=tuple(world.story),
     )
+
+
+def _shape(seed: int, rng: random.Random) -> Shape:
+    layout, retention = SHAPES[seed % len(SHAPES)]
+    return Shape(
+        layout,
+        retention,
+        workers=rng.randrange(2, 5),
+        partitions=rng.choice((3, 4, 5, 6, 10)),
+        lanes=rng.choice(("partition", "key")),
+        failing=rng.choice((0.0, 0.0, 0.05, 0.15)),
+        max_ack_pending=rng.choice((64, 64, 12)),
+    )
+
+
+def _run(cluster: Cluster, plan: Plan, workers: int) -> None:
+    world = cluster.world
+    for _ in range(workers):
+        cluster.start()
+    faults = Faults(cluster, plan)
+
+    def broken() -> bool:
+        return bool(cluster.broken or world.bugs)
+
+    world.run(faults.quiet_from, broken)
+    deadline = faults.quiet_from + PATIENCE
+    while not broken() and world.now < deadline and not cluster.settled():
+        world.run(min(deadline, world.now + 0.25), broken)
 
 
 def _stuck(cluster: Cluster) -> str:

@@ -1,57 +1,88 @@
-"""A stream and its durables, with the facts that break simple designs.
+"""A stream and its consumers, with the properties that shape the protocols (docs/evidence/jetstream.md#j1).
 
-See docs/evidence/jetstream.md#j1 to #j9, docs/evidence/cluster.md#c3.
-
-- A filter update never goes back: what lies below the hidden scan position is skipped, and a pull that finds nothing
+- Editing filters never goes back: what lies below the scan position is skipped, and a pull that finds nothing
   moves that position to the end.
 - Unacked messages of a subject that is no longer filtered are still redelivered, to the same consumer.
 - RESET clears what is pending and restarts the consumer sequence at 1; late acks count once redelivered.
 - An interest stream deletes what nobody is interested in, at once, also when a filter is dropped.
-- A work queue refuses overlapping filters, and an ack deletes.
-- A range read may be served by a replica that lags.
+- A work queue refuses overlapping filters, and an ack deletes. So does a filter that is added while the ack floor is
+  above messages that it matches (docs/decisions/0009).
+- A waiting pull gets heartbeats, and ends by itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from parti.model import Retention
 from parti.testing.sim.world import Host, World
 
-REFUSED = 10100
-ACK_WAIT = 0.5
-MAX_ACK_PENDING = 64
+NAME = "S"
+TEMPLATE = "s.{partition}.*"
 
 
-@dataclass(slots=True)
+class Link(Protocol):
+    """Where deliveries go: one connection of a process."""
+
+    host: Host
+
+    def wants(self, subject: str) -> int | None:
+        """The subscription that this subject goes to; None when there is none."""
+        ...
+
+    def send(self, frames: bytes, *, steady: bool = False) -> None:
+        """Bytes on their way to the process; `steady` never gets lost or overtaken."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
 class Pull:
     """A waiting pull request of one inbox."""
 
-    host: Host
-    deliver: Any
-    inbox: int
+    link: Link
+    reply: str
     left: int
     expires: float
+    heartbeat: float
 
 
 @dataclass(slots=True)
+class Delivered:
+    """A message that waits for its ack."""
+
+    due: float
+    count: int
+
+
+@dataclass(slots=True, eq=False)
 class Consumer:
     """A durable."""
 
+    name: str
+    config: dict[str, Any]
+    created: str
+    start: int = 1
+    """No reset goes below this."""
     filters: frozenset[str] = frozenset()
+    """Partitions."""
     scanned: int = 0
     sequence: int = 0
     delivered: int = 0
-    pending: dict[int, float] = field(default_factory=dict)
-    """Stream sequence -> when it is redelivered."""
+    pending: dict[int, Delivered] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
     floor_at_least: int = 0
     pulls: list[Pull] = field(default_factory=list)
-    arrives: float = 0.0
+    alarm: float | None = None
 
     @property
     def floor(self) -> int:
         return max(self.floor_at_least, min(self.pending) - 1 if self.pending else self.delivered)
+
+
+def partitions_of(filters: list[str]) -> frozenset[str]:
+    """The partitions that these filters name; the filter that matches nothing names none."""
+    return frozenset(f.split(".")[1] for f in filters if f.endswith(".*"))
 
 
 class SimStream:
@@ -59,12 +90,14 @@ class SimStream:
 
     def __init__(self, world: World, retention: Retention) -> None:
         self._world = world
-        self._retention = retention
+        self.retention = retention
         self.partition_of: list[str] = [""]
+        self.subjects: list[str] = [""]
         self.values: list[tuple[str, int]] = [("", 0)]
         self.alive: list[bool] = [False]
         self.by_partition: dict[str, list[int]] = {}
         self.consumers: dict[str, Consumer] = {}
+        self._made = 0
 
     @property
     def last(self) -> int:
@@ -72,6 +105,7 @@ class SimStream:
 
     def publish(self, partition: str, key: str, counter: int) -> int:
         self.partition_of.append(partition)
+        self.subjects.append(f"s.{key}")
         self.values.append((key, counter))
         self.alive.append(True)
         self.by_partition.setdefault(partition, []).append(self.last)
@@ -80,109 +114,173 @@ class SimStream:
                 self._push(consumer)
         return self.last
 
-    def consumer(self, name: str) -> Consumer:
-        return self.consumers.setdefault(name, Consumer())
+    # -- consumers ----------------------------------------------------------------------------------------------------
 
-    def set_filters(self, name: str, filters: frozenset[str]) -> int:
-        """The consumer's sequence so far; REFUSED (negative) when the stream is a work queue and filters overlap."""
-        consumer = self.consumer(name)
-        if self._retention is Retention.WORKQUEUE and any(
-            filters & other.filters for other_name, other in self.consumers.items() if other_name != name
-        ):
-            return -REFUSED
-        dropped = consumer.filters - filters
-        consumer.filters = filters
+    def create(self, name: str, config: dict[str, Any]) -> Consumer:
+        self._made += 1
+        start = int(config.get("opt_start_seq") or 1)
+        consumer = Consumer(name, config, f"2026-01-01T00:00:{self._made % 60:02d}.{self._made:09d}Z", start)
+        consumer.scanned = consumer.delivered = consumer.floor_at_least = start - 1
+        consumer.filters = partitions_of(config["filter_subjects"])
+        self.consumers[name] = consumer
+        return consumer
+
+    def delete_consumer(self, consumer: Consumer) -> None:
+        del self.consumers[consumer.name]
+        self.end_pulls(consumer, b"409 Consumer Deleted")
+        for partition in sorted(consumer.filters):
+            self._sweep(partition)
+
+    def overlaps(self, name: str, filters: frozenset[str]) -> bool:
+        """Whether a work queue would refuse these filters."""
+        others = (consumer for other, consumer in self.consumers.items() if other != name)
+        return self.retention is Retention.WORKQUEUE and any(filters & other.filters for other in others)
+
+    def update(self, consumer: Consumer, config: dict[str, Any]) -> None:
+        filters = partitions_of(config["filter_subjects"])
+        added, dropped = filters - consumer.filters, consumer.filters - filters
+        consumer.config, consumer.filters = config, filters
         for partition in sorted(dropped):
             self._sweep(partition)
-        return consumer.sequence
+        if self.retention is Retention.WORKQUEUE:
+            for partition in sorted(added):
+                for seq in self.by_partition.get(partition, ()):
+                    if seq <= consumer.floor and seq not in consumer.pending:
+                        self.alive[seq] = False
 
-    def strip_filter(self, partition: str, keep: str) -> None:
-        """Take a partition away from every other durable: what a successor does with a dead owner's filter."""
-        for name, consumer in self.consumers.items():
-            if name != keep:
-                consumer.filters = consumer.filters - {partition}
-
-    def pull(self, name: str, pull: Pull) -> None:
-        consumer = self.consumer(name)
-        consumer.pulls = [
-            p for p in consumer.pulls if p.expires > self._world.now and p.left and p.host is not pull.host
-        ]
-        consumer.pulls.append(pull)
-        self._push(consumer)
-
-    def ack(self, name: str, seqs: tuple[int, ...]) -> bool:
-        consumer = self.consumer(name)
-        for seq in seqs:
-            if consumer.pending.pop(seq, None) is None:
-                continue
-            if self._retention is Retention.WORKQUEUE or not self._keeps(seq):
-                self.alive[seq] = False
-        self._push(consumer)
-        return True
-
-    def delete(self, seq: int) -> None:
-        self.alive[seq] = False
-
-    def reset(self, name: str, seq: int) -> bool:
-        consumer = self.consumer(name)
+    def reset(self, consumer: Consumer, seq: int) -> None:
         consumer.pending.clear()
+        consumer.counts.clear()
         consumer.sequence = 0
         consumer.scanned = consumer.delivered = consumer.floor_at_least = seq - 1
-        consumer.pulls.clear()
-        return True
+        consumer.alarm = None
 
-    def read(self, partition: str, after: int, upto: int, *, leader: bool) -> tuple[int, ...]:
-        """What is left of a partition in (after, upto], as the leader or some replica has it."""
-        seen = self.last
-        if not leader and self._world.rng.random() < 0.15:
-            seen -= self._world.rng.randrange(1, 6)
-        return tuple(s for s in self.by_partition.get(partition, ()) if after < s <= min(upto, seen) and self.alive[s])
+    def waiting(self, consumer: Consumer) -> int:
+        """Messages that it has still to deliver."""
+        found = range(consumer.scanned + 1, self.last + 1)
+        return sum(self.alive[seq] and self.partition_of[seq] in consumer.filters for seq in found)
+
+    def ack(self, name: str, seq: int) -> None:
+        consumer = self.consumers.get(name)
+        if consumer is not None and consumer.pending.pop(seq, None) is not None:
+            if self.retention is Retention.WORKQUEUE or not self._keeps(seq):
+                self.alive[seq] = False
+            self._push(consumer)
+
+    def in_progress(self, name: str, seq: int) -> None:
+        consumer = self.consumers.get(name)
+        if consumer is not None and seq in consumer.pending:
+            consumer.pending[seq].due = self._world.now + consumer.config["ack_wait"] / 1e9
+
+    def delete(self, seq: int) -> bool:
+        was, self.alive[seq] = self.alive[seq], False
+        return was
+
+    def read(self, after: int, upto: int, partitions: frozenset[str], most: int) -> tuple[list[int], int]:
+        """The next messages of these partitions in (after, upto], and up to where that is all there is."""
+        found: list[int] = []
+        for seq in range(after + 1, min(upto, self.last) + 1):
+            if self.alive[seq] and self.partition_of[seq] in partitions:
+                found.append(seq)
+                if len(found) == most:
+                    return found, seq
+        return found, upto
+
+    def next_of(self, partition: str, at_least: int) -> int | None:
+        return next((s for s in self.by_partition.get(partition, ()) if s >= at_least and self.alive[s]), None)
+
+    # -- pulls --------------------------------------------------------------------------------------------------------
+
+    def pull(self, name: str, pull: Pull) -> None:
+        consumer = self.consumers.get(name)
+        if consumer is not None:
+            consumer.pulls.append(pull)
+            self._watch(consumer, pull)
+            self._push(consumer)
+
+    def end_pulls(self, consumer: Consumer, status: bytes) -> None:
+        pulls, consumer.pulls = consumer.pulls, []
+        for pull in pulls:
+            self._status(pull, status)
+
+    def _open(self, pull: Pull) -> bool:
+        return pull.expires > self._world.now and pull.left > 0 and pull.link.wants(pull.reply) is not None
+
+    def _watch(self, consumer: Consumer, pull: Pull) -> None:
+        wait = min(pull.heartbeat, pull.expires - self._world.now)
+        self._world.after(max(wait, 0.001), None, self._beat, consumer, pull)
+
+    def _beat(self, consumer: Consumer, pull: Pull) -> None:
+        if pull not in consumer.pulls:
+            return
+        if not self._open(pull):
+            consumer.pulls.remove(pull)
+            self._status(pull, b"408 Request Timeout")
+            return
+        self._status(pull, b"100 Idle Heartbeat")
+        self._watch(consumer, pull)
+
+    def _status(self, pull: Pull, status: bytes) -> None:
+        sid = pull.link.wants(pull.reply)
+        if sid is not None:
+            head = b"NATS/1.0 " + status + b"\r\n\r\n"
+            pull.link.send(b"HMSG %s %d %d %d\r\n%s\r\n" % (pull.reply.encode(), sid, len(head), len(head), head))
 
     def _push(self, consumer: Consumer) -> None:
         """Deliver what is due to whoever waits: redeliveries first, then what the scan finds."""
+        now, wait = self._world.now, consumer.config["ack_wait"] / 1e9
+        consumer.pulls = [p for p in consumer.pulls if self._open(p)]
+        out: dict[int, tuple[Link, list[bytes]]] = {}
+        for pull in consumer.pulls:
+            while pull.left and (seq := self._next(consumer)) is not None:
+                pull.left -= 1
+                consumer.sequence += 1
+                count = consumer.counts[seq] = consumer.counts.get(seq, 0) + 1
+                consumer.pending[seq] = Delivered(now + wait, count)
+                frames = out.setdefault(id(pull.link), (pull.link, []))[1]
+                frames.append(self._frame(consumer, seq, count, pull.link.wants(pull.reply) or 0))
+        for link, frames in out.values():
+            link.send(b"".join(frames))
+        if consumer.alarm is None and consumer.pending:
+            consumer.alarm = min(each.due for each in consumer.pending.values())
+            self._world.at(max(now + 0.001, consumer.alarm), None, self._wake, consumer, consumer.alarm)
+
+    def _wake(self, consumer: Consumer, alarm: float) -> None:
+        if consumer.alarm == alarm and self.consumers.get(consumer.name) is consumer:
+            consumer.alarm = None
+            self._push(consumer)
+
+    def _next(self, consumer: Consumer) -> int | None:
         now = self._world.now
-        pulls = [p for p in consumer.pulls if p.expires > now and p.left and not p.host.dead]
-        consumer.pulls = pulls
-        if not pulls:
-            return
-        pull = pulls[0]
-        out: list[tuple[int, int]] = []
-        for seq, due in list(consumer.pending.items()):
+        for seq, each in list(consumer.pending.items()):
             if not self.alive[seq]:
                 del consumer.pending[seq]
-            elif due <= now and len(out) < pull.left:
-                consumer.sequence += 1
-                consumer.pending[seq] = now + ACK_WAIT
-                out.append((seq, consumer.sequence))
-        while len(consumer.pending) < MAX_ACK_PENDING and len(out) < pull.left and consumer.scanned < self.last:
+            elif each.due <= now:
+                return seq
+        most = consumer.config["max_ack_pending"]
+        while len(consumer.pending) < most and consumer.scanned < self.last:
             consumer.scanned += 1
-            seq = consumer.scanned
-            if self.alive[seq] and self.partition_of[seq] in consumer.filters:
-                consumer.sequence += 1
-                consumer.delivered = seq
-                consumer.pending[seq] = now + ACK_WAIT
-                out.append((seq, consumer.sequence))
-        if not out:
-            return
-        pull.left -= len(out)
-        world = self._world
-        if world.lost(pull.host):
-            return
-        arrives = now + world.delay()
-        if not (world.network.reorder and world.rng.random() < world.network.reorder):
-            arrives = max(arrives, consumer.arrives)  # one connection keeps its order
-            consumer.arrives = arrives
-        world.at(arrives, pull.host, pull.deliver, pull.inbox, tuple(out))
+            if self.alive[consumer.scanned] and self.partition_of[consumer.scanned] in consumer.filters:
+                consumer.delivered = consumer.scanned
+                return consumer.scanned
+        return None
+
+    def _frame(self, consumer: Consumer, seq: int, count: int, sid: int) -> bytes:
+        waiting = self.last - consumer.scanned
+        reply = f"$JS.ACK.{NAME}.{consumer.name}.{count}.{seq}.{consumer.sequence}.{seq}.{waiting}"
+        return f"MSG {self.subjects[seq]} {sid} {reply} 0\r\n\r\n".encode()
+
+    # -- interest -----------------------------------------------------------------------------------------------------
 
     def _keeps(self, seq: int) -> bool:
-        return self._retention is not Retention.INTEREST or self._wanted(seq)
+        return self.retention is not Retention.INTEREST or self._wanted(seq)
 
     def _wanted(self, seq: int) -> bool:
         partition = self.partition_of[seq]
         return any(partition in c.filters and (seq in c.pending or seq > c.scanned) for c in self.consumers.values())
 
     def _sweep(self, partition: str) -> None:
-        if self._retention is Retention.INTEREST:
+        if self.retention is Retention.INTEREST:
             for seq in self.by_partition.get(partition, ()):
                 if self.alive[seq] and not self._wanted(seq):
                     self.alive[seq] = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ class Host(Protocol):
     thaw_at: float
     cut_until: float
     """Nothing reaches it, and nothing it sends arrives, until then."""
+
+    def enter(self, act: Callable[..., object], args: tuple[Any, ...]) -> None:
+        """Call this in the event loop of the host."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class World:
         self._count = 0
         self._digest = hashlib.blake2b(digest_size=16)
         self.story: deque[str] = deque(maxlen=_STORY)
+        self.bugs: list[str] = []
+        """What nobody expected, in words."""
 
     @property
     def digest(self) -> str:
@@ -62,6 +69,12 @@ class World:
         line = f"{self.now:8.4f} {who:<12} {what}"
         self._digest.update(line.encode())
         self.story.append(line)
+
+    def bug(self, host: Host, what: str, error: BaseException | None = None) -> None:
+        """Something happened on a host that nobody expected."""
+        self.log(host.name, f"BUG: {what}")
+        where = "".join(traceback.format_exception(error)[-6:]) if error is not None else ""
+        self.bugs.append(f"{host.name}: {what}\n{where}".rstrip())
 
     def at(self, when: float, host: Host | None, act: Callable[..., object], *args: Any) -> None:
         """Run `act` at this time; on a frozen host it waits for the thaw, on a dead one it never happens."""
@@ -127,7 +140,12 @@ class World:
                 if host.thaw_at > self.now:
                     self.at(host.thaw_at, host, act, *args)
                     continue
-            act(*args)
+                try:
+                    host.enter(act, args)
+                except Exception as error:  # whatever it is: it breaks the run, and its seed is known
+                    self.bug(host, f"{getattr(act, '__name__', act)}: {error!r}", error)
+            else:
+                act(*args)
             self.steps += 1
             if stop():
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from parti.errors import Category, PartiError
+from parti.errors import Category, PartiError, TransientError
 
 
 class ApiError(PartiError):
@@ -37,8 +37,7 @@ class ApiNotFound(ApiError):
     category: ClassVar[Category] = Category.NOT_FOUND
 
 
-class ApiUnavailable(ApiError):
+class ApiUnavailable(ApiError, TransientError):
     """The server cannot answer now: back off and try again."""
 
-    retriable: ClassVar[bool] = True
     category: ClassVar[Category] = Category.TRANSIENT

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from parti.errors import Category, PartiError
+from parti.errors import Category, PartiError, TransientError
 
 
 class StatusError(PartiError):
@@ -21,8 +21,7 @@ class StatusError(PartiError):
         self.description = description
 
 
-class _Transient(StatusError):
-    retriable: ClassVar[bool] = True
+class _Transient(StatusError, TransientError):
     category: ClassVar[Category] = Category.TRANSIENT
 
 

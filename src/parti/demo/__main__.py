@@ -1,5 +1,0 @@
-"""`python -m parti.demo`."""
-
-from parti.demo.command import main
-
-main()

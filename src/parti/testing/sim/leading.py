@@ -1,0 +1,126 @@
+"""What a simulated process does while it leads: it performs what the shipped `reconcile` asks for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from parti.control import reconcile
+from parti.control.handoff import Nudge
+from parti.control.leader_signals import traces_of
+from parti.control.reconcile import Leader
+from parti.model import Ahead, Checkpoint, Claim, Member, PartitionId
+from parti.testing.sim.kv import Entry, Key
+
+if TYPE_CHECKING:
+    from parti.testing.sim.process import Process
+
+_AGAIN = 0.05
+
+
+class Leading:
+    """The leader in a process, while there is one."""
+
+    def __init__(self, process: Process) -> None:
+        self.leader: Leader | None = None
+        self._process = process
+
+    def load(self, term: int) -> None:
+        """A new leader reads all there is, then adopts it."""
+        kv = self._process.cluster.kv
+
+        def loaded(found: tuple[Entry, dict[str, Entry], dict[str, Entry]]) -> None:
+            if self._process.election is None or self._process.election.term != term:
+                return
+            if self._process.members is None:  # who led before leads again at once, maybe before it knows who is here
+                self._process.world.after(_AGAIN, self._process, again)
+                return
+            (stored, revision), claims, stored_positions = found
+            positions = [entry[0] for entry in stored_positions.values() if entry[0] is not None]
+            lost = {PartitionId(p): reconcile.Gone(r, r) for p, (c, r) in claims.items() if c is None}
+            self.leader = reconcile.elect(
+                term,
+                self._process.clock(),
+                self._process.members,
+                partitions=self._process.cluster.partitions,
+                stored=stored,
+                stored_revision=revision,
+                claims={PartitionId(p): entry for p, entry in claims.items() if entry[0] is not None},
+                lost=lost,
+                remembered={p: claim for p, (claim, _) in self._process.known.items()},
+                traces=traces_of(positions),
+                rules=self._process.cluster.rules,
+            )
+            self.lead(reconcile.Tick(self._process.clock()))
+
+        def read() -> tuple[Entry, dict[str, Entry], dict[str, Entry]]:
+            return kv.get(("assignment", "")), kv.list("claim"), kv.list("checkpoint")
+
+        def again() -> None:
+            if self._process.election is not None and self._process.election.may_lead(self._process.clock()):
+                self._process.call(
+                    lambda: (kv.get(("assignment", "")), kv.list("claim"), kv.list("checkpoint")), loaded, again
+                )
+
+        again()
+
+    def lead(self, event: reconcile.Event) -> None:
+        if self.leader is None or self._process.election is None:
+            return
+        if not self._process.election.may_lead(self._process.clock()):
+            return
+        self.leader, effects = reconcile.step(self.leader, event)
+        for effect in effects:
+            match effect:
+                case reconcile.WriteAssignment(assignment, expected):
+                    self._process.log(f"assigns v{assignment.version} term {assignment.term}: {assignment.reason}")
+                    self._write_and_hear(("assignment", ""), assignment, expected)
+                case reconcile.WriteClaim(claim, expected, reason):
+                    self._process.log(f"{reason}: {claim}")
+                    self._write_and_hear(("claim", claim.partition), claim, expected)
+                case reconcile.ReadPositions(member, partitions):
+                    self._read_positions(member, partitions)
+                case reconcile.ReadTraces(partitions):
+                    self._read_traces(partitions)
+                case Nudge(member, partition):
+                    self._process.cluster.nudge(member, partition)
+                case _:
+                    self._process.cluster.count(effect)
+
+    def _write_and_hear(self, key: Key, value: Any, expected: int) -> None:
+        kv = self._process.cluster.kv
+
+        def written(entry: Entry | None) -> None:
+            if entry is None:
+                self._process.call(lambda: kv.get(key), lambda current: self._process.heard(key, *current))
+            else:
+                self._process.heard(key, *entry)
+
+        self._process.call(lambda: kv.cas(key, value, expected), written, lambda: self._process.reread(key))
+
+    def _read_positions(self, member: Member, partitions: tuple[PartitionId, ...]) -> None:
+        """How far a gone member got. Only its positions count, as for the shipped leader."""
+
+        def answered(entry: Entry) -> None:
+            if self.leader is None:
+                return
+            checkpoint: Checkpoint | None = entry[0]
+            done: dict[PartitionId, int] = {}
+            ahead: dict[PartitionId, Ahead] = {}
+            for partition in partitions:
+                claim, _ = self.leader.claims.get(partition, (Claim(partition), 0))
+                done[partition] = checkpoint.position(partition, claim.epoch) if checkpoint is not None else 0
+                if checkpoint is not None and (known := checkpoint.ahead_of(partition, claim.epoch)) is not None:
+                    ahead[partition] = known
+            self.lead(reconcile.PositionsRead(self._process.clock(), member, done, {}, ahead))
+
+        self._process.call(lambda: self._process.cluster.kv.get(("checkpoint", member.worker)), answered)
+
+    def _read_traces(self, partitions: tuple[PartitionId, ...]) -> None:
+        def serve() -> dict[PartitionId, reconcile.Trace]:
+            stored = [entry[0] for entry in self._process.cluster.kv.list("checkpoint").values()]
+            return traces_of((checkpoint for checkpoint in stored if checkpoint is not None), partitions)
+
+        def answered(found: dict[PartitionId, reconcile.Trace]) -> None:
+            self.lead(reconcile.TracesRead(self._process.clock(), partitions, found))
+
+        self._process.call(serve, answered)

@@ -1,0 +1,20 @@
+"""Benchmarks: `parti bench NAME`. One module a benchmark, each with a module-level `BENCH`; all register here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Name on the command line -> module that defines BENCH. Only names, so that `parti --help` imports none of them.
+BENCHMARKS: Final[dict[str, str]] = {
+    "range": "parti_lab.bench.range",
+    "pull": "parti_lab.bench.pull",
+    "fleet": "parti_lab.bench.fleet",
+    "assign": "parti_lab.bench.assign",
+    "spark-read": "parti_lab.bench.spark_read",
+    "spark-write": "parti_lab.bench.spark_write",
+    "spark-cost": "parti_lab.bench.spark_cost",
+    "pipeline": "parti_lab.bench.pipeline",
+    "group": "parti_lab.bench.group",
+    "deliver": "parti_lab.bench.deliver",
+    "audit": "parti_lab.bench.audit",
+}

@@ -1,0 +1,5 @@
+"""`python -m parti_lab.demo`."""
+
+from parti_lab.demo.command import main
+
+main()

@@ -1,0 +1,66 @@
+"""Why a task was accepted twice: which fault explains it, and what nothing explains. Pure.
+
+A crash may repeat what was in flight, and never more. So a second acceptance counts as explained when the first one was
+in flight at the moment of a fault (as many as a process has requests under way), when nobody could be told of it
+because the server was away, or when the worker has said that it heard no answer. A planned stop explains nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from parti_lab.prove.delivery_faults import READ, Fault
+
+_TOLD = 5.0  # seconds from an endpoint's yes until the server has the acknowledgement; generous, as READ is
+UNHEARD, UNEXPLAINED = "unheard", "unexplained"
+KINDS = ("kill", "freeze", "server", "stall", UNHEARD, UNEXPLAINED)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """One request that the endpoint answered with 2xx."""
+
+    at: float
+    epoch: int
+    attempt: int
+
+
+def explain(
+    accepted: Mapping[str, Sequence[Accepted]],
+    faults: Iterable[Fault],
+    unheard: Collection[tuple[str, int]],
+    *,
+    in_flight: int,
+) -> dict[str, int]:
+    """How many second acceptances each kind of fault explains; `unheard` are ids and attempts without an answer.
+
+    `in_flight` is how many of one process may be repeated because of one fault.
+    """
+    found: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
+    used: Counter[Fault] = Counter()
+    known = sorted(faults, key=lambda fault: fault.begin)
+    pairs = [(task, *pair) for task, times in accepted.items() for pair in pairwise(times)]
+    for task, first, again in sorted(pairs, key=lambda pair: pair[1].at):
+        fitting = [fault for fault in known if _fits(fault, first, again)]
+        counted_on = again.epoch > first.epoch or again.attempt > first.attempt
+        if (task, first.attempt) in unheard and counted_on:
+            found[UNHEARD] += 1
+        elif again.epoch == first.epoch:
+            # The same owner sends again only what it was not answered. It says so in the attempt log, which has holes
+            # where the server was away.
+            lost_word = counted_on and any(fault.kind == "server" for fault in fitting)
+            found["server" if lost_word else UNEXPLAINED] += 1
+        else:
+            free = [fault for fault in fitting if fault.kind == "server" or used[fault] < in_flight]
+            if free:
+                used[free[0]] += 1
+            found[free[0].kind if free else UNEXPLAINED] += 1
+    return dict(found)
+
+
+def _fits(fault: Fault, first: Accepted, again: Accepted) -> bool:
+    """Whether the first was on its way when the fault came, or could not be told of, and the second came after."""
+    return fault.begin - _TOLD <= first.at <= fault.last + READ and fault.begin <= again.at

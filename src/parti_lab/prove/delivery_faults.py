@@ -1,0 +1,81 @@
+"""What the proof of delivery does to workers and the server, and when: each fault is one entry of a log."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from parti.clock import Clock
+from parti.testing import NatsServer
+from parti_lab.prove.delivery_worker import Worker
+
+Kind = Literal["kill", "freeze", "server", "stall"]
+TROUBLES = ("kill", "server", "freeze", "stop")
+READ = 5.0  # seconds until we have read what a worker has sent, on a machine that stands still now and then
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One disturbance that nobody planned."""
+
+    kind: Kind
+    begin: float
+    last: float
+    """Until when something may have been accepted that is not known to be done: for a dead process, its death."""
+
+
+@dataclass(slots=True)
+class Troubles:
+    """Makes trouble, and remembers it. A planned stop is no fault: nothing may come of it."""
+
+    server: NatsServer
+    workers: list[Worker]
+    rng: random.Random
+    clock: Clock
+    lease: int
+    choose: Callable[[], Awaitable[Worker]] | None = None
+    """Whom to hit, and when: returns when it is time. By default anybody, within a second."""
+    faults: list[Fault] = field(default_factory=list)
+    _expected: list[tuple[Worker, float, float]] = field(default_factory=list)
+    """Whose leases run out when by our own doing: what comes of that has its explanation already."""
+
+    async def make(self, trouble: str) -> None:
+        clock = self.clock
+        victim = await self.choose() if self.choose is not None else self.rng.choice(self.workers)
+        await clock.sleep(self.rng.uniform(0.2, 1.0))
+        begin = clock.now()
+        match trouble:
+            case "kill":
+                await asyncio.to_thread(victim.kill)
+                self.faults.append(Fault("kill", begin, clock.now()))
+                await asyncio.to_thread(victim.start)
+            case "stop":
+                await asyncio.to_thread(victim.stop)
+                await asyncio.to_thread(victim.start)
+            case "freeze":
+                victim.signal(signal.SIGSTOP)
+                self.faults.append(Fault("freeze", begin, clock.now()))
+                await clock.sleep(3.0 * self.lease)
+                victim.signal(signal.SIGCONT)
+                self._expected.append((victim, begin, clock.now() + READ))
+            case "server":
+                await asyncio.to_thread(self.server.kill)
+                await clock.sleep(self.rng.uniform(0.1, 1.5))
+                await asyncio.to_thread(self.server.start)
+                # Whoever could not renew goes on until its lease runs out, and cannot tell anybody what it has done.
+                last = clock.now() + self.lease
+                self.faults.append(Fault("server", begin, last))
+                self._expected += [(worker, begin, last + READ) for worker in self.workers]
+
+    def stalls(self) -> list[Fault]:
+        """Leases that ran out without our doing, as the workers say: on a machine that stands still for seconds."""
+        moments = ((worker, moment) for worker in self.workers for moment in worker.lease_losses)
+        return [
+            Fault("stall", moment - 2 * self.lease, moment)
+            for worker, moment in moments
+            if not any(who is worker and begin <= moment <= end for who, begin, end in self._expected)
+        ]

@@ -1,0 +1,225 @@
+"""What was wrong with a run of delivery, judged by what was published, what the endpoints saw, and the letters. Pure.
+
+Order per policy, loss, attempts that were spent without a request, attempts that were forgotten, retries that came too
+early, rates and concurrency. What a fault explains is no fault of ours: a request that was on its way when a process
+died, froze or could reach nobody may come again, as if it had not been.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from parti_lab.prove.delivery_faults import READ, Fault
+from parti_lab.prove.delivery_scenario import Trigger
+
+_EARLY = 0.02  # seconds that clocks and rounding may differ by
+Blame = Callable[[str, str], None]
+_UNSEEN = frozenset({"dead", "no_dns"})
+"""Kinds of hosts that see no request of some attempts."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """One request as its endpoint saw it, and what it was answered."""
+
+    at: float
+    id: str
+    trigger: str
+    document: str
+    number: int
+    attempt: int
+    status: int
+    """0: no answer that can be heard."""
+    epoch: int = 0
+    wait: float = 0.0
+    """Of Retry-After."""
+    ended: float = 0.0
+
+    @property
+    def accepted(self) -> bool:
+        return 200 <= self.status < 300
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One task that the stream has stored, and when."""
+
+    id: str
+    trigger: str
+    document: str
+    number: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rested:
+    """One dead letter."""
+
+    id: str
+    trigger: str
+    reason: str
+    attempts: int
+
+
+def judge(
+    triggers: Iterable[Trigger],
+    published: Sequence[Published],
+    seen: Sequence[Seen],
+    letters: Sequence[Rested],
+    faults: Sequence[Fault],
+    *,
+    timeouts: Collection[tuple[str, int]],
+    processes: int,
+    stall: float,
+    forgetful: bool = False,
+) -> tuple[dict[str, int], list[str]]:
+    """Counts of what is wrong, by kind, and a line of words for each of the first few.
+
+    `timeouts`: ids and attempts that timed out, as their senders say: an endpoint that stood still may not have read
+    them. `stall`: the longest time that the endpoints themselves stood still; what came meanwhile came at once.
+    `forgetful`: whoever takes the place of one that died at once does not know what that has sent in the last second.
+    """
+    by_name = {trigger.name: trigger for trigger in triggers}
+    wrong: dict[str, int] = dict.fromkeys(KINDS, 0)
+    words: list[str] = []
+
+    def blame(kind: str, what: str) -> None:
+        wrong[kind] += 1
+        if len(words) < 20:
+            words.append(f"{kind}: {what}")
+
+    accepted = {request.id for request in seen if request.accepted}
+    rested = {letter.id: letter for letter in letters}
+    newest = {(task.trigger, task.document): task.id for task in published}
+    for task in published:
+        latest = by_name[task.trigger].order == "latest" and newest[task.trigger, task.document] != task.id
+        if task.id not in accepted and task.id not in rested and not latest:
+            blame("lost", f"{task.id} of {by_name[task.trigger].rules}")
+    _order(by_name, seen, blame)
+    _attempts(by_name, prompt(seen, timeouts), rested, faults, Counter(task for task, _ in timeouts), blame)
+    for letter in letters:
+        if letter.id in accepted and not faults:
+            blame("buried_although_accepted", f"{letter.id} {letter.reason}")
+    _limits(by_name, seen, processes, stall, faults if forgetful else (), blame)
+    return wrong, words
+
+
+KINDS = (
+    "lost",
+    "inversions",
+    "attempts_without_a_request",
+    "attempts_forgotten",
+    "too_early",
+    "over_rate",
+    "over_concurrency",
+    "letters_wrong",
+    "buried_although_accepted",
+)
+
+
+def prompt(seen: Sequence[Seen], timeouts: Collection[tuple[str, int]]) -> list[Seen]:
+    """Without requests that were read late: their sender had given them up, and sent another before they were read.
+
+    A machine that stands still reads what waits in its sockets in any order. Who gave up cannot take a request back;
+    a receiver that remembers ids, as docs/delivery.md asks for, knows it for a repetition.
+    """
+    highest: dict[str, int] = defaultdict(int)
+    found = []
+    for request in seen:
+        if request.attempt < highest[request.id] and (request.id, request.attempt) in timeouts:
+            continue
+        highest[request.id] = max(highest[request.id], request.attempt)
+        found.append(request)
+    return found
+
+
+def _order(triggers: Mapping[str, Trigger], seen: Sequence[Seen], blame: Blame) -> None:
+    """First acceptances of a document come in the order of their publishing; `skip` promises none."""
+    last: dict[tuple[str, str], int] = defaultdict(int)
+    known: set[str] = set()
+    for request in seen:
+        if not request.accepted or request.id in known or triggers[request.trigger].order == "skip":
+            continue
+        known.add(request.id)
+        place = request.trigger, request.document
+        if request.number < last[place]:
+            blame("inversions", f"{request.id} of {triggers[request.trigger].rules} after {last[place]}")
+        last[place] = max(last[place], request.number)
+
+
+def _attempts(
+    triggers: Mapping[str, Trigger],
+    seen: Sequence[Seen],
+    rested: Mapping[str, Rested],
+    faults: Sequence[Fault],
+    unread: Counter[str],
+    blame: Blame,
+) -> None:
+    by_id: dict[str, list[Seen]] = defaultdict(list)
+    for request in seen:
+        by_id[request.id].append(request)
+    for requests in by_id.values():
+        trigger = triggers[requests[0].trigger]
+        for count, request in enumerate(requests, start=1):
+            if request.attempt > count + unread[request.id] and trigger.host not in _UNSEEN:
+                blame("attempts_without_a_request", f"{request.id} says {request.attempt}, and it is the {count}th")
+        for before, request in pairwise(requests):
+            gap = request.at - before.at
+            if before.accepted or _explained(before, request, faults):
+                continue
+            if request.attempt <= before.attempt:
+                blame("attempts_forgotten", f"{request.id}: {before.attempt}, then {request.attempt}")
+            least = max(before.wait, trigger.backoff * 0.8)
+            if gap < least - _EARLY:
+                blame("too_early", f"{request.id}: {gap:.3f} s after {before.status}, not {least:.2f} s")
+    for letter in rested.values():
+        requests, trigger = by_id.get(letter.id, []), triggers[letter.trigger]
+        if trigger.host in _UNSEEN:
+            continue
+        if letter.attempts > len(requests) + unread[letter.id]:
+            blame("attempts_without_a_request", f"letter {letter.id}: {letter.attempts} of {len(requests)}")
+        if letter.reason != "exhausted" or letter.attempts != trigger.attempts:
+            blame(
+                "letters_wrong", f"{letter.id} {letter.reason} after {letter.attempts} of {trigger.attempts or 'many'}"
+            )
+
+
+def _explained(before: Seen, after: Seen, faults: Sequence[Fault]) -> bool:
+    """Whether a fault came between two requests, or right before the first: what it said may not have been kept."""
+    return any(fault.begin - READ <= after.at and before.at <= fault.last + READ for fault in faults)
+
+
+def _limits(
+    triggers: Mapping[str, Trigger],
+    seen: Sequence[Seen],
+    processes: int,
+    stall: float,
+    excused: Sequence[Fault],
+    blame: Blame,
+) -> None:
+    for trigger in triggers.values():
+        own = [
+            request
+            for request in seen
+            if request.trigger == trigger.name
+            and not any(fault.begin <= request.at <= fault.last + READ for fault in excused)
+        ]
+        if trigger.rate:
+            most, first = 1.2 * trigger.rate * (1 + stall) + processes, 0
+            for last, request in enumerate(own):
+                while own[first].at <= request.at - 1.0:
+                    first += 1
+                if last - first + 1 > most:
+                    blame("over_rate", f"{trigger.rules}: {last - first + 1} within a second")
+                    break
+        if trigger.concurrency:
+            moves = sorted([(r.at, 1) for r in own] + [(r.ended, -1) for r in own if r.ended])
+            running = highest = 0
+            for _, step in moves:
+                running += step
+                highest = max(highest, running)
+            if highest > max(trigger.concurrency, processes):
+                blame("over_concurrency", f"{trigger.rules}: {highest} at once")

@@ -1,0 +1,342 @@
+"""Random situations for delivery, one after the other: each is drawn from its seed, run by real processes and judged.
+
+The hosts are real servers on loopback that are ill for a while and well afterwards. So everything has to arrive in the
+end, or rest in the dead letters because its own policy gave it few attempts. Isolation is judged within a run: how much
+longer the tasks of a host that is always well take beside the ill ones than alone, once all is calm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from parti.errors import PartiError
+from parti.tasks import DeadLetters
+from parti.tasks.names import Names
+from parti.tasks.recorder import AttemptRecord
+from parti.testing import NatsServer, NeverHappened, eventually
+from parti.testing.monitor import ask
+from parti.wire.api import JetStreamApi
+from parti.wire.connect import connect
+from parti.wire.errors import MessageNotFound, StreamNotFound
+from parti.wire.options import ConnectOptions
+from parti_lab.bench.goals import Figure
+from parti_lab.bench.report import RunContext
+from parti_lab.prove.delivery_duplicates import Accepted, explain
+from parti_lab.prove.delivery_faults import Fault, Troubles
+from parti_lab.prove.delivery_ground import Ground
+from parti_lab.prove.delivery_judge import KINDS, Published, Rested, judge, prompt
+from parti_lab.prove.delivery_scenario import Scenario, Trigger, draw
+from parti_lab.prove.delivery_spark import SPARK_TASKS, SharedSpark, SharedWorker
+from parti_lab.prove.delivery_stage import subject_of
+from parti_lab.prove.delivery_worker import Worker
+
+_LEASE, _LEASE_SPARK = 3, 6
+_IDLE = 2.0  # seconds that tell what processes say without a task
+_ALONE = 20  # tasks that tell how long a host takes that is alone
+_ORDINARY = 15  # tasks of each trigger that tell what a delivery costs when all is well
+_COSTS = {
+    "well": "messages_per_delivery",
+    "ill": "messages_per_attempt",
+    "moved": "messages_per_attempt_moved",
+}
+"""Situations in which messages into the server are counted, and the figure of each."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One scenario on a server."""
+
+    scenario: Scenario
+    server: NatsServer
+    js: JetStreamApi
+    ground: Ground
+    rng: random.Random
+    published: list[Published] = field(default_factory=list)
+    numbers: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def stream(self) -> str:
+        return f"RANDOM{self.scenario.seed}"
+
+    async def publish(self, triggers: list[Trigger]) -> None:
+        for trigger in triggers:
+            which = self.rng.randrange(trigger.documents)
+            document = f"{trigger.name}-d{which}"
+            number = self.numbers[document] = self.numbers[document] + 1
+            task = {
+                "triggerId": trigger.name,
+                "database": "db",
+                "collection": "docs",
+                "documentId": document,
+                "event": "update",
+                "seq": number,
+                "url": self.ground.url(trigger, which),
+                "timeout": "10s" if trigger.host in ("well", "slow") else "1s",
+                "payload": "x" * trigger.size,
+            }
+            policy = {"maxAttempts": trigger.attempts} | (
+                {"initialBackoff": f"{trigger.backoff}s", "maxBackoff": "1s"} if trigger.backoff else {}
+            )
+            webhook_id = f"{document}-{number}"
+            data, headers = json.dumps(task | {"retryPolicy": policy}).encode(), {"Nats-Msg-Id": webhook_id}
+
+            async def stored(document: str = document, data: bytes = data, headers: dict[str, str] = headers) -> bool:
+                try:
+                    await self.js.publish(subject_of(self.stream, document), data, headers=headers)
+                except PartiError:
+                    return False
+                return True
+
+            await eventually(stored, 60, "a publish")
+            self.published.append(Published(webhook_id, trigger.name, document, number, self.ground.clock.now()))
+
+    def settings(self) -> dict[str, str]:
+        scenario = self.scenario
+        values: dict[str, object] = {
+            "nats.servers": self.server.url,
+            "deliver.stream": self.stream,
+            "deliver.partitions": scenario.partitions,
+            "deliver.lease": _LEASE,
+            "deliver.allow_addresses": ",".join(one.allowed for each in self.ground.servers.values() for one in each),
+            "deliver.schedule": ",".join(["200ms"] * 3 + ["500ms"] * 46),
+            "deliver.block_for": scenario.block_for,
+            "deliver.breaker_open": "500ms",
+            "deliver.max_ack_pending": scenario.max_ack_pending,
+            "deliver.triggers": ",".join(trigger.rules for trigger in scenario.triggers),
+            "observe.log_level": "warning",
+        }
+        return {key: str(value) for key, value in values.items()}
+
+    async def letters(self) -> list[Rested]:
+        with suppress(PartiError):
+            found = DeadLetters(self.js, Names(self.stream)).letters()
+            return [Rested(letter.id, letter.trigger, letter.reason, letter.attempts) async for letter in found]
+        return []
+
+    async def settled(self) -> bool:
+        """Whether each task was accepted or rests; of `latest` the newest of each document."""
+        orders = {trigger.name: trigger.order for trigger in self.scenario.triggers}
+        newest = {(task.trigger, task.document): task.id for task in self.published}
+        wanted = {
+            task.id
+            for task in self.published
+            if orders[task.trigger] != "latest" or newest[task.trigger, task.document] == task.id
+        }
+        wanted -= {request.id for request in self.ground.seen if request.accepted}
+        return not wanted or not wanted - {letter.id for letter in await self.letters()}
+
+    async def unheard(self) -> dict[tuple[str, int], str]:
+        """Attempts that ended without an answer, as the workers logged them, and how."""
+        found: dict[tuple[str, int], str] = {}
+        stream, sequence = Names(self.stream).attempts, 0
+        with suppress(MessageNotFound, StreamNotFound):
+            while True:
+                stored = await self.js.msg_get(stream, seq=sequence + 1, next_by_subj=f"{stream}.>")
+                sequence = stored.seq
+                record = msgspec.json.decode(stored.data, type=AttemptRecord)
+                if record.outcome in ("timeout", "network"):
+                    found[record.id, record.attempt] = record.outcome
+        return found
+
+    async def refused(self) -> int:
+        """Attempts that no endpoint saw, as there was none: a connection that is refused costs what a request does."""
+        dead = {trigger.name for trigger in self.scenario.triggers if trigger.host == "dead"}
+        return sum(task.partition("-")[0] in dead for task, _ in await self.unheard())
+
+    async def superseded(self) -> int:
+        """Tasks that a newer one has replaced: each was dealt with, without a request."""
+        tried = {request.id for request in self.ground.seen} | {letter.id for letter in await self.letters()}
+        latest = {trigger.name for trigger in self.scenario.triggers if trigger.order == "latest"}
+        return sum(task.trigger in latest and task.id not in tried for task in self.published)
+
+    async def idle(self) -> float:
+        """Messages a second that processes send without a task: leases and pulls."""
+        before = _sent(self.server, self.js)
+        await self.ground.clock.sleep(_IDLE)
+        return (_sent(self.server, self.js) - before) / _IDLE
+
+    async def ordinary(self, idle: float) -> tuple[int, int]:
+        """Messages, and deliveries that they were for, with all rules and when all is well."""
+        triggers = [each for each in self.scenario.triggers for _ in range(5 if each.rate == 5.0 else _ORDINARY)]
+        began, before = self.ground.clock.now(), _sent(self.server, self.js)
+        await self.publish(triggers)
+        with suppress(NeverHappened):
+            await eventually(self.settled, 60, "the tasks of hosts that are well")
+        sent, took = _sent(self.server, self.js) - before, self.ground.clock.now() - began
+        return max(0, int(sent - idle * took)), len(triggers)
+
+    async def alone(self) -> list[str]:
+        """Tasks of the host that is always well, with nobody beside them: their ids, once all have arrived."""
+        before = len(self.published)
+        await self.publish([self.scenario.triggers[-1]] * _ALONE)
+        with suppress(NeverHappened):
+            await eventually(self.settled, 60, "the tasks of a host that is alone")
+        return [task.id for task in self.published[before:]]
+
+    def slowest(self, ids: Collection[str]) -> float:
+        """The 95th percentile, over tasks of the host that is always well, from the publishing to the acceptance."""
+        first = {request.id: request.at for request in reversed(self.ground.seen) if request.accepted}
+        begin = min(first.values(), default=0.0)  # a backlog waits for the first process
+        waits = sorted(first[t.id] - max(t.at, begin) for t in self.published if t.id in ids and t.id in first)
+        return waits[int(len(waits) * 0.95)] if waits else 0.0
+
+
+async def run_scenario(
+    scenario: Scenario, server: NatsServer, js: JetStreamApi, folder: Path, spark: SharedSpark | None = None
+) -> tuple[dict[str, Figure], list[str]]:
+    """Figures of what was wrong, and words about it; on Spark with its session."""
+    rng = random.Random(f"run {scenario.seed}")
+    ground = Ground(scenario, rng, hanging=folder / "names-hang" if spark is None else spark.hanging)
+    async with AsyncExitStack() as stack:
+        await ground.open(stack)
+        run = Run(scenario, server, js, ground, rng)
+        await js.stream_create({"name": run.stream, "subjects": [f"{run.stream}.>"], "storage": "file"})
+        tasks = [trigger for trigger in scenario.triggers for _ in range(trigger.tasks)]
+        rng.shuffle(tasks)
+        half = len(tasks) // 2
+        await run.publish(tasks[:half])
+        workers = _workers(run, folder, spark)
+        stack.push_async_callback(_discard, workers)
+        troubles = Troubles(server, workers, rng, ground.clock, _LEASE if spark is None else _LEASE_SPARK)
+        began, sent_before = ground.clock.now(), _sent(server, js)
+        for worker in workers:
+            await asyncio.to_thread(worker.start)
+        publishing = asyncio.create_task(run.publish(tasks[half:]))
+        for fault in scenario.faults:
+            await troubles.make(fault)
+        await publishing
+        well = {task.id for task in run.published if task.trigger == scenario.triggers[-1].name}
+        with suppress(NeverHappened):  # what has not arrived by then is lost
+            await eventually(run.settled, 90.0 if spark is None else 240.0, "every task accepted or at rest")
+        sent, took = _sent(server, js) - sent_before, ground.clock.now() - began
+        costs: dict[str, int] = {}
+        if spark is None:  # which asks for messages, with or without tasks
+            attempts, idle = len(ground.seen), await run.idle()
+            if "server" not in scenario.faults:  # one that was started anew counts from 0
+                attempts += await run.refused() + await run.superseded()
+                kind = "moved" if scenario.faults else "ill"
+                costs = {f"messages_{kind}": max(0, int(sent - idle * took)), f"tasks_{kind}": attempts}
+            costs["messages_well"], costs["tasks_well"] = await run.ordinary(idle)
+        alone = await run.alone()
+        codes = [await asyncio.to_thread(worker.stop) for worker in workers]
+        faults = [*troubles.faults, *troubles.stalls()]
+        unheard = await run.unheard()
+        wrong, words = judge(
+            scenario.triggers,
+            run.published,
+            sorted(ground.seen, key=lambda request: request.at),
+            await run.letters(),
+            faults,
+            timeouts={attempt for attempt, outcome in unheard.items() if outcome == "timeout"},
+            processes=scenario.processes if spark is None else SPARK_TASKS,
+            stall=ground.stall,
+            forgetful=spark is not None,
+        )
+        repeats = _repeats(run, faults, unheard, 256 if spark is None else 1_000_000)
+        figures: dict[str, Figure] = {**wrong, "duplicates_unexplained": repeats, "exit_codes": sum(codes)}
+        figures |= {"tasks": len(run.published), "requests": len(ground.seen)}
+        figures |= costs
+        if not faults and not scenario.faults:  # a stop keeps others waiting, too
+            figures["well_alone"] = round(run.slowest(alone), 2)
+            figures["well_beside_ill"] = round(run.slowest(well), 2)
+            figures["stall"] = round(ground.stall, 2)
+        with suppress(PartiError):
+            for name in await js.stream_names():
+                if name.removeprefix("KV_").startswith(run.stream):
+                    await js.stream_delete(name)
+        return figures, words
+
+
+def _workers(run: Run, folder: Path, spark: SharedSpark | None) -> list[Worker]:
+    settings, scenario = run.settings(), run.scenario
+    if spark is not None:
+        settings["checkpoint"] = str(folder / f"checkpoint-{scenario.seed}")
+        return [SharedWorker(spark, [word for pair in settings.items() for word in pair], run.rng)]
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    program = ("parti_lab.prove.delivery_main", str(run.ground.hanging), str(scenario.descriptors))
+    return [Worker(words, program) for _ in range(scenario.processes)]
+
+
+async def _discard(workers: list[Worker]) -> None:
+    for worker in workers:
+        await asyncio.to_thread(worker.discard)
+
+
+def _sent(server: NatsServer, js: JetStreamApi) -> int:
+    """Messages into the server, but for our own: we publish, and look whether all has arrived."""
+    return int(ask(f"{server.monitor_url}/varz").get("in_msgs", 0)) - int(js.connection.stats["out_msgs"])
+
+
+def _repeats(run: Run, faults: list[Fault], unheard: Collection[tuple[str, int]], in_flight: int) -> int:
+    accepted: dict[str, list[Accepted]] = defaultdict(list)
+    for request in prompt(run.ground.seen, unheard):
+        if request.accepted:
+            accepted[request.id].append(Accepted(request.at, request.epoch, request.attempt))
+    return explain(accepted, faults, unheard, in_flight=in_flight)["unexplained"]
+
+
+async def random_runs(ctx: RunContext, count: int, *, spark: bool) -> dict[str, Figure]:
+    """So many situations from the run's seed on: what was wrong in all of them, and the worst of what is measured."""
+    total: Counter[str] = Counter()
+    delays: dict[bool, list[float]] = {False: [0.0], True: [0.0]}
+    words: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="parti-prove-") as name:
+        folder = Path(name)
+        async with NatsServer() as server, AsyncExitStack() as stack:
+            connection = await connect(ConnectOptions(servers=(server.url,)))
+            stack.push_async_callback(connection.close)
+            session = SharedSpark(folder) if spark else None
+            if session is not None:
+                stack.push_async_callback(asyncio.to_thread, session.close)
+            with ctx.progress("random situations", total=count) as advance:
+                for seed in range(ctx.seed, ctx.seed + count):
+                    scenario = draw(seed, spark=spark, hungry=bool(ctx.options.get("hungry")))
+                    figures, found = await run_scenario(scenario, server, JetStreamApi(connection), folder, session)
+                    words += [str(scenario), *found] if found else []
+                    print(f"{scenario}: {_told(figures)}", file=sys.stderr)
+                    if "stall" in figures:
+                        delays[scenario.crowded].append(_delay(figures))
+                    total.update({key: int(value) for key, value in figures.items() if isinstance(value, int)})
+                    advance(1)
+    if words:
+        print("\n".join(words), file=sys.stderr)
+    costs: dict[str, Figure] = {}
+    for kind, name in _COSTS.items():
+        messages, tasks = total.pop(f"messages_{kind}", 0), total.pop(f"tasks_{kind}", 0)
+        costs[name] = round(messages / max(tasks, 1), 2)
+    waits = {"well_delay": round(max(delays[False]), 2), "well_delay_crowded": round(max(delays[True]), 2)}
+    return {"scenarios": count, **total, **costs, **waits}
+
+
+def _told(figures: dict[str, Figure]) -> str:
+    """What was measured in one situation, and what was wrong with it."""
+    said = [f"{figures['requests']} requests of {figures['tasks']} tasks"]
+    for kind in _COSTS:
+        if tasks := int(figures.get(f"tasks_{kind}", 0)):
+            said.append(f"{kind} {int(figures[f'messages_{kind}']) / tasks:.2f} messages")
+    if "stall" in figures:
+        said.append(f"delay {_delay(figures):.2f} s")
+    wrong = {name: figures[name] for name in (*KINDS, "duplicates_unexplained", "exit_codes") if figures[name]}
+    return ", ".join([*said, *(f"{name} {value}" for name, value in wrong.items())])
+
+
+def _delay(figures: dict[str, Figure]) -> float:
+    """Seconds that ill hosts cost the one that is well; what stood still itself is not theirs."""
+    return float(figures["well_beside_ill"]) - float(figures["well_alone"]) - float(figures["stall"])
+
+
+def with_random(figures: dict[str, Figure], random: dict[str, Figure]) -> dict[str, Figure]:
+    """Both parts of the proof in one: what both count is added up."""
+    both = {name: int(figures[name]) + int(value) for name, value in random.items() if name in figures}
+    return figures | random | both

@@ -1,0 +1,323 @@
+"""The cases of `parti prove identity`: streams, durables and namespaces that are not what they were.
+
+Each case returns the values that were to be handled and never were; an empty list is a pass. Where the
+promise is that a stranger is refused, a refusal in words is a pass; `Wrong` is what is no lost message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from parti.errors import PartiError
+from parti.testing import eventually, insist
+from parti.worker.letters import DeadLetters
+from parti_lab.prove.identity_fleet import Bench, Group, settle
+
+A, B = "IDENT-A", "IDENT-B"
+
+
+class Wrong(Exception):
+    """A promise was broken in a way that is no lost message."""
+
+
+async def two_namespaces(bench: Bench) -> list[str]:
+    """Two applications on one stream: each handles everything, once."""
+    await bench.make(A)
+    first, second = Group(bench, A, "one"), Group(bench, A, "two")
+    try:
+        await first.join()
+        await second.join()
+        values = await bench.publish(A, 120)
+        lost = [*(await first.got(values)), *(await second.got(values, 3.0))]
+        await settle()
+        _once(first, second)
+        return lost
+    finally:
+        await first.leave()
+        await second.leave()
+
+
+async def made_anew_stopped(bench: Bench) -> list[str]:
+    """The stream was deleted and made anew while nobody looked: all of the new one is handled."""
+    group = await _began(bench)
+    await group.leave()
+    await _made_anew(bench)
+    if bench.retention == "interest":
+        await group.join()
+    values = await bench.publish(A, 60)
+    try:
+        if not group.managers:
+            await group.join()
+        return await group.got(values)
+    finally:
+        await group.leave()
+
+
+async def made_anew_running(bench: Bench) -> list[str]:
+    """The stream is made anew under a running fleet, then partitions move: all of the new one is handled."""
+    group = await _began(bench)
+    try:
+        await _made_anew(bench)
+        if bench.retention == "interest":
+            await _interest(bench)
+        values = await bench.publish(A, 60)
+        lost = await group.got(values)
+        await group.join(1)
+        await group.leave(1)
+        more = await bench.publish(A, 60)
+        return lost + await group.got(more)
+    finally:
+        await group.leave()
+
+
+async def made_anew_and_moved(bench: Bench) -> list[str]:
+    """The stream is made anew, and a worker leaves at once: whoever takes over knows that the positions are void."""
+    group = await _began(bench)
+    try:
+        await _made_anew(bench)
+        await group.leave(1)
+        if bench.retention == "interest":
+            await _interest(bench)
+        return await group.got(await bench.publish(A, 60))
+    finally:
+        await group.leave()
+
+
+async def other_stream(bench: Bench) -> list[str]:
+    """The namespace is used for another stream: refused, or all of that stream is handled."""
+    group = await _began(bench)
+    await group.leave()
+    await bench.make(B)
+    other = Group(bench, B)
+    values: list[str] = []
+    try:
+        if bench.retention != "interest":
+            values = await bench.publish(B, 60)
+        try:
+            await other.join()
+        except PartiError:
+            return []  # refused in words: nothing was lost in silence
+        if bench.retention == "interest":
+            values = await bench.publish(B, 60)
+        return await other.got(values)
+    finally:
+        await other.leave()
+
+
+async def stranger_joins(bench: Bench) -> list[str]:
+    """A worker of another stream joins a running namespace: it may not take partitions that it cannot serve."""
+    group = await _began(bench)
+    await bench.make(B)
+    stranger = Group(bench, B)
+    try:
+        with contextlib.suppress(PartiError):
+            async with asyncio.timeout(10.0):
+                await stranger.join(1)
+    except TimeoutError:
+        pass
+    try:
+        return await group.got(await bench.publish(A, 60))
+    finally:
+        await stranger.leave()
+        await group.leave()
+
+
+async def filters_edited(bench: Bench) -> list[str]:
+    """Somebody edits the filters of our durables: they are put right, and what came meanwhile is handled."""
+    group = await _began(bench)
+    try:
+        for info in await bench.consumers(A):
+            config = dict(info["config"])
+            filters = list(config.pop("filter_subjects", None) or [config.pop("filter_subject", "")])
+            kept = filters[: len(filters) // 2] or [f"{A}._edited_.{info['name']}"]
+            await bench.js.consumer_update(A, config | {"filter_subjects": kept})
+        lost = await group.got(await bench.publish(A, 60), 20.0)
+        await settle()
+        _once(group)
+        return lost
+    finally:
+        await group.leave()
+
+
+async def deleted_with_start_new(bench: Bench) -> list[str]:
+    """`start = "new"` and the durables deleted: what was published since is handled, from each partition's position."""
+    group = await _began(bench, start="new")
+    try:
+        for info in await bench.consumers(A):
+            await bench.js.consumer_delete(A, info["name"])
+        lost = await group.got(await bench.publish(A, 60), 20.0)
+        await settle()
+        _once(group)
+        return lost
+    finally:
+        await group.leave()
+
+
+async def letters_again(bench: Bench) -> list[str]:
+    """The letters of a stream made anew are no duplicates of the old one's, though the sequences are the same."""
+    await bench.make(A)
+    group = Group(bench, A)
+    try:
+        await group.join(1)
+        await bench.publish(A, 6, word="reject")
+        await _letters(bench, 6)
+        await group.leave()
+        await _made_anew(bench)
+        if bench.retention == "interest":
+            await group.join(1)
+        await bench.publish(A, 6, word="reject")
+        if not group.managers:
+            await group.join(1)
+        found = await _letters(bench, 12)
+        return [f"{12 - found} letters"] if found < 12 else []
+    finally:
+        await group.leave()
+
+
+async def foreign_durable(bench: Bench) -> list[str]:
+    """A durable of somebody else has the name that ours would have: refused or gone round, never changed."""
+    group = await _began(bench)
+    names = [info["name"] for info in await bench.consumers(A)]
+    await group.leave()
+    for name in names:
+        with contextlib.suppress(PartiError):
+            await bench.js.consumer_delete(A, name)
+    name = sorted(names)[0]
+    theirs = {
+        "name": name,
+        "durable_name": name,
+        "ack_policy": "explicit",
+        "filter_subjects": [f"{A}.theirs.x"],
+        "metadata": {"owner": "somebody"},
+    }
+    before = await bench.js.consumer_create(A, theirs)
+    values = await bench.publish(A, 30) if bench.retention != "interest" else []
+    try:
+        with contextlib.suppress(PartiError, TimeoutError):
+            async with asyncio.timeout(8.0):
+                await group.join()
+        await group.got(values, 5.0)
+        after = await bench.js.consumer_info(A, name)
+        changed = [k for k in ("filter_subjects", "metadata") if before["config"].get(k) != after["config"].get(k)]
+        if changed:
+            raise Wrong(f"the durable {name} of somebody else was changed: {', '.join(changed)}")
+        return []
+    finally:
+        await group.leave()
+
+
+async def restored_older(bench: Bench) -> list[str]:
+    """The stream comes back from a backup that lacks what was handled last: what is published then is handled."""
+    group = await _began(bench)
+    await group.leave()
+    store = bench.server.store_dir / "jetstream" / "$G" / "streams" / A
+    backup = bench.folder / f"backup-{bench.layout}-{bench.retention}"
+    await asyncio.to_thread(bench.server.terminate)
+    await asyncio.to_thread(shutil.copytree, store, backup)
+    await asyncio.to_thread(bench.server.start)
+    await group.join()
+    later = await bench.publish(A, 60)
+    await group.got(later)
+    await group.leave()
+    await asyncio.to_thread(bench.server.terminate)
+    await asyncio.to_thread(_put_back, backup, store)
+    await asyncio.to_thread(bench.server.start)
+    try:
+        await insist(lambda: bench.js.stream_info(A), what="the restored stream")
+        if bench.retention == "interest":
+            await group.join()
+        values = await bench.publish(A, 30)  # fewer than were handled: the stream ends below the positions
+        if not group.managers:
+            await group.join()
+        lost = await group.got(values)
+        return lost + await group.got(await bench.publish(A, 60))
+    finally:
+        await group.leave()
+
+
+async def purged(bench: Bench) -> list[str]:
+    """What lay behind the positions was purged: the rest is handled, and the fleet goes on."""
+    group = await _began(bench)
+    await group.leave()
+    values = await bench.publish(A, 60)
+    last = int((await bench.js.stream_info(A))["state"]["last_seq"])
+    await bench.js.request(f"STREAM.PURGE.{A}", {"seq": last - 29})
+    try:
+        await group.join()
+        return await group.got(values[30:])
+    finally:
+        await group.leave()
+
+
+Case = Callable[[Bench], Awaitable[list[str]]]
+CASES: Final[dict[str, tuple[Case, tuple[str, ...]]]] = {
+    # name -> (case, the retentions that can be held to it): a work queue refuses a second namespace, and an interest
+    # stream keeps nothing for somebody who is away or has no filter.
+    "two_namespaces": (two_namespaces, ("limits", "interest")),
+    "made_anew_stopped": (made_anew_stopped, ("limits", "workqueue", "interest")),
+    "made_anew_running": (made_anew_running, ("limits", "workqueue", "interest")),
+    "made_anew_and_moved": (made_anew_and_moved, ("limits", "workqueue", "interest")),
+    "other_stream": (other_stream, ("limits", "workqueue", "interest")),
+    "stranger_joins": (stranger_joins, ("limits", "workqueue")),
+    "filters_edited": (filters_edited, ("limits", "workqueue")),
+    "deleted_with_start_new": (deleted_with_start_new, ("limits", "workqueue")),
+    "letters_again": (letters_again, ("limits", "workqueue", "interest")),
+    "foreign_durable": (foreign_durable, ("limits", "workqueue")),
+    "restored_older": (restored_older, ("limits", "workqueue")),
+    "purged": (purged, ("limits", "workqueue")),
+}
+
+
+async def _began(bench: Bench, start: str = "all") -> Group:
+    """A fleet at work that has handled something."""
+    await bench.make(A)
+    group = Group(bench, A, start=start)
+    await group.join()
+    lost = await group.got(await bench.publish(A, 60))
+    if lost:
+        raise Wrong(f"{len(lost)} of 60 were not handled before the case began")
+    return group
+
+
+async def _made_anew(bench: Bench) -> None:
+    await bench.js.stream_delete(A)
+    await bench.make(A)
+
+
+async def _interest(bench: Bench) -> None:
+    """Our consumers are back: an interest stream keeps nothing before."""
+
+    async def there() -> bool:
+        with contextlib.suppress(PartiError):
+            return bool(await bench.consumers(A))
+        return False
+
+    _: bool = await eventually(there, 20.0, "a consumer on the stream made anew")
+    await asyncio.sleep(2.0)
+
+
+async def _letters(bench: Bench, count: int) -> int:
+    letters = DeadLetters(bench.js, A)
+
+    async def enough() -> bool:
+        return await letters.count() >= count
+
+    with contextlib.suppress(Exception):
+        _: bool = await eventually(enough, 12.0, f"{count} letters")
+    return await letters.count()
+
+
+def _once(*groups: Group) -> None:
+    for group in groups:
+        if group.repeated():
+            raise Wrong(f"{group.repeated()} values were handled more than once in {group.namespace}")
+
+
+def _put_back(backup: Path, store: Path) -> None:
+    shutil.rmtree(store)
+    shutil.copytree(backup, store)

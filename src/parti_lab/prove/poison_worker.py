@@ -1,0 +1,62 @@
+"""The program of a worker process in `parti prove poison`: some messages do harm in every life."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+from parti.worker import Message, Outcome
+from parti_lab.prove.torture_worker import Handler, Misbehaviour, main
+
+POISON = "poison:"
+_ROOM = 256 << 20  # bytes that a handler may eat before the system says no
+
+
+class PoisonHandler(Handler):
+    """Tells the sink of each life of a poisonous message, then does the harm that the message names."""
+
+    async def __call__(self, message: Message) -> Outcome:
+        unit, counter, fate = json.loads(message.data)
+        if fate.startswith(POISON):
+            await self.sink.ask("life", f"{unit}#{counter}", self.owner)
+            await self._harm(fate.removeprefix(POISON))
+        return await super().__call__(message)
+
+    async def _harm(self, kind: str) -> None:
+        match kind:
+            case "exit":
+                raise SystemExit(3)
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+                await asyncio.Event().wait()
+            case "hang":
+                await asyncio.Event().wait()
+            case "base":
+                raise Misbehaviour("poison")
+            case "memory":
+                _eat()
+            case _:
+                time.sleep(self.blocks)  # noqa: ASYNC251 - that is the harm
+
+
+def _eat() -> None:
+    """Take memory until there is none; the limit is this process's own, so that nobody else starves."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + _ROOM, before[1]))
+    eaten = []
+    try:
+        while True:
+            eaten.append(bytearray(16 << 20))
+    finally:
+        eaten.clear()
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+if __name__ == "__main__":
+    main(PoisonHandler)

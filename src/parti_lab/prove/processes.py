@@ -1,0 +1,78 @@
+"""Finding and killing the processes below one that we started (Linux, /proc)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A process as it was when we looked; `started` tells it from a later one with the same number."""
+
+    pid: int
+    parent: int
+    started: str
+    command: str
+
+    @property
+    def is_java(self) -> bool:
+        return "java" in self.command.split("\0", 1)[0]
+
+    @property
+    def is_python_worker(self) -> bool:
+        """One that runs tasks: forked by pyspark's daemon, which is its parent and has the same command."""
+        return "pyspark.daemon" in self.command or "parti_lab.prove.delivery_daemon" in self.command
+
+
+def below(pid: int) -> list[Seen]:
+    """The processes that descend from `pid`, parents before children; without `pid` itself."""
+    everything = list(_all())
+    found: list[Seen] = []
+    wave = {pid}
+    while wave:
+        children = [process for process in everything if process.parent in wave]
+        found += children
+        wave = {process.pid for process in children}
+    return found
+
+
+def kill(processes: Iterable[Seen]) -> int:
+    """SIGKILL those that are still the processes we saw; returns how many were hit."""
+    hit = 0
+    for process in processes:
+        if is_alive(process):
+            try:
+                os.kill(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            hit += 1
+    return hit
+
+
+def is_alive(process: Seen) -> bool:
+    """Whether this very process still runs."""
+    now = _look(Path("/proc") / str(process.pid))
+    return now is not None and now.started == process.started
+
+
+def _all() -> Iterable[Seen]:
+    for entry in Path("/proc").glob("[0-9]*"):
+        seen = _look(entry)
+        if seen is not None:
+            yield seen
+
+
+def _look(entry: Path) -> Seen | None:
+    try:
+        stat = (entry / "stat").read_text()
+        command = (entry / "cmdline").read_text(errors="replace")
+    except OSError:  # it ended meanwhile
+        return None
+    fields = stat[stat.rindex(")") + 2 :].split()
+    if fields[0] in "ZX":
+        return None
+    return Seen(int(entry.name), int(fields[1]), fields[19], command)

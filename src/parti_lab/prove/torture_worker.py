@@ -1,0 +1,176 @@
+"""The program of a worker process in `parti prove torture`: handlers retry, raise, reject and misbehave as told.
+
+A message says its own fate. Misbehaviour happens once a message: whoever gets it next can go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from parti.backoff import Backoff, retry
+from parti.clock import SystemClock
+from parti.config.sections import LogFormat, LogLevel, ObserveSection
+from parti.manager import CallableSource, ControlConfig, Hooks, Manager
+from parti.model import Lease
+from parti.observe.logs import configure_logging
+from parti.waiting import first_of
+from parti.wire.api import JetStreamApi
+from parti.wire.connect import connect
+from parti.wire.options import ConnectOptions
+from parti.worker import Message, Outcome, Reject, Retry, WorkerConfig, WorkerConsumer
+from parti_lab.prove.asking import Asking
+
+_TICK = 0.1
+_STALL = 0.5
+
+
+class Misbehaviour(BaseException):
+    """What no handler should raise."""
+
+
+class StaleEffect(Exception):
+    """The sink refused: somebody else owns the partition by now."""
+
+
+def say(word: str, **fields: Any) -> None:
+    """One line to the proof."""
+    print(json.dumps({"say": word, **fields}), flush=True)
+
+
+async def watch_stalls() -> None:
+    """Tell when this process stood still: starved by the machine, frozen or blocked. Until cancelled."""
+    before = time.monotonic()
+    while True:
+        await asyncio.sleep(_TICK)
+        now = time.monotonic()
+        if now - before - _TICK > _STALL:
+            say("stall", start=before, end=now)
+        before = now
+
+
+class Handler:
+    """What each message does."""
+
+    def __init__(self, sink: Asking, takes: float, blocks: float) -> None:
+        self.sink = sink
+        self._takes = takes
+        self.blocks = blocks
+        self.owner = f"pid-{os.getpid()}"
+
+    async def __call__(self, message: Message) -> Outcome:
+        began = time.monotonic()
+        unit, counter, fate = json.loads(message.data)
+        if fate == "reject":
+            return Reject("told to")
+        if fate in ("retry", "raise") and message.attempt == 1:
+            if fate == "raise":
+                raise RuntimeError("told to")
+            return Retry()
+        if fate in ("hang", "base", "exit", "block") and await self.sink.ask("misbehave", f"{unit}#{counter}"):
+            await self._misbehave(fate)
+        if self._takes:
+            await asyncio.sleep(self._takes * (0.5 + (counter % 7) / 6))
+        effect = (message.partition.id, unit, counter, self.owner, message.lease.epoch)
+        if not await self.sink.ask("effect", *effect, began, message.sequence, message.attempt):
+            raise StaleEffect("the sink knows a newer epoch")
+        return None
+
+    async def _misbehave(self, fate: str) -> None:
+        say("misbehaves", fate=fate, at=time.monotonic())
+        match fate:
+            case "hang":
+                await asyncio.Event().wait()
+            case "base":
+                raise Misbehaviour("told to")
+            case "exit":
+                raise SystemExit(3)
+            case _:
+                time.sleep(self.blocks)  # noqa: ASYNC251 - that is the fault
+
+
+def told(path: Path) -> list[str]:
+    """The source: what the proof's file says."""
+    said = json.loads(path.read_text())
+    if said["raises"]:
+        raise RuntimeError("the source was told to raise")
+    return list(said["partitions"])
+
+
+async def work(settings: dict[str, Any], handles: type[Handler] = Handler) -> None:
+    """Until a signal: SIGTERM leaves, SIGUSR1 stops as one that returns, SIGUSR2 is back here at once."""
+    life = 0
+    while await _live(settings, handles, life):
+        life += 1
+    say("stopped")
+
+
+async def _live(settings: dict[str, Any], handles: type[Handler], life: int) -> bool:
+    """One life of a worker; True when it is to be followed by another at once."""
+    options = ConnectOptions(servers=tuple(settings["urls"]), request_timeout=5.0, name="torture-worker")
+    # One that comes back in the same process may find that the server is away just now.
+    patience = Backoff(base=0.1, cap=0.5, max_tries=100 if life else 1)
+    connection = await retry(lambda: connect(options), backoff=patience, clock=SystemClock())
+    sink = await Asking.open(int(settings["sink"]))
+    consumer = WorkerConsumer(JetStreamApi(connection), WorkerConfig(**settings["worker"]))
+    handler = handles(sink, float(settings["takes"]), float(settings["blocks"]))
+    handler.owner += f".{life}" if life else ""
+    consumer.handler(handler)
+    asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    manager = Manager(
+        ControlConfig(**settings["control"]), connection, _source(settings), consumer=consumer, hooks=_hooks()
+    )
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        asyncio.get_running_loop().add_signal_handler(number, _ask, asked, number)
+    await manager.start(60.0)
+    say("live", worker=manager.worker_id)
+    stalls = asyncio.create_task(watch_stalls())
+    await first_of(asked, manager.ended())
+    if not asked.done():
+        await manager.ended()
+    await manager.stop(returning=asked.done() and asked.result() != signal.SIGTERM)
+    stalls.cancel()
+    await sink.close()
+    await connection.close()
+    return asked.done() and asked.result() == signal.SIGUSR2
+
+
+def _ask(asked: asyncio.Future[int], number: int) -> None:
+    if not asked.done():
+        asked.set_result(number)
+
+
+def _source(settings: dict[str, Any]) -> CallableSource:
+    path = Path(settings["source"])
+    return CallableSource(lambda: told(path), every=0.3)
+
+
+def _hooks() -> Hooks:
+    def granted(lease: Lease) -> None:
+        say("granted", partition=lease.partition, epoch=lease.epoch, at=time.monotonic())
+
+    def revoked(lease: Lease) -> None:
+        say("revoked", partition=lease.partition, epoch=lease.epoch, at=time.monotonic())
+
+    return Hooks(
+        on_partition_granted=granted,
+        on_partition_revoked=revoked,
+        on_state_changed=lambda _, new: say("state", state=new.value, at=time.monotonic()),
+    )
+
+
+def main(handles: type[Handler] = Handler) -> None:
+    """The whole program."""
+    given = json.loads(sys.argv[1])
+    configure_logging(ObserveSection(log_format=LogFormat.JSON, log_level=LogLevel(given["log_level"])))
+    asyncio.run(work(given, handles))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""A worker process of a proof, as its parent sees it: what it owns, and how it is killed, frozen and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from parti.clock import SystemClock
+from parti.testing import eventually
+from parti.testing.child import spawn
+
+
+@dataclass
+class WorkerProcess:
+    """One child. It cannot outlive us."""
+
+    process: Any
+    worker: str = ""
+    owned: set[str] = field(default_factory=set)
+    state: str = ""
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=200))
+    ended_at: float | None = None
+    frozen: bool = False
+    heard: Callable[[Mapping[str, Any]], None] | None = None
+    """Told whatever the process says."""
+    _reader: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        settings: Mapping[str, Any],
+        program: str = "parti_lab.prove.worker_main",
+        heard: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> WorkerProcess:
+        """Returns at once; see `live`."""
+        command = [sys.executable, "-m", program, json.dumps(settings)]
+        child = cls(await asyncio.to_thread(spawn, command), heard=heard)
+        child._reader = asyncio.get_running_loop().create_task(child._read(), name="parti-worker-process")
+        return child
+
+    @property
+    def pid(self) -> int:
+        return int(self.process.pid)
+
+    @property
+    def owner(self) -> str:
+        """What its effects call it."""
+        return f"pid-{self.pid}"
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    async def live(self, timeout: float = 120.0) -> None:
+        await eventually(lambda: self.worker or not self.running, timeout, f"worker {self.pid} live")
+        if not self.worker:
+            raise RuntimeError(f"worker {self.pid} ended: {' | '.join(list(self.log)[-20:])}")
+
+    def kill(self) -> None:
+        """SIGKILL: a crash."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        self.frozen = True
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+        self.frozen = False
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    async def ended(self, timeout: float = 60.0) -> int:
+        """The exit code, when it has ended."""
+        await eventually(lambda: not self.running, timeout, f"worker {self.pid} ended")
+        if self._reader is not None:
+            await self._reader
+        return int(self.process.returncode)
+
+    async def close(self) -> None:
+        if self.running:
+            self.kill()
+        await self.ended()
+
+    async def _read(self) -> None:
+        while line := await asyncio.to_thread(self.process.stdout.readline):
+            text = line.decode(errors="replace").rstrip()
+            try:
+                told = json.loads(text)
+            except ValueError:
+                told = {}
+            match told.get("say") if isinstance(told, dict) else None:
+                case "live":
+                    self.worker = told["worker"]
+                case "granted":
+                    self.owned.add(told["partition"])
+                case "revoked":
+                    self.owned.discard(told["partition"])
+                case "state":
+                    self.state = told["state"]
+                case None:
+                    self.log.append(text)
+                    continue
+            if self.heard is not None:
+                self.heard(told)
+        self.ended_at = SystemClock().now()

@@ -1,0 +1,87 @@
+"""Attempts are counted per message, not per process: workers come, go and crash between two of them, at random."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from manager_fleet import HASTY, Fleet, fleet_on
+
+from parti.manager import Manager
+from parti.testing import NatsServer, eventually
+from parti.wire.api import JetStreamApi
+from parti.worker import Message, WorkerConfig, WorkerConsumer
+from parti.worker.letters import DeadLetters
+
+MAX_DELIVER, MESSAGES = 6, 12
+LAYOUTS = ["per-worker", "per-partition"]
+
+
+class Failing:
+    """A fleet that can handle nothing; every start is counted."""
+
+    def __init__(self, fleet: Fleet, layout: str, lanes: str) -> None:
+        self.starts: Counter[int] = Counter()
+        self.attempts: dict[int, list[int]] = {}
+        self._fleet = fleet
+        self._layout = layout
+        self._lanes = lanes
+
+    async def handle(self, message: Message) -> None:
+        self.starts[message.sequence] += 1
+        self.attempts.setdefault(message.sequence, []).append(message.attempt)
+        raise RuntimeError("not today")
+
+    async def join(self) -> Manager:
+        config = WorkerConfig(
+            stream=self._fleet.stream,
+            subject_template=f"{self._fleet.stream}.{{partition}}",
+            pull_timeout=1.0,
+            idle_heartbeat=0.25,
+            min_update_interval=0.05,
+            lanes=self._lanes,
+            retry_delays=("700ms",),
+            max_deliver=MAX_DELIVER,
+        )
+        consumer = WorkerConsumer(JetStreamApi(await self._fleet.connection()), config, self.handle)
+        return await self._fleet.worker(consumer=consumer, layout=self._layout, **HASTY)
+
+    async def tried(self, times: int) -> None:
+        await eventually(lambda: sum(self.starts.values()) >= times, 60, f"{times} starts")
+
+
+async def all_written(letters: DeadLetters) -> bool:
+    return await letters.count() == MESSAGES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("crash", [False, True], ids=["planned", "crash"])
+async def test_a_message_is_tried_max_deliver_times_by_all_its_owners_together(
+    server: NatsServer, name: str, layout: str, crash: bool
+) -> None:
+    rng = random.Random(f"{layout}{crash}")
+    crashes = 0
+    async with fleet_on(server, name, count=4, storage="file") as fleet:
+        failing = Failing(fleet, layout, rng.choice(["partition", "key"]))
+        await failing.join()
+        await failing.join()
+        await fleet.publish(MESSAGES)
+        until = MESSAGES * MAX_DELIVER
+        for share in (0.1, 0.3, 0.5):
+            await failing.tried(int(until * share))
+            leaving = rng.choice(fleet.managers)
+            if crash:
+                await fleet.crash(leaving)
+                crashes += 1
+            else:
+                await leaving.stop()
+                fleet.managers.remove(leaving)
+            await failing.join()
+        letters = DeadLetters(fleet.js, fleet.stream)
+        await eventually(lambda: all_written(letters), 60, "a letter for each")
+        # The count of an attempt that failed within 0.2 s of a crash is not told to anybody.
+        assert max(failing.starts.values()) <= MAX_DELIVER + crashes
+        if not crash:
+            assert failing.attempts == {n: list(range(1, MAX_DELIVER + 1)) for n in range(1, MESSAGES + 1)}
