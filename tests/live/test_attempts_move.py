@@ -6,13 +6,13 @@ import random
 from collections import Counter
 
 import pytest
-from manager_fleet import HASTY, Fleet, fleet_on
 
 from parti.manager import Manager
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.worker import Message, WorkerConfig, WorkerConsumer
 from parti.worker.letters import DeadLetters
+from support.fleet import HASTY, Fleet, fleet_on
 
 MAX_DELIVER, MESSAGES = 6, 12
 LAYOUTS = ["per-worker", "per-partition"]

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from deliver_support import Scene, scene
 
 from parti.clock import SystemClock
 from parti.observe.prometheus import PrometheusMetrics
@@ -16,6 +15,7 @@ from parti.tasks.names import Names
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, Hang
 from parti.wire.errors import StreamNotFound
+from support.delivery import Scene, scene
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from deliver_support import Scene, scene
 
 from parti.clock import SystemClock
 from parti.tasks.held import Held, Reader
@@ -17,6 +16,7 @@ from parti.tasks.park import Park
 from parti.tasks.storage import ensure_consumer, ensure_streams
 from parti.testing import NatsServer, eventually
 from parti.wire.live import LiveConnection
+from support.delivery import Scene, scene
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from contextlib import aclosing
 from types import MappingProxyType
 
 import pytest
-from manager_fleet import HASTY, Fleet, fleet_on, stopping
 
 from parti.control import membership, reconcile
 from parti.control.assign import strategy_named
@@ -27,6 +26,7 @@ from parti.manager.kv_store import Store, bucket_of
 from parti.model import Assignment, Member, Partition, PartitionId, WorkerId
 from parti.testing import FaultProxy, NatsServer, eventually
 from parti.worker import Message, WorkerConfig, WorkerConsumer
+from support.fleet import HASTY, Fleet, fleet_on, stopping
 
 LONG = {"prepare_timeout": 60.0, "commit_timeout": 60.0}
 

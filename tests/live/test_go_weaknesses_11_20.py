@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from manager_fleet import HASTY, fleet_on
 
 from parti.control import election, membership, reconcile
 from parti.control.election import LeaderRecord, ReadLeader, WriteLeader
@@ -20,6 +19,7 @@ from parti.manager import Hooks, ManagerState, StaticSource
 from parti.manager.kv_store import Store
 from parti.model import Member, Partition, WorkerId
 from parti.testing import FaultProxy, NatsServer, eventually
+from support.fleet import HASTY, fleet_on
 
 TERMS = LeaseTerms(ttl=6.0, renew_every=2.0, margin=0.3)
 UNHURRIED = HASTY | {"heartbeat_ttl": 4.0, "heartbeat_interval": 0.8}

@@ -8,26 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from manager_fleet import Fleet, fleet_on
 
 from parti.testing import NatsServer, eventually
-from parti.wire.api import JetStreamApi
-from parti.worker import Message, WorkerConfig, WorkerConsumer
-
-LAYOUTS = ["per-worker", "per-partition"]
-FAST = {"retry_delays": ("10ms",), "max_deliver": 50}
-
-
-async def consumer_of(fleet: Fleet, handler: Callable[[Message], Any], **changes: Any) -> WorkerConsumer:
-    settings: dict[str, Any] = {
-        "stream": fleet.stream,
-        "subject_template": f"{fleet.stream}.{{partition}}",
-        "pull_timeout": 1.0,
-        "idle_heartbeat": 0.25,
-        "min_update_interval": 0.05,
-    }
-    js = JetStreamApi(await fleet.connection())
-    return WorkerConsumer(js, WorkerConfig(**(settings | changes)), handler, metrics=fleet.metrics)
+from parti.worker import Message
+from support.fleet import Fleet, fleet_on
+from support.layouts import FAST, LAYOUTS, consumer_of
 
 
 def metric(fleet: Fleet, name: str, **labels: str) -> float:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import structlog
-from manager_fleet import HASTY, fleet_on, stopping
 
 from parti.errors import ConfigError
 from parti.manager import Hooks, SlotSource
 from parti.model import PartitionId
 from parti.testing import NatsServer, eventually
+from support.fleet import HASTY, fleet_on, stopping
 
 
 async def test_more_partitions_than_room_are_a_state_that_everybody_can_see(server: NatsServer, name: str) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import random
 
 import pytest
-from manager_fleet import HASTY, fleet_on
 
 from parti.errors import ConfigError, UsageError
 from parti.manager import ControlConfig, Hooks, Manager, ManagerState
 from parti.model import Partition
 from parti.testing import NatsServer, eventually
 from parti.worker import WorkerConfig, WorkerConsumer
+from support.fleet import HASTY, fleet_on
 
 
 async def test_the_first_worker_leads_and_owns_everything(server: NatsServer, name: str) -> None:

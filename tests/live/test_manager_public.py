@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from manager_fleet import PATIENT, Fleet, fleet_on
 
 import parti
 from parti.control.slots import slot_of
@@ -19,6 +18,7 @@ from parti.manager import ControlConfig, Manager, SlotSource
 from parti.model import Partition, PartitionId, WorkerId
 from parti.testing import NatsServer, eventually
 from parti.worker import WorkerConfig, WorkerConsumer
+from support.fleet import PATIENT, Fleet, fleet_on
 
 
 def test_every_public_name_is_there_and_the_stub_names_the_same() -> None:

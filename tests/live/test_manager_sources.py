@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from manager_fleet import HASTY, fleet_on, partition
 
 from parti.errors import OverlappingPartitions
 from parti.manager import CallableSource, Hooks, KvSource, StaticSource, SubjectSource
@@ -12,6 +11,7 @@ from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.wire.kv import KeyValue
 from parti.worker import WorkerConfig, WorkerConsumer
+from support.fleet import HASTY, fleet_on, partition
 
 
 async def test_partitions_of_a_list_that_come_and_go_are_assigned_and_retired(server: NatsServer, name: str) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import random
 
 import pytest
-from manager_fleet import Fleet, fleet_on, stopping
 
 from parti.control.signals import Gap
 from parti.manager import Manager
@@ -16,6 +15,7 @@ from parti.wire import api_consumers
 from parti.wire.api import JetStreamApi
 from parti.wire.live import LiveConnection
 from parti.worker import Message, WorkerConfig, WorkerConsumer
+from support.fleet import Fleet, fleet_on, stopping
 
 pytestmark = pytest.mark.slow  # each is quick, but there are many
 LONG = {"layout": "per-partition", "prepare_timeout": 60.0, "commit_timeout": 60.0}

@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from stored_input import Message, create, publish, publish_acked
 
 from parti.testing import NatsCluster, insist_blocking
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import BehindLeader, Path, RangeReader
+from support.stored_input import Message, create, publish, publish_acked
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

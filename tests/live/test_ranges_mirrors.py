@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path as Folder
 
 import pytest
-from stored_input import Message, create, delete, numbered, publish, rows
 
 from parti.errors import PartiError
 from parti.groups.describe import _lag
@@ -22,6 +21,7 @@ from parti.wire.options import ConnectOptions
 from parti.wire.ranges import Path, RangeReader
 from parti.wire.stored import AnsweredElsewhere
 from parti.worker.letters import DeadLetters
+from support.stored_input import Message, create, delete, numbered, publish, rows
 
 PATHS: list[Path] = ["auto", "consumer", "direct"]
 REPLAYS = 12

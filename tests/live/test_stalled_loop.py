@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from manager_fleet import fleet_on
-from test_handlers_in_both_layouts import LAYOUTS
 
 from parti.testing import NatsServer, eventually
 from parti.testing.child import spawn
+from support.fleet import fleet_on
+from support.layouts import LAYOUTS
 
 HANDLER = """
 import asyncio, os, time

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from manager_fleet import HASTY, Fleet, fleet_on
-from old_version import old_version
 
 from parti.testing import NatsServer, eventually
+from support.fleet import HASTY, Fleet, fleet_on
+from support.old_version import old_version
 
 LAYOUTS = ["per-worker", "per-partition"]
 RETENTIONS = ["limits", "workqueue", "interest"]

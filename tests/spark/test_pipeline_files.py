@@ -17,7 +17,7 @@ RAW = FAST_CHECKPOINTS["spark.hadoop.fs.file.impl"]
 
 
 @pytest.fixture(params=["checksummed", "raw"])
-def files(spark, tmp_path: Path, request: pytest.FixtureRequest) -> Files:
+def files(spark: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Files:
     """On the local disk as Hadoop has it, and as sessions with fast checkpoints have it."""
     found = Files(spark, str(tmp_path / "checkpoint"))
     if request.param == "raw":
@@ -26,21 +26,21 @@ def files(spark, tmp_path: Path, request: pytest.FixtureRequest) -> Files:
     return found
 
 
-def _raw(spark):
+def _raw(spark: Any) -> Any:
     conf = spark._jvm.org.apache.hadoop.conf.Configuration(spark._jsc.hadoopConfiguration())
     conf.set("fs.file.impl", RAW)
     conf.set("fs.defaultFS", "file:///")
     return conf
 
 
-def test_of_all_who_make_a_claim_one_has_made_it_and_anybody_can_read_it(files):
+def test_of_all_who_make_a_claim_one_has_made_it_and_anybody_can_read_it(files: Files) -> None:
     assert files.create("claim", "first")
     assert not files.create("claim", "second")
     assert files.read("claim") == "first"
     assert files.names() == ["claim"]
 
 
-def test_owners_follow_each_other_there(files):
+def test_owners_follow_each_other_there(files: Files) -> None:
     lease = LeaseNote("bucket", "now", 6.0, 1)
     first = epochs.prepare(files, lease, lambda: None)
     files.write(f"{first}/cost.json", "{}")
@@ -51,7 +51,7 @@ def test_owners_follow_each_other_there(files):
     assert epochs.without_lease(files) == second
 
 
-def test_where_there_are_no_links_a_claim_is_made_once_as_well(tmp_path, monkeypatch):
+def test_where_there_are_no_links_a_claim_is_made_once_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 

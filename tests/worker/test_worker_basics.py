@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from worker_bench import Bench, Effects, parts
 
 from parti.errors import ConfigError, UsageError
 from parti.worker import (
@@ -17,6 +16,7 @@ from parti.worker import (
     WorkerConsumer,
     WorkerIdMutation,
 )
+from support.worker import Bench, Effects, parts
 
 
 async def test_a_handler_gets_the_messages_of_its_partitions_and_they_are_acknowledged(bench: Bench) -> None:

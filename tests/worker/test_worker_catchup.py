@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from worker_bench import Bench, Effects, parts
 
 from parti.errors import UsageError
 from parti.testing import eventually
 from parti.wire.options import ConnectOptions
 from parti.worker import Lease, Message
+from support.worker import Bench, Effects, parts
 
 
 async def test_a_partition_that_comes_with_a_position_is_read_from_there_and_goes_on_live(bench: Bench) -> None:

@@ -11,10 +11,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from worker_bench import Bench, Effects, parts
 
 from parti.testing import eventually
 from parti.worker import Message, Retry
+from support.worker import Bench, Effects, parts
 
 
 async def test_close_finishes_what_was_received_and_starts_nothing_afterwards(bench: Bench) -> None:

@@ -6,10 +6,10 @@ import asyncio
 import threading
 
 import pytest
-from worker_bench import Bench, Effects, parts
 
 from parti.testing import eventually
 from parti.worker import Lease, Message
+from support.worker import Bench, Effects, parts
 
 
 class Gate:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from worker_bench import Bench, Effects, parts
 
 from parti.testing import eventually
+from support.worker import Bench, Effects, parts
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import time
 
 import aiohttp
 import pytest
-from worker_bench import Bench, Effects, bench_on, parts
 
 from parti.backoff import Backoff
 from parti.errors import Category
@@ -20,6 +19,7 @@ from parti.observe.health import ObservabilityServer
 from parti.testing import NatsServer, eventually
 from parti.wire.errors import api_error, status_error
 from parti.worker import Retry, WorkerConfig
+from support.worker import Bench, Effects, bench_on, parts
 
 SEED_000 = {
     "parti_consumer_messages_total": "counter",

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from worker_bench import Bench, Effects, bench_on, parts
 
 from parti.testing import NatsServer, eventually
 from parti.worker import Message, Outcome, Retry
+from support.worker import Bench, Effects, bench_on, parts
 
 FAST = {"retry_delays": ("10ms",), "max_deliver": 50, "handler_timeout": 0.1}
 

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from worker_bench import Bench, bench_on, parts
 
 from parti.testing import NatsServer, eventually
 from parti.worker import Lease, Message, WorkerConsumer
+from support.worker import Bench, bench_on, parts
 
 SMALL = {"max_ack_pending": 10, "drain_timeout": 0.05, "concurrency": 4}
 

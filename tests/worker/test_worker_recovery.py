@@ -7,7 +7,6 @@ import io
 import json
 
 import pytest
-from worker_bench import Bench, Effects, bench_on, parts
 
 from parti.backoff import Backoff
 from parti.clock import SystemClock
@@ -26,6 +25,7 @@ from parti.worker.health import HealthTracker, Part
 from parti.worker.info import Unfenced
 from parti.worker.recorder import Recorder
 from parti.worker.runtime import Runtime
+from support.worker import Bench, Effects, bench_on, parts
 
 QUICK = Backoff(base=0.02, cap=0.2)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from worker_bench import Bench, Effects, parts
 
 from parti.errors import ConfigError, PartiError
 from parti.testing import eventually
 from parti.worker import Message
 from parti.worker.routing import Routes, SubjectTemplate
 from parti.worker.updates import Diff
+from support.worker import Bench, Effects, parts
 
 
 async def test_100_updates_within_2_seconds_collapse_by_80_percent_and_end_in_the_last_state(bench: Bench) -> None:
