@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Literal
 
 import pytest
 
@@ -21,7 +22,7 @@ LAYOUTS = ["per-worker", "per-partition"]
 class Failing:
     """A fleet that can handle nothing; every start is counted."""
 
-    def __init__(self, fleet: Fleet, layout: str, lanes: str) -> None:
+    def __init__(self, fleet: Fleet, layout: str, lanes: Literal["partition", "key"]) -> None:
         self.starts: Counter[int] = Counter()
         self.attempts: dict[int, list[int]] = {}
         self._fleet = fleet

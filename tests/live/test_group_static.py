@@ -365,8 +365,9 @@ async def test_waiting_for_a_member_may_be_cancelled_without_ending_it(bench: Be
 async def test_it_can_be_used_as_a_context(bench: Bench) -> None:
     await bench.create(members=["m1"])
     async with await bench.join("m1", []) as member:
-        assert member.state is MemberState.STANDBY
-    assert member.state is MemberState.STOPPED
+        states = [member.state]
+    states.append(member.state)
+    assert states == [MemberState.STANDBY, MemberState.STOPPED]
 
 
 async def test_lag_is_told_by_partition(bench: Bench) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from parti.model import PartitionId
 from parti.testing import NatsServer, eventually
 from parti.worker import Message
 from support.fleet import Fleet, fleet_on
@@ -128,7 +129,7 @@ async def test_metrics_health_and_info_are_the_same_in_both_layouts(server: Nats
         assert metric(fleet, "parti_worker_consumer_subjects_current") == 4
         gate.set()
         await eventually(lambda: consumer.info().in_hand == 0, what="all done")
-        assert consumer.position("p1").done == 10
+        assert consumer.position(PartitionId("p1")).done == 10
         await eventually(lambda: metric(fleet, "parti_consumer_inflight") == 0, what="the gauge follows")
         await eventually(lambda: metric(fleet, "parti_handler_latency_seconds_count") == 40, what="latencies")
         assert consumer.is_healthy

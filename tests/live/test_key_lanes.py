@@ -13,7 +13,7 @@ from parti.wire.api import JetStreamApi
 from parti.worker import Message, Retry, WorkerConfig, WorkerConsumer
 from support.fleet import Fleet, fleet_on, stopping
 
-LONG = {"prepare_timeout": 60.0, "commit_timeout": 60.0, "shutdown_timeout": 60.0}
+LONG: dict[str, Any] = {"prepare_timeout": 60.0, "commit_timeout": 60.0, "shutdown_timeout": 60.0}
 
 
 class Keyed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,8 @@ from parti.model import ClaimState, PartitionId
 from parti.testing import NatsServer, eventually
 from support.fleet import Fleet, fleet_on
 
-HASTY_TERMS = {"heartbeat_ttl": 2.0, "heartbeat_interval": 0.4, "lease_margin": 0.2}
-TERMS = {"heartbeat_ttl": 6.0, "heartbeat_interval": 0.5, "lease_margin": 0.3}
+HASTY_TERMS: dict[str, Any] = {"heartbeat_ttl": 2.0, "heartbeat_interval": 0.4, "lease_margin": 0.2}
+TERMS: dict[str, Any] = {"heartbeat_ttl": 6.0, "heartbeat_interval": 0.5, "lease_margin": 0.3}
 
 
 async def tamper(store: Store, key: str, how: str) -> None:

@@ -119,7 +119,7 @@ async def test_messages_acked_ahead_of_others_are_refused_unless_allowed(server:
         await fleet.js.connection.publish(f"$JS.ACK.{name}.old-p0.1.{sequences[2]}.3.0.0", b"+ACK")
 
         async def acked() -> bool:
-            return (await fleet.js.consumer_info(name, "old-p0"))["num_ack_pending"] == 4
+            return bool((await fleet.js.consumer_info(name, "old-p0"))["num_ack_pending"] == 4)
 
         assert await eventually(acked, 60, "the ack arrived")
         await quiet(fleet)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from support.old_version import old_version
 LAYOUTS = ["per-worker", "per-partition"]
 RETENTIONS = ["limits", "workqueue", "interest"]
 COUNT = 240
-LEASE = {"heartbeat_ttl": 6.0, "heartbeat_interval": 1.0}
+LEASE: dict[str, Any] = {"heartbeat_ttl": 6.0, "heartbeat_interval": 1.0}
 
 
 def in_order(fleet: Fleet) -> bool:

@@ -13,7 +13,7 @@ from parti.spark import session
 from parti.testing import NatsCluster, NatsServer
 from support.spark_streams import Query, Stream
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "spark.ui.enabled": "false",
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
@@ -25,7 +25,7 @@ SETTINGS = {
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session of the whole test run: two cores on loopback, four tries a task."""
     warehouse = str(tmp_path_factory.mktemp("spark") / "warehouse")
-    running = session("parti-tests", master="local[2]", **SETTINGS, **{"spark.sql.warehouse.dir": warehouse})
+    running = session("parti-tests", master="local[2]", **SETTINGS | {"spark.sql.warehouse.dir": warehouse})
     running.sparkContext.setLogLevel("ERROR")
     yield running
     running.stop()

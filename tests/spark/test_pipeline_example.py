@@ -30,7 +30,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_the_feed_is_skewed_bursty_and_has_large_late_and_broken_orders(example: Any) -> None:
-    from feed import events
+    from feed import events  # type: ignore[import-not-found]
 
     made = list(events(20_000, 5_000, seed=1))
     customers = Counter(customer for customer, _ in made)
@@ -44,7 +44,7 @@ def test_the_pipeline_of_the_example_enriches_every_order_and_the_windows_add_up
     example: Any, own_server: NatsServer, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from feed import publish
-    from windows import revenue
+    from windows import revenue  # type: ignore[import-not-found]
 
     monkeypatch.chdir(tmp_path)
     publish(own_server.url, "orders", 3_000, 500, seed=2)

@@ -102,5 +102,5 @@ def test_the_proof_holds_for_a_killed_worker_and_a_killed_driver() -> None:
     result = execute(PROOF, RunContext(quick=True, seed=7, options={"trials": 2, "messages": 600, "cases": 0}))
     assert result.ok, result.figures
     assert result.figures["cases"] == 1  # on a Spark of its own
-    assert result.figures["driver_kills"] >= 1
-    assert result.figures["worker_kills"] >= 1
+    kills = [result.figures["driver_kills"], result.figures["worker_kills"]]
+    assert all(isinstance(count, int) and count >= 1 for count in kills), kills

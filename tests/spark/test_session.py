@@ -49,7 +49,8 @@ def test_a_setting_that_is_none_of_sparks_is_refused() -> None:
 
 def test_a_session_that_runs_already_is_used_and_given_what_it_can_take(spark: Any) -> None:
     before = spark.conf.get("spark.sql.shuffle.partitions")
-    assert session("another", **{"spark.sql.shuffle.partitions": 3}) is spark
+    changed: dict[str, Any] = {"spark.sql.shuffle.partitions": 3}
+    assert session("another", **changed) is spark
     assert spark.conf.get("spark.sql.shuffle.partitions") == "3"  # one of those that can be changed
     spark.conf.set("spark.sql.shuffle.partitions", before)
 
@@ -68,7 +69,7 @@ def test_a_task_does_not_import_the_asyncio_client() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def run(code: str, folder: Path) -> dict:
+def run(code: str, folder: Path) -> Any:
     """Run a driver of its own; its last line is JSON."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     done = subprocess.run(

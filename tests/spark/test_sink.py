@@ -27,7 +27,7 @@ from support.spark_streams import Stream
 pytestmark = pytest.mark.spark
 
 
-def read_all(stream: Stream) -> list[dict]:
+def read_all(stream: Stream) -> list[dict[str, Any]]:
     """Every message of the stream, in its order, read without Spark."""
     reader = RangeReader(ConnectOptions(servers=(stream.url,)))
     try:

@@ -42,9 +42,7 @@ ALL = StructType(
         StructField("headers", HEADERS),
     ]
 )
-TOKEN = st.text(
-    st.characters(blacklist_characters=".*> \t\r\n\0", blacklist_categories=("Cs",)), min_size=1, max_size=9
-)
+TOKEN = st.text(st.characters(exclude_characters=".*> \t\r\n\0", exclude_categories=["Cs"]), min_size=1, max_size=9)
 SUBJECTS = st.lists(st.lists(TOKEN, min_size=1, max_size=5), max_size=20)
 
 

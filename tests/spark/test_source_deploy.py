@@ -42,7 +42,7 @@ def run_job(master: str, stream: Stream, folder: Path, *more: str) -> dict[str, 
     command = [sys.executable, str(JOB), master, stream.url, stream.name, str(folder), *more]
     done = subprocess.run(command, env=environment(folder), cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def test_executors_in_processes_of_their_own_read_everything_once_and_audit_it(stream: Stream, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def standalone(folder: Path) -> Iterator[str]:
         for line in process.stderr:
             if found := re.search(pattern, line):
                 return found[1]
-        raise AssertionError(f"{process.args} ended without a line like {pattern}")
+        raise AssertionError(f"{process.args!r} ended without a line like {pattern}")
 
     try:
         master = start("master.Master", "--port", "0")

@@ -60,7 +60,7 @@ def stream_reader(stream: Stream, **options: Any) -> JetStreamStreamReader:
     return JetStreamStreamReader(SEQUENCE, SourceOptions.parse(given, streaming=True))
 
 
-def next_batch(reader: Any, start: Any) -> tuple[dict, list[int]]:
+def next_batch(reader: Any, start: Any) -> tuple[dict[str, Any], list[int]]:
     end = json.loads(json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit())))
     remote = pickle.loads(pickle.dumps(JetStreamStreamReader(SEQUENCE, reader._options)))
     parts = [pickle.loads(pickle.dumps(part)) for part in reader.partitions(start, end)]
@@ -84,8 +84,8 @@ def test_a_stream_at_its_limits_is_read_from_earliest_while_it_loses_messages(
     stream.publish(5_000, payload="x" * 64)
     with load(stream):
         for _ in range(5):
-            for rows in batch_of(stream, **options):
-                assert "max_msgs_per_subject" in limit or all(b == a + 1 for a, b in pairwise(rows))
+            for task in batch_of(stream, **options):
+                assert "max_msgs_per_subject" in limit or all(b == a + 1 for a, b in pairwise(task))
         rows: list[int] = []
         while not rows:  # a slow machine reads none of a batch before it has left the stream: once more from earliest
             reader = stream_reader(stream, **options)
@@ -164,7 +164,7 @@ def test_a_gap_costs_neither_tasks_nor_batches(stream: Stream, wide: Any) -> Non
     assert [row for task in tasks for row in task] == expected
     assert len(tasks) <= 6
     reader = stream_reader(stream, maxOffsetsPerTrigger=9)
-    start, batches, found = reader.initialOffset(), 0, []
+    start, batches, found = reader.initialOffset(), 0, list[int]()
     while len(found) < 20:
         start, rows = next_batch(reader, start)
         found += rows
@@ -179,11 +179,12 @@ def test_deletions_and_purges_leave_every_other_message(stream: Stream) -> None:
         stream.connection.api(f"STREAM.MSG.DELETE.{stream.name}", {"seq": sequence})
     gone = {*range(3, 1_500, 7), 1_999, 2_000}
     expected = [n for n in range(1, 2_001) if n not in gone]
+    options: dict[str, Any]
     for options in ({"maxRecordsPerPartition": 30}, {"minPartitions": 9, "minRecordsPerPartition": 1}):
         assert [row for task in batch_of(stream, **options) for row in task] == expected
     for options in ({"maxOffsetsPerTrigger": 333}, {"maxBytesPerTrigger": "4KB"}):
         reader = stream_reader(stream, **options)
-        start, found = reader.initialOffset(), []
+        start, found = reader.initialOffset(), list[int]()
         while start["sequence"] < 2_000:
             start, rows = next_batch(reader, start)
             found += rows

@@ -15,7 +15,8 @@ from parti.spark.tasks import split
 DOCS = Path(__file__).parents[2] / "docs" / "spark.md"
 
 
-def parse(streaming: bool = True, **given: str) -> SourceOptions:
+def parse(**given: Any) -> SourceOptions:
+    streaming = given.pop("streaming", True)
     return SourceOptions.parse({"stream": "S", "servers": "nats://127.0.0.1:1"} | given, streaming=streaming)
 
 

@@ -12,7 +12,7 @@ from support.fleet import Fleet
 LAYOUTS = ["per-worker", "per-partition"]
 
 
-FAST = {"retry_delays": ("10ms",), "max_deliver": 50}
+FAST: dict[str, Any] = {"retry_delays": ("10ms",), "max_deliver": 50}
 
 
 async def consumer_of(fleet: Fleet, handler: Callable[[Message], Any], **changes: Any) -> WorkerConsumer:

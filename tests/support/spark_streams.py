@@ -29,7 +29,7 @@ class Stream:
         self, count: int, subject: str = "k{0}", payload: str = "m{0}", headers: dict[str, str] | None = None
     ) -> int:
         """Store `count` more messages, each acknowledged by the last; returns the stream's last sequence."""
-        first = self.state()["last_seq"] + 1
+        first = int(self.state()["last_seq"]) + 1
         block = b""
         if headers:
             block = b"NATS/1.0\r\n" + "".join(f"{k}: {v}\r\n" for k, v in headers.items()).encode() + b"\r\n"

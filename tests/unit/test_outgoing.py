@@ -26,7 +26,7 @@ from parti.wire.outgoing import (
 )
 
 
-def rows(values: Any, subject: str = "o.1", headers: Any = None, msg_id: Any = None) -> Rows:
+def rows(values: Any, subject: Any = "o.1", headers: Any = None, msg_id: Any = None) -> Rows:
     n = len(values)
     return Rows(
         pa.array(values, pa.binary()),
@@ -122,7 +122,9 @@ def test_a_header_that_would_become_another_is_refused_by_row(entry: Any) -> Non
 
 @pytest.mark.parametrize("bad", [b"", b"a\nb"])
 def test_a_message_id_that_is_empty_or_breaks_the_line_is_refused_and_null_is_generated(bad: Any) -> None:
-    assert checked(rows([b"1"], msg_id=[None])).msg_id.null_count == 1
+    ids = checked(rows([b"1"], msg_id=[None])).msg_id
+    assert ids is not None
+    assert ids.null_count == 1
     frame = single_frames(rows([b"1", b"2"], msg_id=[None, b"mine"]), "i", 1, "c", b"").frames.to_pylist()
     assert b"Nats-Msg-Id: c-0\r\n" in frame[0]
     assert b"Nats-Msg-Id: mine\r\n" in frame[1]

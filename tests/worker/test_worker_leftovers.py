@@ -30,7 +30,7 @@ async def test_messages_whose_acks_got_lost_are_acknowledged_again_and_not_handl
     connection.write = through
 
     async def empty() -> bool:
-        return (await bench.js.stream_info(bench.stream))["state"]["messages"] == 0
+        return bool((await bench.js.stream_info(bench.stream))["state"]["messages"] == 0)
 
     await eventually(empty, 60, "the stream is empty")
     assert len(effects.seen) == 11

@@ -69,7 +69,8 @@ def test_every_metric_of_the_seeds_is_declared_with_its_labels_and_buckets() -> 
         assert not declared[name].labels
     for name, (kind, labels) in SEED_003.items():
         assert declared[name].kind == kind, name
-        assert {label: set(values) for label, values in declared[name].labels.items()} == labels, name
+        found = {label: set(values) for label, values in declared[name].labels.items() if isinstance(values, tuple)}
+        assert found == labels, name
     for name, buckets in BUCKETS.items():
         assert declared[name].buckets == buckets
 

@@ -13,7 +13,7 @@ from parti.worker.dead_letters import DeadLetter
 from support.worker import Bench, Effects, parts
 
 pytestmark = pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
-FAST = {"retry_delays": ("10ms",), "max_deliver": 3}
+FAST: dict[str, Any] = {"retry_delays": ("10ms",), "max_deliver": 3}
 
 
 async def letters(bench: Bench) -> list[DeadLetter]:
