@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
@@ -11,8 +10,9 @@ from typing import Any, TypeVar
 
 import click
 
+from parti.cli.connected import run_connected
 from parti.cli.output import json_option, note, plain, print_json, print_table
-from parti.cli.settings import log_quietly, with_config
+from parti.cli.settings import with_config
 from parti.config import LoadedConfig
 from parti.errors import FatalError, UsageError
 
@@ -181,14 +181,6 @@ def _time(seconds: float) -> str:
 
 def _run(loaded: LoadedConfig, stream: str, act: Callable[[Any], Awaitable[T]]) -> T:
     from parti.wire.api import JetStreamApi
-    from parti.wire.configured import configured_options
-    from parti.wire.connect import connect
     from parti.worker.letters import DeadLetters
 
-    log_quietly(loaded)
-
-    async def main() -> T:
-        async with await connect(configured_options(loaded).options) as connection:
-            return await act(DeadLetters(JetStreamApi(connection), stream))
-
-    return asyncio.run(main())
+    return run_connected(loaded, lambda connection: act(DeadLetters(JetStreamApi(connection), stream)))
