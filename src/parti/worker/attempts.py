@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from parti.errors import PartiError
+from parti.model import Tried
 from parti.observe import worker_metrics as m
 from parti.worker.dead_letters import DeadLetterOffice
 from parti.worker.errors import HandlerCancelled, HandlerTimeout, LeaseOver
@@ -20,14 +21,14 @@ from parti.worker.health import Part
 from parti.worker.lanes import Runner, Why
 from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
-from parti.worker.outcomes import Ack, Again, Bury, DeadLetterReason, Retry, RetryPolicy, describe
+from parti.worker.outcomes import Ack, Again, Bury, DeadLetterReason, Decision, Reject, Retry, RetryPolicy, describe
 from parti.worker.runtime import Runtime
 from parti.worker.wary import Wary
 
 _FLUSH_AFTER = 0.05  # seconds that a latency may wait for others
 _FLUSH_AT = 256
-_COUNTED = (DeadLetterReason.MAX_DELIVER, DeadLetterReason.TIMEOUT)
 _BEFORE = "it failed as often as it may before it came to this process"
+_ENDED = "processes ended, or lost their lease, while they handled it, as often as it may be tried"
 _LONG = 0.25  # seconds of a handler after which the lease is looked at again: less than its margin
 
 
@@ -71,12 +72,14 @@ class Attempts:
             return answer if answer >= 0 else None
         failed = state.tries.failed
         before = failed.get(message.sequence) if failed else None
-        if before is not None and before.attempts > message.attempt:  # it failed elsewhere
-            message.attempt = before.attempts
-            if before.attempts >= self._policy.max_deliver:
-                message.lease = state.lease
-                return await self._follow(message, Retry(error=_BEFORE, timed_out=before.timed_out))
-        message.attempt += 1
+        if before is not None:
+            answer = await self._once_more(message, before)
+            if answer is not None:
+                if wary is not None:
+                    wary.leave(message)
+                return answer if answer >= 0 else None
+        else:
+            message.attempt += 1
         message.lease = state.lease
         now = self.now
         started = runner.since = now()
@@ -117,7 +120,27 @@ class Attempts:
             self.let_go(message)
             return None
         runner.handling = None
-        return await self._follow(message, outcome)
+        return await self._follow(message, outcome, before is not None)
+
+    async def _once_more(self, message: Message, before: Tried) -> float | None:
+        """A message that failed before, here or elsewhere; the answers are those of `_ask`.
+
+        The attempt is counted and told before it starts: it may end this process.
+        """
+        state = message._lane.state
+        if before.attempts >= self._policy.max_deliver:
+            message.attempt = max(message.attempt, before.attempts)
+            message.lease = state.lease
+            spent = Retry(error=_BEFORE, timed_out=before.timed_out)
+            decision = self._policy.decide(spent, message.attempt)
+            answer = await self._conclude(message, Bury(DeadLetterReason.CRASH, _ENDED) if before.ended else decision)
+            return answer if answer is not None else -1.0
+        message.attempt = max(message.attempt + 1, state.tries.count(message.sequence))
+        if state.tries.tell is not None:
+            await state.tries.tell()
+            if not self._may_start(state.lease):  # the note took its time
+                return self._refuse(message)
+        return None
 
     async def _ask(self, message: Message, wary: Wary) -> float | None:
         """None when the message may start; below 0 when it was let go instead; else how long to wait."""
@@ -173,12 +196,17 @@ class Attempts:
             self.ended += len(gathered)
             self._recorder.metrics.observe_all(m.HANDLER_LATENCY, gathered)
 
-    async def _follow(self, message: Message, outcome: object) -> float | None:
+    async def _follow(self, message: Message, outcome: object, counted: bool) -> float | None:
         state = message._lane.state
-        decision = self._policy.decide(outcome, message.attempt)
-        if isinstance(decision, Again) or (isinstance(decision, Bury) and decision.reason in _COUNTED):
+        if not isinstance(outcome, Reject):
             timed_out = isinstance(outcome, Retry) and outcome.timed_out
-            state.tries.count(message.sequence, message.attempt, timed_out)
+            tries, sequence = state.tries, message.sequence
+            total = tries.timed_out(sequence, timed_out) if counted else tries.count(sequence, timed_out=timed_out)
+            message.attempt = max(message.attempt, total)  # another owner may have spent some meanwhile
+        return await self._conclude(message, self._policy.decide(outcome, message.attempt))
+
+    async def _conclude(self, message: Message, decision: Decision) -> float | None:
+        state = message._lane.state
         if isinstance(decision, Again):
             message.last_error = decision.error
             state.retries += 1
