@@ -119,7 +119,7 @@ def spent(life: Life, partition: PartitionId, *, dead: bool) -> tuple[Tried, ...
     return (*tried, *(Tried(sequence, 1, ended=True) for sequence in cut))
 
 
-def blocked(life: Life, message: tuple[PartitionId, int] | None) -> Life:
+def blocked(life: Life, message: tuple[PartitionId, int] | None, stream: str) -> Life:
     """The process of this life lives, and has lost its lease: its end says nothing, but for the message it names.
 
     That one, whose handler blocked the event loop, has used up an attempt.
@@ -127,10 +127,11 @@ def blocked(life: Life, message: tuple[PartitionId, int] | None) -> Life:
     if message is None:
         return replace(life, ended=True, trials=life.trials if life.ended else ())
     partition, sequence = message
-    tried = {each.sequence: each for each in life.tried.get(partition, ())}
+    before = life.tried if life.stream == stream else {}
+    tried = {each.sequence: each for each in before.get(partition, ())}
     tried[sequence] = tried.get(sequence, Tried(sequence, 1))._replace(ended=True)
-    named = MappingProxyType({**life.tried, partition: tuple(tried.values())})
-    return replace(life, ended=True, trials=(message,), tried=named)
+    named = MappingProxyType({**before, partition: tuple(tried.values())})
+    return replace(life, ended=True, trials=(message,), stream=stream, tried=named)
 
 
 def survived(life: Life, partition: PartitionId) -> Life:

@@ -104,7 +104,7 @@ class LifeKeeper:
         if life.member not in self._former:
             return life
         blocked, self._blocked = self._blocked, None
-        return lives.blocked(life, blocked)
+        return lives.blocked(life, blocked, self._host.stream_created)
 
     async def run(self) -> None:
         """Follow the others' records, and write our own when there is something new to say."""
