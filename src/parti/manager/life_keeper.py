@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -13,6 +12,7 @@ from parti.control.lives import Life, Suspicion
 from parti.control.membership import Membership
 from parti.control.records import Unreadable
 from parti.errors import PartiError
+from parti.manager.former import Former
 from parti.manager.host import Host
 from parti.model import Claim, ClaimState, Lease, Member, PartitionId, Tried, WorkerId
 from parti.observe.logs import get_logger
@@ -39,7 +39,7 @@ class LifeKeeper:
         self,
         host: Host,
         member: Member,
-        former: Iterable[Member],
+        former: Former,
         max_deliver: int,
         blocked: tuple[PartitionId, int] | None = None,
     ) -> None:
@@ -49,7 +49,7 @@ class LifeKeeper:
         """
         self._host = host
         self._member = member
-        self._former = frozenset(former)
+        self._former = former
         self.max_deliver = max_deliver
         self._blocked = blocked
         self._owners: dict[PartitionId, Member] = {}
@@ -101,8 +101,11 @@ class LifeKeeper:
 
     def _judged(self, life: Life) -> Life:
         """A process that reads this lives: its former selves ended in order, but for a message that blocked it."""
-        if life.member not in self._former:
+        if life.member not in self._former.lives:
             return life
+        last = self._former.last
+        if last is not None and last.member == life.member:
+            life = last  # what it counted last may not be stored
         blocked, self._blocked = self._blocked, None
         return lives.blocked(life, blocked, self._host.stream_created)
 
@@ -169,6 +172,11 @@ class LifeKeeper:
                 for partition, tried in life.tried.items():
                     if partition in self._states:
                         self._states[partition].tries.heard(life.member, tried)
+
+    def last_words(self) -> Life:
+        """Our life when it is over, for the next one of this process: not all of it need be stored."""
+        self._note_tries()
+        return self._life
 
     async def finish(self) -> None:
         """We end in order: nothing is to be held against the partitions we had. A note that fails only costs care."""
