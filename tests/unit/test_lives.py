@@ -214,7 +214,7 @@ def test_a_process_that_lives_names_the_message_that_cost_it_its_lease() -> None
     life = replace(Life(member(0)), trials=((P, 7), (P, 8)), tried={P: (Tried(8, 2),)}, stream="s")
     first, later = lives.blocked(life, (P, 7), "s"), lives.blocked(life, (P, 8), "s")
     assert lives.spent(first, P, dead=True) == (Tried(8, 2), Tried(7, 1, ended=True))
-    assert lives.spent(later, P, dead=True) == (Tried(8, 2, ended=True),)  # counted before it started
+    assert lives.spent(later, P, dead=True) == (Tried(8, 3, ended=True),)
     assert lives.spent(lives.blocked(life, None, "s"), P, dead=True) == (Tried(8, 2),)
     anew = lives.blocked(replace(life, stream=""), (P, 8), "s")  # it had nothing to say before, or of another stream
     assert (anew.stream, lives.spent(anew, P, dead=True)) == ("s", (Tried(8, 1, ended=True),))

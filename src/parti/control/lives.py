@@ -47,8 +47,8 @@ class Life:
     stream: str = ""
     """When the stream was made that the sequences are of."""
     tried: Mapping[PartitionId, tuple[Tried, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Attempts of this process at messages that were not done when this was written. The second and any later one at a
-    message is written before it starts."""
+    """Attempts of this process at messages that were not done when this was written. The last one that a message may
+    have is written before it starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,8 @@ def blocked(life: Life, message: tuple[PartitionId, int] | None, stream: str) ->
     partition, sequence = message
     before = life.tried if life.stream == stream else {}
     tried = {each.sequence: each for each in before.get(partition, ())}
-    tried[sequence] = tried.get(sequence, Tried(sequence, 1))._replace(ended=True)
+    known = tried.get(sequence, Tried(sequence, 0))
+    tried[sequence] = Tried(sequence, known.attempts + 1, known.timed_out, ended=True)
     named = MappingProxyType({**before, partition: tuple(tried.values())})
     return replace(life, ended=True, trials=(message,), stream=stream, tried=named)
 

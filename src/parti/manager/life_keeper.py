@@ -139,7 +139,7 @@ class LifeKeeper:
                     await self._write()
 
     async def _tries_noted(self) -> None:
-        """A message that failed is about to start again: should that end us, those after us know how often it did."""
+        """A message is about to have its last attempt: should that end us, those after us know that it was the last."""
         self._note_tries()
         await self.noted()
 

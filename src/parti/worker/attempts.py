@@ -72,14 +72,15 @@ class Attempts:
             return answer if answer >= 0 else None
         failed = state.tries.failed
         before = failed.get(message.sequence) if failed else None
+        last = False
         if before is not None:
-            answer = await self._once_more(message, before)
-            if answer is not None:
+            message.attempt = max(message.attempt, before.attempts)
+            last = message.attempt + 1 >= self._policy.max_deliver
+            if last and (answer := await self._last_attempt(message, before)) is not None:
                 if wary is not None:
                     wary.leave(message)
                 return answer if answer >= 0 else None
-        else:
-            message.attempt += 1
+        message.attempt += 1
         message.lease = state.lease
         now = self.now
         started = runner.since = now()
@@ -88,9 +89,14 @@ class Attempts:
         try:
             outcome = await self.handler.call(message)
         except asyncio.CancelledError:
-            outcome = self._cancelled(runner)
+            try:
+                outcome = self._cancelled(runner)
+            except asyncio.CancelledError:
+                if last:
+                    state.tries.take_back(message.sequence)
+                raise
         except LeaseOver:
-            return self._refuse(message)
+            return self._refuse(message, counted=last)
         except BaseException as error:  # SystemExit from a library is a failed attempt, not the end of a lane
             outcome = Retry(error=describe(error))
         finally:
@@ -107,7 +113,7 @@ class Attempts:
                 if why is None and not self.handler.in_thread:
                     # Nobody resumed it beyond the lease: its last step took until then, and kept the loop from running.
                     self._recorder.blocked = (state.id, message.sequence)
-                return self._refuse(message)
+                return self._refuse(message, counted=last)
         latencies = self._latencies
         if not latencies:
             self._loop.call_later(_FLUSH_AFTER, self.flush)
@@ -120,26 +126,22 @@ class Attempts:
             self.let_go(message)
             return None
         runner.handling = None
-        return await self._follow(message, outcome, before is not None)
+        return await self._follow(message, outcome, counted=last)
 
-    async def _once_more(self, message: Message, before: Tried) -> float | None:
-        """A message that failed before, here or elsewhere; the answers are those of `_ask`.
-
-        The attempt is counted and told before it starts: it may end this process.
-        """
+    async def _last_attempt(self, message: Message, before: Tried) -> float | None:
+        """Count the last attempt, and tell of it, before it starts: it may end this process. Answers as `_ask` does."""
         state = message._lane.state
         if before.attempts >= self._policy.max_deliver:
-            message.attempt = max(message.attempt, before.attempts)
             message.lease = state.lease
             spent = Retry(error=_BEFORE, timed_out=before.timed_out)
             decision = self._policy.decide(spent, message.attempt)
             answer = await self._conclude(message, Bury(DeadLetterReason.CRASH, _ENDED) if before.ended else decision)
             return answer if answer is not None else -1.0
-        message.attempt = max(message.attempt + 1, state.tries.count(message.sequence))
+        state.tries.count(message.sequence)
         if state.tries.tell is not None:
             await state.tries.tell()
             if not self._may_start(state.lease):  # the note took its time
-                return self._refuse(message)
+                return self._refuse(message, counted=True)
         return None
 
     async def _ask(self, message: Message, wary: Wary) -> float | None:
@@ -164,9 +166,11 @@ class Attempts:
         self.let_go(message)
         return -1.0
 
-    def _refuse(self, message: Message) -> float:
+    def _refuse(self, message: Message, *, counted: bool = False) -> float:
         """The lease is over: nothing starts, and nothing that ended counts, but for the next owner."""
         state = message._lane.state
+        if counted:
+            state.tries.take_back(message.sequence)
         state.stopped, state.finish = True, 0
         self._recorder.event(
             "worker.fenced", op="start", result="refused", partition=state.id, sequence=message.sequence, warn=True
@@ -196,7 +200,7 @@ class Attempts:
             self.ended += len(gathered)
             self._recorder.metrics.observe_all(m.HANDLER_LATENCY, gathered)
 
-    async def _follow(self, message: Message, outcome: object, counted: bool) -> float | None:
+    async def _follow(self, message: Message, outcome: object, *, counted: bool) -> float | None:
         state = message._lane.state
         if not isinstance(outcome, Reject):
             timed_out = isinstance(outcome, Retry) and outcome.timed_out

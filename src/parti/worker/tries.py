@@ -52,6 +52,13 @@ class Tries:
         self._tell_of(sequence)
         return self.failed[sequence].attempts
 
+    def take_back(self, sequence: int) -> None:
+        """An attempt that was counted was not one, or was cut short through no fault of its own."""
+        known = self._own.pop(sequence, None)
+        if known is not None and known.attempts > 1:
+            self._own[sequence] = known._replace(attempts=known.attempts - 1)
+        self._tell_of(sequence)
+
     def done(self, sequence: int) -> None:
         self._own.pop(sequence, None)
         self.failed.pop(sequence, None)
@@ -88,6 +95,9 @@ class Tries:
     def _add_up(self, sequences: Iterable[int]) -> None:
         for sequence in sequences:
             spent = [c[sequence] for c in chain((self._own,), self._others.values()) if sequence in c]
+            if not spent:
+                self.failed.pop(sequence, None)
+                continue
             self.failed[sequence] = Tried(
                 sequence,
                 sum(each.attempts for each in spent),
