@@ -22,7 +22,6 @@ from parti.wire.connect import Connection
 from parti.wire.errors import ConsumerAlreadyExists
 
 _NOTE_EVERY = 0.25  # seconds; what was done since the last note may be repeated when durable and pinned one go at once
-_GONE_POLL = 0.2
 _RESETTABLE = frozenset({"all", "by_start_sequence"})
 """Where a durable may start for a reset to be allowed; with any other start the server refuses it (10204)."""
 
@@ -81,7 +80,7 @@ class StaticMember(GroupConsumer[StaticRecord]):
     async def _join(self, filters: tuple[str, ...]) -> dict[str, Any] | None:
         same = not self._created or await self._same_group()
         if same is None:
-            self._later(_GONE_POLL)  # the group is deleted; the watch tells, or it is there again
+            self._later(next(self._waits))  # the group is deleted; the watch tells, or it is there again
             return None
         config = self._template.config(self.kind, self._consumer, filters)
         wanted = self._resumed(config) if same else config
