@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Coroutine
 from typing import Any
 
+from parti.backoff import FOREVER
 from parti.control import election, identity
 from parti.control.identity import Pool
 from parti.control.lease import NEVER
@@ -246,6 +247,7 @@ class Agent:
         assert self.lives is not None
         await asyncio.gather(self._checkpointer.begin(), self.lives.begin())
         early: list[LeaseChange] = []
+        waits = FOREVER.delays()
         while True:
             try:
                 async for told in self.store.changes():
@@ -253,13 +255,14 @@ class Agent:
                         early.append(told)
                     elif isinstance(told, Complete):
                         self._begin(early)
+                        waits = FOREVER.delays()
                     else:
                         self._heard(told)
                     if not isinstance(told, Complete | BucketAnew):
                         self._seen = max(self._seen, told.revision)
             except PartiError as error:
                 self.failed(error)
-                await self.clock.sleep(self._terms.renew_every / 4)
+                await self.clock.sleep(next(waits))
 
     def _begin(self, leases: list[LeaseChange]) -> None:
         if self.live.is_set():

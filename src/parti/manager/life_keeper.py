@@ -7,6 +7,7 @@ import contextlib
 from dataclasses import replace
 from types import MappingProxyType
 
+from parti.backoff import FAST, FOREVER
 from parti.control import lives, records
 from parti.control.lives import Life, Suspicion
 from parti.control.membership import Membership
@@ -22,7 +23,6 @@ from parti.worker.message import Message
 from parti.worker.outcomes import DONE, Bury, DeadLetterReason, Done
 
 _KEYS = "lives."
-_AGAIN = 0.1  # seconds after a write that failed
 _TURN = 0.02  # seconds until another lane asks again whether it is its turn
 _ASKED = 1.0  # seconds after which a message that has not asked again is not waited for
 _TRIES = 500  # failed messages that one record names
@@ -78,8 +78,9 @@ class LifeKeeper:
 
     async def begin(self) -> None:
         """Those who had this id before are remembered in our record; then everybody's is known."""
+        waits = FOREVER.delays()
         while not await self._begin():
-            await self._host.clock.sleep(_AGAIN)
+            await self._host.clock.sleep(next(waits))
         self._begun.set()
 
     async def _begin(self) -> bool:
@@ -116,10 +117,10 @@ class LifeKeeper:
             group.create_task(self._tell_tries(), name="parti-tries")
             while True:
                 await self._changed.wait()
+                waits = FOREVER.delays()
                 self._changed.clear()
-                if not await self._write():
-                    await self._host.clock.sleep(_AGAIN)
-                    self._changed.set()
+                while not await self._write():
+                    await self._host.clock.sleep(next(waits))
 
     async def _tell_tries(self) -> None:
         while True:
@@ -153,14 +154,17 @@ class LifeKeeper:
         self._life = replace(self._life, stream=self._host.stream_created, tried=MappingProxyType(tried))
 
     async def _follow(self) -> None:
+        waits = FOREVER.delays()
         while True:
             try:
                 async for change in self._host.store.kv.watch(f"{_KEYS}*"):
-                    if not isinstance(change, SnapshotDone) and change.value is not None:
+                    if isinstance(change, SnapshotDone):
+                        waits = FOREVER.delays()
+                    elif change.value is not None:
                         self._heard(change.key, change.value)
             except PartiError as error:
                 self._host.failed(error)
-                await self._host.clock.sleep(_AGAIN)
+                await self._host.clock.sleep(next(waits))
 
     def _heard(self, key: str, value: bytes) -> None:
         found = records.decode_lives(value)
@@ -338,11 +342,12 @@ class LifeKeeper:
         starts because a record cannot be written would be worse.
         """
         until = self._host.clock.now() + self._host.config.heartbeat_ttl
+        waits = FAST.delays()
         while not await self._write():
             if self._host.clock.now() > until or not self._host.may_act():
                 log.warning("lives.not_noted", worker_id=self._member.worker)
                 return
-            await self._host.clock.sleep(_AGAIN)
+            await self._host.clock.sleep(next(waits))
 
     def _note_trials(self) -> None:
         self._life = replace(self._life, stream=self._host.stream_created, trials=tuple(self._trials))
