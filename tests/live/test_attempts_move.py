@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from typing import Literal
 
 import pytest
-from manager_fleet import HASTY, Fleet, fleet_on
 
 from parti.manager import Manager
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.worker import Message, WorkerConfig, WorkerConsumer
 from parti.worker.letters import DeadLetters
+from support.fleet import HASTY, Fleet, fleet_on
 
 MAX_DELIVER, MESSAGES = 6, 12
 LAYOUTS = ["per-worker", "per-partition"]
@@ -22,7 +23,7 @@ LAYOUTS = ["per-worker", "per-partition"]
 class Failing:
     """A fleet that can handle nothing; every start is counted."""
 
-    def __init__(self, fleet: Fleet, layout: str, lanes: str) -> None:
+    def __init__(self, fleet: Fleet, layout: str, lanes: Literal["partition", "key"]) -> None:
         self.starts: Counter[int] = Counter()
         self.wait = "700ms"
         self.attempts: dict[int, list[int]] = {}

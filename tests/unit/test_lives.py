@@ -125,9 +125,10 @@ class Fleet:
         life = lives.holding(Life(me), P, self.epoch, found) if found.ends else Life(me)
         for first in range(1, 6, 2):  # two lanes: two messages at once, unless one of them is a suspect
             together = [n for n in (first, first + 1) if n <= 5]
-            if found.guilty(self.max_deliver) in together:
-                self.buried = found.guilty(self.max_deliver)
-                together.remove(self.buried)
+            guilty = found.guilty(self.max_deliver)
+            if guilty is not None and guilty in together:
+                together.remove(guilty)
+                self.buried = guilty
             rounds = [[n] for n in together] if set(together) & set(found.suspects) else [together]
             for running in rounds:
                 if found.ends:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from worker_bench import Bench, Effects, bench_on, parts
 
 from parti.testing import NatsServer, eventually
 from parti.worker import Message, Outcome, Retry
+from support.worker import Bench, Effects, bench_on, parts
 
-FAST = {"retry_delays": ("10ms",), "max_deliver": 50, "handler_timeout": 0.1}
+FAST: dict[str, Any] = {"retry_delays": ("10ms",), "max_deliver": 50, "handler_timeout": 0.1}
 
 
 both_layouts = pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
@@ -25,7 +26,7 @@ class OwnBaseException(BaseException):
     """What a library of the user's may raise."""
 
 
-RAISED = {
+RAISED: dict[str, Callable[[], BaseException]] = {
     "exit": functools.partial(SystemExit, 3),
     "interrupt": KeyboardInterrupt,
     "own": OwnBaseException,
