@@ -280,7 +280,9 @@ async def test_a_replay_goes_on_past_letters_that_cannot_be_replayed(stage: Scen
 async def test_before_the_first_run_there_is_nothing_and_what_cannot_be_is_refused(stage: Scene) -> None:
     ours = (("dlq", "ls"), ("dlq", "replay"), ("dlq", "purge", "--yes"), ("endpoints", "ls"))
     plain = (("ls",), ("replay", "--all"), ("purge", "--all"))
-    for words in [("deliver", *words) for words in ours] + [("dlq", verb, stage.stream, *rest) for verb, *rest in plain]:
+    all_of_them = [("deliver", *words) for words in ours]
+    all_of_them += [("dlq", verb, stage.stream, *rest) for verb, *rest in plain]
+    for words in all_of_them:
         result = await parti(stage, *words)
         assert (result.exit_code, "nothing here yet" in result.output) == (0, True), result.output
     assert (await parti(stage, "deliver", "dlq", "show", "3")).exit_code == 2

@@ -166,15 +166,14 @@ class Run:
         await self.ground.clock.sleep(_IDLE)
         return (_sent(self.server, self.js) - before) / _IDLE
 
-    async def ordinary(self, idle: float) -> tuple[int, int]:
-        """Messages, and deliveries that they were for, with all rules and when all is well."""
+    async def ordinary(self) -> tuple[int, float, int]:
+        """Messages, seconds, and deliveries that they were for, with all rules and when all is well."""
         triggers = [each for each in self.scenario.triggers for _ in range(5 if each.rate == 5.0 else _ORDINARY)]
         began, before = self.ground.clock.now(), _sent(self.server, self.js)
         await self.publish(triggers)
         with suppress(NeverHappened):
             await eventually(self.settled, 60, "the tasks of hosts that are well")
-        sent, took = _sent(self.server, self.js) - before, self.ground.clock.now() - began
-        return max(0, int(sent - idle * took)), len(triggers)
+        return _sent(self.server, self.js) - before, self.ground.clock.now() - began, len(triggers)
 
     async def alone(self) -> list[str]:
         """Tasks of the host that is always well, with nobody beside them: their ids, once all have arrived."""
@@ -220,15 +219,18 @@ async def run_scenario(
         with suppress(NeverHappened):  # what has not arrived by then is lost
             await eventually(run.settled, 90.0 if spark is None else 240.0, "every task accepted or at rest")
         sent, took = _sent(server, js) - sent_before, ground.clock.now() - began
+        attempts = len(ground.seen) + await run.refused() + await run.superseded()
+        # Spark asks for messages with or without tasks.
+        ordinary = await run.ordinary() if spark is None else None
+        alone = await run.alone()
         costs: dict[str, int] = {}
-        if spark is None:  # which asks for messages, with or without tasks
-            attempts, idle = len(ground.seen), await run.idle()
+        if ordinary is not None:
+            idle = await run.idle()  # last: nothing of what was before is still under way
             if "server" not in scenario.faults:  # one that was started anew counts from 0
-                attempts += await run.refused() + await run.superseded()
                 kind = "moved" if scenario.faults else "ill"
                 costs = {f"messages_{kind}": max(0, int(sent - idle * took)), f"tasks_{kind}": attempts}
-            costs["messages_well"], costs["tasks_well"] = await run.ordinary(idle)
-        alone = await run.alone()
+            messages, seconds, deliveries = ordinary
+            costs |= {"messages_well": max(0, int(messages - idle * seconds)), "tasks_well": deliveries}
         codes = [await asyncio.to_thread(worker.stop) for worker in workers]
         faults = [*troubles.faults, *troubles.stalls()]
         unheard = await run.unheard()
@@ -306,7 +308,8 @@ async def random_runs(ctx: RunContext, count: int, *, spark: bool) -> dict[str, 
                     words += [str(scenario), *found] if found else []
                     print(f"{scenario}: {_told(figures)}", file=sys.stderr)
                     if "stall" in figures:
-                        delays[scenario.crowded].append(_delay(figures))
+                        # On Spark everybody waits for a batch, and that for the slowest request in it.
+                        delays[spark or scenario.crowded].append(_delay(figures))
                     total.update({key: int(value) for key, value in figures.items() if isinstance(value, int)})
                     advance(1)
     if words:

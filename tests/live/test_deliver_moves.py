@@ -1,0 +1,70 @@
+"""Limits of triggers while partitions move: who gives one up and who takes it never have more than one of them may."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from deliver_support import Scene, scene
+
+from parti.clock import SystemClock
+from parti.testing import NatsServer, eventually
+from parti.testing.http_server import Answer, Received, Reply
+
+_TAKES = 0.3
+
+
+class AtOnce:
+    """An endpoint that takes its time, and knows how many requests it had at once."""
+
+    def __init__(self, stage: Scene) -> None:
+        self._clock = SystemClock()
+        self._ends: list[float] = []
+        self.most = 0
+        stage.endpoint.otherwise(self._reply)
+
+    def _reply(self, _request: Received) -> Reply:
+        now = self._clock.now()
+        self._ends = [end for end in self._ends if end > now] + [now + _TAKES]
+        self.most = max(self.most, len(self._ends))
+        return Answer(200, delay=_TAKES)
+
+
+@pytest.fixture
+async def stage(server: NatsServer, name: str) -> AsyncIterator[Scene]:
+    async with scene(server, name) as made:
+        yield made
+
+
+@pytest.mark.slow
+async def test_a_trigger_never_has_more_requests_at_once_than_it_may_while_processes_come_and_go(stage: Scene) -> None:
+    endpoint = AtOnce(stage)
+    await stage.publish_many(120, documents=40)
+    config = stage.config(partitions=4, triggers=("t1: concurrency=4",))
+    async with stage.delivering(config, ready=4):
+        await stage.endpoint.wait_for(8)
+        assert endpoint.most == 4
+        async with stage.delivering(config, ready=2):
+            await stage.endpoint.wait_for(50, timeout=60)
+        # The second one has gone again, with requests under way.
+        await stage.endpoint.wait_for(80, timeout=60)
+        async with stage.delivering(config, ready=1), stage.delivering(config, ready=1):
+            await stage.endpoint.wait_for(120, timeout=60)
+            await eventually(lambda: len(stage.endpoint.received) >= 120)
+    assert endpoint.most == 4
+    assert len(stage.endpoint.received) == 120
+    assert all(numbers == [1, 2, 3] for numbers in stage.order("/hook").values())
+
+
+async def test_who_waits_for_requests_to_end_before_a_move_waits_no_longer_than_a_stop_may_take(stage: Scene) -> None:
+    free = asyncio.Event()
+    stage.endpoint.otherwise(Answer(200, gate=free))
+    await stage.publish_many(40, documents=40)
+    config = stage.config(partitions=2, shutdown=0.5, triggers=("t1: concurrency=4",))
+    async with stage.delivering(config, ready=2) as first:
+        await stage.endpoint.wait_for(4)
+        async with stage.delivering(config, ready=1):
+            assert len(first.partitions) == 1
+            free.set()
+            await eventually(lambda: len({r.headers["webhook-id"] for r in stage.endpoint.received}) == 40, 60)
