@@ -1,14 +1,19 @@
-"""Limits of triggers while partitions move: who gives one up and who takes it never have more than one of them may."""
+"""Partitions that move, and stops: limits of triggers hold meanwhile, and nobody waits for what was never sent."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
 from deliver_support import Scene, scene
 
 from parti.clock import SystemClock
+from parti.tasks import AddressGuard
+from parti.tasks.guard import AddrInfo
+from parti.tasks.transport import HttpTransport
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, Received, Reply
 
@@ -68,3 +73,26 @@ async def test_who_waits_for_requests_to_end_before_a_move_waits_no_longer_than_
             assert len(first.partitions) == 1
             free.set()
             await eventually(lambda: len({r.headers["webhook-id"] for r in stage.endpoint.received}) == 40, 60)
+
+
+async def test_a_stop_does_not_wait_for_a_name_that_hangs_and_no_attempt_is_spent(stage: Scene) -> None:
+    asked, free = threading.Event(), threading.Event()
+
+    def look_up(_host: str) -> list[AddrInfo]:
+        asked.set()
+        free.wait(120)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+    config = stage.config(dns_timeout=100.0, shutdown=100.0)
+    guard = AddressGuard(config.allow_addresses)
+    url = stage.endpoint.url.replace("127.0.0.1", "hangs.test")
+    await stage.publish(stage.task("a", url=f"{url}/hook"))
+    try:
+        async with asyncio.timeout(60):
+            async with stage.delivering(config, guard=guard, transport=HttpTransport(config, guard, lookup=look_up)):
+                await asyncio.to_thread(asked.wait, 30)
+    finally:
+        free.set()
+    async with stage.delivering(config, guard=guard, transport=HttpTransport(config, guard, lookup=look_up)):
+        (request,) = await stage.endpoint.wait_for(1)
+    assert request.headers["x-parti-attempt"] == "1"
