@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import sys
 import tempfile
@@ -43,6 +44,7 @@ from parti_lab.prove.delivery_worker import Worker
 
 _LEASE, _LEASE_SPARK = 3, 6
 _IDLE = 2.0  # seconds that tell what processes say without a task
+_FALLS = 0.9  # times the rate before: then it still falls
 _ALONE = 20  # tasks that tell how long a host takes that is alone
 _ORDINARY = 15  # tasks of each trigger that tell what a delivery costs when all is well
 _COSTS = {
@@ -161,19 +163,25 @@ class Run:
         return sum(task.trigger in latest and task.id not in tried for task in self.published)
 
     async def idle(self) -> float:
-        """Messages a second that processes send without a task: leases and pulls."""
-        before = _sent(self.server, self.js)
-        await self.ground.clock.sleep(_IDLE)
-        return (_sent(self.server, self.js) - before) / _IDLE
+        """Messages a second that processes send without a task, once what was before is over: leases and pulls."""
+        least = math.inf
+        while True:
+            before = _sent(self.server, self.js)
+            await self.ground.clock.sleep(_IDLE)
+            rate = (_sent(self.server, self.js) - before) / _IDLE
+            if rate >= _FALLS * least:
+                return min(rate, least)
+            least = rate
 
-    async def ordinary(self) -> tuple[int, float, int]:
-        """Messages, seconds, and deliveries that they were for, with all rules and when all is well."""
+    async def ordinary(self, idle: float) -> tuple[int, int]:
+        """Messages, and deliveries that they were for, with all rules and when all is well."""
         triggers = [each for each in self.scenario.triggers for _ in range(5 if each.rate == 5.0 else _ORDINARY)]
         began, before = self.ground.clock.now(), _sent(self.server, self.js)
         await self.publish(triggers)
         with suppress(NeverHappened):
             await eventually(self.settled, 60, "the tasks of hosts that are well")
-        return _sent(self.server, self.js) - before, self.ground.clock.now() - began, len(triggers)
+        sent, took = _sent(self.server, self.js) - before, self.ground.clock.now() - began
+        return max(0, int(sent - idle * took)), len(triggers)
 
     async def alone(self) -> list[str]:
         """Tasks of the host that is always well, with nobody beside them: their ids, once all have arrived."""
@@ -204,33 +212,38 @@ async def run_scenario(
         tasks = [trigger for trigger in scenario.triggers for _ in range(trigger.tasks)]
         rng.shuffle(tasks)
         half = len(tasks) // 2
-        await run.publish(tasks[:half])
+        # Spark's workers take as long to start as all the rest: where nothing but hosts is wrong, that comes first.
+        warm = spark is not None and not scenario.faults
+        if not warm:
+            await run.publish(tasks[:half])
         workers = _workers(run, folder, spark)
         stack.push_async_callback(_discard, workers)
         troubles = Troubles(server, workers, rng, ground.clock, _LEASE if spark is None else _LEASE_SPARK)
         began, sent_before = ground.clock.now(), _sent(server, js)
         for worker in workers:
             await asyncio.to_thread(worker.start)
+        before: list[str] = []
+        if warm:
+            before = await run.alone()
+            ground.heals_at = math.inf
+            await run.publish(tasks[:half])
         publishing = asyncio.create_task(run.publish(tasks[half:]))
         for fault in scenario.faults:
             await troubles.make(fault)
         await publishing
-        well = {task.id for task in run.published if task.trigger == scenario.triggers[-1].name}
+        well = {task.id for task in run.published if task.trigger == scenario.triggers[-1].name} - set(before)
         with suppress(NeverHappened):  # what has not arrived by then is lost
             await eventually(run.settled, 90.0 if spark is None else 240.0, "every task accepted or at rest")
         sent, took = _sent(server, js) - sent_before, ground.clock.now() - began
-        attempts = len(ground.seen) + await run.refused() + await run.superseded()
-        # Spark asks for messages with or without tasks.
-        ordinary = await run.ordinary() if spark is None else None
-        alone = await run.alone()
         costs: dict[str, int] = {}
-        if ordinary is not None:
-            idle = await run.idle()  # last: nothing of what was before is still under way
+        if spark is None:  # which asks for messages, with or without tasks
+            attempts, idle = len(ground.seen), await run.idle()
+            attempts += await run.refused() + await run.superseded()
             if "server" not in scenario.faults:  # one that was started anew counts from 0
                 kind = "moved" if scenario.faults else "ill"
                 costs = {f"messages_{kind}": max(0, int(sent - idle * took)), f"tasks_{kind}": attempts}
-            messages, seconds, deliveries = ordinary
-            costs |= {"messages_well": max(0, int(messages - idle * seconds)), "tasks_well": deliveries}
+            costs["messages_well"], costs["tasks_well"] = await run.ordinary(idle)
+        alone = await run.alone()
         codes = [await asyncio.to_thread(worker.stop) for worker in workers]
         faults = [*troubles.faults, *troubles.stalls()]
         unheard = await run.unheard()
