@@ -139,6 +139,23 @@ async def test_metrics_health_and_info_are_the_same_in_both_layouts(server: Nats
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+async def test_what_waits_behind_a_worker_that_stands_still_is_counted(
+    server: NatsServer, name: str, layout: str
+) -> None:
+    """It had read 400 of 1,500 when its handlers hung: those were all that the metric told, for as long as it took."""
+    async with fleet_on(server, name) as fleet:
+        await fleet.worker(layout=layout, worker={"max_ack_pending": 20})
+        await fleet.publish(6)
+        await fleet.handled(6)
+        fleet.gate.clear()
+        await fleet.publish(120)
+        await eventually(lambda: metric(fleet, "parti_consumer_inflight") >= 110, 60, "pending and ack pending")
+        fleet.gate.set()
+        await fleet.handled(126)
+        await eventually(lambda: metric(fleet, "parti_consumer_inflight") == 0, 60, "nothing is left")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, BaseException])
 async def test_whatever_is_raised_on_the_last_message_of_a_partition_it_is_tried_again(
     server: NatsServer, name: str, layout: str, raised: type[BaseException]

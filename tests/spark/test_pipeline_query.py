@@ -383,6 +383,19 @@ def test_the_position_stays_with_the_pipeline_when_it_is_run_with_a_lease_and_wi
     assert epochs == sorted(epochs)  # a sink that compares them refuses nobody
 
 
+@pytest.mark.parametrize("leased", [False, True])
+def test_a_driver_that_ended_while_it_wrote_its_first_plan_keeps_nobody_from_going_on(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, log: Log, tmp_path: Path, leased: bool
+) -> None:
+    begun = tmp_path / "checkpoint" / "epoch-0000000001" / "offsets" / ".0.36b3a5c5-afc1-42e3.tmp"
+    begun.parent.mkdir(parents=True)
+    begun.write_text("v1")
+    stream.publish(5, subject="k{0}")
+    standby = Standby(bucket=f"leases-{stream.name}", ttl=3.0, renew_every=0.5) if leased else None
+    run(make(log.note, standby=standby, plan="fused"), spark)
+    assert sorted(sequence for _, sequence in log.calls()) == [1, 2, 3, 4, 5]
+
+
 def test_a_driver_without_a_lease_is_refused_while_another_one_holds_it(
     make: Callable[..., Pipeline], spark: Any, stream: Stream, log: Log
 ) -> None:

@@ -31,13 +31,13 @@ class Disk:
         return (self.root / name).exists()
 
     def names(self, folder: str = "") -> list[str]:
-        return sorted(path.name for path in (self.root / folder).iterdir())
+        return sorted(path.name for path in (self.root / folder).iterdir()) if self.exists(folder) else []
 
     def read(self, name: str) -> str | None:
         return (self.root / name).read_text() if self.exists(name) else None
 
     def write(self, name: str, text: str) -> None:
-        (self.root / name).parent.mkdir(exist_ok=True)
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
         (self.root / name).write_text(text)
 
     def create(self, name: str, text: str) -> bool:
@@ -52,7 +52,8 @@ class Disk:
 
     def copy(self, source: str, target: str) -> None:
         (self.root / target).parent.mkdir(exist_ok=True)
-        shutil.copy(self.root / source, self.root / target)
+        copy: Any = shutil.copytree if (self.root / source).is_dir() else shutil.copy
+        copy(self.root / source, self.root / target)
 
 
 class Frozen(Disk):
@@ -108,6 +109,9 @@ class Owners:
             assert epochs.lease_of(disk) == lease
             assert int(disk.read(f"{folder}/cost.json") or 0) == self.position
             assert epochs.epoch_of(folder) >= self.newest
+            for log in ("offsets", "commits"):
+                assert not [name for name in disk.names(f"{folder}/{log}") if "tmp" in name]  # Spark would not begin
+                disk.write(f"{folder}/{log}/.{self.position}.an-id.tmp", "")  # as one does that is killed meanwhile
             self.newest, self.position = epochs.epoch_of(folder), self.position + 1
             disk.write(f"{folder}/cost.json", str(self.position))
 

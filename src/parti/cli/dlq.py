@@ -6,7 +6,7 @@ import base64
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,6 +15,9 @@ from parti.cli.output import json_option, note, plain, print_json, print_table
 from parti.cli.settings import with_config
 from parti.config import LoadedConfig
 from parti.errors import FatalError, UsageError
+
+if TYPE_CHECKING:
+    from parti.wire.connect import Connection
 
 T = TypeVar("T")
 
@@ -179,8 +182,27 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
+async def _tell_if_none(letters: Any) -> None:
+    """Say so where no letter was ever written, and refuse a stream that is not there: neither is an empty list."""
+    from parti.wire.errors import StreamNotFound
+
+    try:
+        await letters.js.stream_info(letters.name)
+    except StreamNotFound:
+        try:
+            await letters.js.stream_info(letters.stream)
+        except StreamNotFound:
+            raise UsageError(f"there is no stream {letters.stream}, and none of its letters") from None
+        note(f"nothing here yet: no letter of {letters.stream} was ever written")
+
+
 def _run(loaded: LoadedConfig, stream: str, act: Callable[[Any], Awaitable[T]]) -> T:
     from parti.wire.api import JetStreamApi
     from parti.worker.letters import DeadLetters
 
-    return run_connected(loaded, lambda connection: act(DeadLetters(JetStreamApi(connection), stream)))
+    async def work(connection: Connection) -> T:
+        letters = DeadLetters(JetStreamApi(connection), stream)
+        await _tell_if_none(letters)
+        return await act(letters)
+
+    return run_connected(loaded, work)

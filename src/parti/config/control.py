@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from parti import defaults
 from parti.config.setting import Section, Setting, Unit
+from parti.config.units import parse_duration
 from parti.errors import ConfigError
 
 
@@ -111,3 +112,5 @@ class ControlConfig(Section, frozen=True, kw_only=True):
             raise ConfigError(f"control.lease_margin ({self.lease_margin:g}s) must be below a quarter of heartbeat_ttl")
         if len(self.alert_after) != 4:
             raise ConfigError("control.alert_after needs four times: info, warning, error, critical")
+        for after in self.alert_after:
+            parse_duration(after)
