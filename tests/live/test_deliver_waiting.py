@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from deliver_support import Scene, scene
 
 from parti.cli import main
 from parti.clock import SystemClock
@@ -21,6 +20,7 @@ from parti.tasks.names import Names
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, Received, Reply
 from parti.testing.monitor import ask
+from support.delivery import Scene, scene
 
 
 @pytest.fixture
@@ -278,8 +278,12 @@ async def test_a_replay_goes_on_past_letters_that_cannot_be_replayed(stage: Scen
 
 
 async def test_before_the_first_run_there_is_nothing_and_what_cannot_be_is_refused(stage: Scene) -> None:
-    for words in (("dlq", "ls"), ("dlq", "replay"), ("dlq", "purge", "--yes"), ("endpoints", "ls")):
-        result = await parti(stage, "deliver", *words)
+    ours = (("dlq", "ls"), ("dlq", "replay"), ("dlq", "purge", "--yes"), ("endpoints", "ls"))
+    plain = (("ls",), ("replay", "--all"), ("purge", "--all"))
+    all_of_them = [("deliver", *words) for words in ours]
+    all_of_them += [("dlq", verb, stage.stream, *rest) for verb, *rest in plain]
+    for words in all_of_them:
+        result = await parti(stage, *words)
         assert (result.exit_code, "nothing here yet" in result.output) == (0, True), result.output
     assert (await parti(stage, "deliver", "dlq", "show", "3")).exit_code == 2
     missing = await parti(stage, "deliver", "dlq", "replay", "--letter", "99")
@@ -288,6 +292,8 @@ async def test_before_the_first_run_there_is_nothing_and_what_cannot_be_is_refus
         assert (await parti(stage, "deliver", "dlq", "ls", "--filter", pattern)).exit_code == 2
     stage.stream = "NONE"
     assert "no stream NONE" in (await parti(stage, "deliver", "dlq", "ls")).output
+    result = await parti(stage, "dlq", "ls", "NONE")
+    assert (result.exit_code, "no stream NONE" in result.output) == (2, True)
 
 
 async def test_a_letter_can_be_shown_without_what_may_be_a_credential(stage: Scene) -> None:
@@ -300,3 +306,14 @@ async def test_a_letter_can_be_shown_without_what_may_be_a_credential(stage: Sce
     assert "secret-path" not in shown
     assert "hush" not in shown
     assert "shop/orders/a" in (await parti(stage, "deliver", "dlq", "ls")).output
+
+
+@pytest.mark.parametrize("pasted", ["sk_live_4eC39HqLyjWDarjtT1zdp7dc", "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"])
+async def test_a_secret_that_was_pasted_in_place_of_its_name_is_not_shown(stage: Scene, pasted: str) -> None:
+    await stage.publish(stage.task("a", "/x", secretsRef=pasted))
+    await stage.publish(stage.task("b", "/x", secretsRef="billing"))
+    async with stage.delivering():
+        await eventually(lambda: _letters(stage, 2))
+    shown = [(await parti(stage, "deliver", "dlq", "show", f"{n}", "--redact")).output for n in (1, 2)]
+    assert pasted not in "".join(shown)
+    assert "billing" in "".join(shown)

@@ -154,7 +154,7 @@ async def test_a_deleted_durable_passes_over_nothing_wherever_it_had_started(ben
     await bench.create(members=["m1"])
     before, during, after, handled = (rng.randrange(6) for _ in range(4))
     await bench.publish(before)
-    beginnings = [
+    beginnings: list[tuple[dict[str, Any], int]] = [
         ({}, 1),
         ({"new_only": True}, before + 1),
         ({"start_sequence": 3}, 3),
@@ -403,8 +403,9 @@ async def test_waiting_for_a_member_may_be_cancelled_without_ending_it(bench: Be
 async def test_it_can_be_used_as_a_context(bench: Bench) -> None:
     await bench.create(members=["m1"])
     async with await bench.join("m1", []) as member:
-        assert member.state is MemberState.STANDBY
-    assert member.state is MemberState.STOPPED
+        states = [member.state]
+    states.append(member.state)
+    assert states == [MemberState.STANDBY, MemberState.STOPPED]
 
 
 async def test_lag_is_told_by_partition(bench: Bench) -> None:

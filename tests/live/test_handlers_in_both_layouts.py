@@ -8,26 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from manager_fleet import Fleet, fleet_on
 
+from parti.model import PartitionId
 from parti.testing import NatsServer, eventually
-from parti.wire.api import JetStreamApi
-from parti.worker import Message, WorkerConfig, WorkerConsumer
-
-LAYOUTS = ["per-worker", "per-partition"]
-FAST = {"retry_delays": ("10ms",), "max_deliver": 50}
-
-
-async def consumer_of(fleet: Fleet, handler: Callable[[Message], Any], **changes: Any) -> WorkerConsumer:
-    settings: dict[str, Any] = {
-        "stream": fleet.stream,
-        "subject_template": f"{fleet.stream}.{{partition}}",
-        "pull_timeout": 1.0,
-        "idle_heartbeat": 0.25,
-        "min_update_interval": 0.05,
-    }
-    js = JetStreamApi(await fleet.connection())
-    return WorkerConsumer(js, WorkerConfig(**(settings | changes)), handler, metrics=fleet.metrics)
+from parti.worker import Message
+from support.fleet import Fleet, fleet_on
+from support.layouts import FAST, LAYOUTS, consumer_of
 
 
 def metric(fleet: Fleet, name: str, **labels: str) -> float:
@@ -143,7 +129,7 @@ async def test_metrics_health_and_info_are_the_same_in_both_layouts(server: Nats
         assert metric(fleet, "parti_worker_consumer_subjects_current") == 4
         gate.set()
         await eventually(lambda: consumer.info().in_hand == 0, what="all done")
-        assert consumer.position("p1").done == 10
+        assert consumer.position(PartitionId("p1")).done == 10
         await eventually(lambda: metric(fleet, "parti_consumer_inflight") == 0, what="the gauge follows")
         await eventually(lambda: metric(fleet, "parti_handler_latency_seconds_count") == 40, what="latencies")
         assert consumer.is_healthy

@@ -279,18 +279,18 @@ def test_a_section_made_in_python_is_held_to_the_bounds_of_a_file(name: str, key
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (lambda: WorkerConfig(stream="s", ack_wait="30s"), r"worker.ack_wait: '30s' is no number of seconds"),
-        (lambda: WorkerConfig(stream="s", lanes="keys"), r"worker.lanes: 'keys' is not one of partition, key"),
-        (lambda: WorkerConfig(stream="s", max_subjects=2.5), r"worker.max_subjects: 2.5 is not a whole number"),
+        (lambda: WorkerConfig(stream="s", ack_wait="30s"), r"worker.ack_wait: '30s' is no number of seconds"),  # type: ignore[arg-type]
+        (lambda: WorkerConfig(stream="s", lanes="keys"), r"worker.lanes: 'keys' is not one of partition, key"),  # type: ignore[arg-type]
+        (lambda: WorkerConfig(stream="s", max_subjects=2.5), r"worker.max_subjects: 2.5 is not a whole number"),  # type: ignore[arg-type]
         (lambda: WorkerConfig(stream="s", concurrency=True), r"worker.concurrency: True is not a whole number"),
-        (lambda: WorkerConfig(stream=None), r"worker.stream: None is not a text"),
+        (lambda: WorkerConfig(stream=None), r"worker.stream: None is not a text"),  # type: ignore[arg-type]
         (lambda: ControlConfig(heartbeat_ttl=float("nan")), r"control.heartbeat_ttl: nan is not a number"),
-        (lambda: ControlConfig(strategy="stickyy"), r"control.strategy: 'stickyy' is not one of sticky"),
+        (lambda: ControlConfig(strategy="stickyy"), r"control.strategy: 'stickyy' is not one of sticky"),  # type: ignore[arg-type]
+        (lambda: ControlConfig(partitions=(1, 2)), r"control.partitions: .* is not a list of texts"),  # type: ignore[arg-type]
         (lambda: ControlConfig(worker_id_prefix="a.b"), r"control.worker_id_prefix 'a.b' contains a dot"),
         (lambda: ControlConfig(alert_after=("1s", "2s", "3s", "never")), r"'never': it is not a duration"),
         (lambda: WorkerConfig(consumer_prefix="a b"), r"worker.consumer_prefix 'a b': token 1 contains a blank"),
         (lambda: WorkerConfig(subject_template="x..{partition}"), r"worker.subject_template .*: token 2 is empty"),
-        (lambda: ControlConfig(partitions=(1, 2)), r"control.partitions: .* is not a list of texts"),
     ],
 )
 def test_a_section_made_in_python_refuses_what_a_file_would(made: Callable[[], object], why: str) -> None:

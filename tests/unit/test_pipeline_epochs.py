@@ -31,13 +31,13 @@ class Disk:
         return (self.root / name).exists()
 
     def names(self, folder: str = "") -> list[str]:
-        return sorted(path.name for path in (self.root / folder).iterdir())
+        return sorted(path.name for path in (self.root / folder).iterdir()) if self.exists(folder) else []
 
     def read(self, name: str) -> str | None:
         return (self.root / name).read_text() if self.exists(name) else None
 
     def write(self, name: str, text: str) -> None:
-        (self.root / name).parent.mkdir(exist_ok=True)
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
         (self.root / name).write_text(text)
 
     def create(self, name: str, text: str) -> bool:
@@ -52,7 +52,8 @@ class Disk:
 
     def copy(self, source: str, target: str) -> None:
         (self.root / target).parent.mkdir(exist_ok=True)
-        shutil.copy(self.root / source, self.root / target)
+        copy: Any = shutil.copytree if (self.root / source).is_dir() else shutil.copy
+        copy(self.root / source, self.root / target)
 
 
 class Frozen(Disk):
@@ -108,6 +109,9 @@ class Owners:
             assert epochs.lease_of(disk) == lease
             assert int(disk.read(f"{folder}/cost.json") or 0) == self.position
             assert epochs.epoch_of(folder) >= self.newest
+            for log in ("offsets", "commits"):
+                assert not [name for name in disk.names(f"{folder}/{log}") if "tmp" in name]  # Spark would not begin
+                disk.write(f"{folder}/{log}/.{self.position}.an-id.tmp", "")  # as one does that is killed meanwhile
             self.newest, self.position = epochs.epoch_of(folder), self.position + 1
             disk.write(f"{folder}/cost.json", str(self.position))
 
@@ -159,7 +163,7 @@ Death = st.integers(1, 25)
 @example([("leased", (4, ["plain"]))])  # a successor without a lease, that claimed nothing: seldom drawn
 @example([("plain", None), ("leased", (6, ["plain", "leased"]))])
 @example([("plain", None), ("leased", (6, ["plain"] * 3))])  # whose claims forget those before them
-def test_the_position_is_never_lost_and_no_owner_is_older_than_its_predecessor(steps):
+def test_the_position_is_never_lost_and_no_owner_is_older_than_its_predecessor(steps: Any) -> None:
     """Whatever leases owners have or have not, and wherever one of them was frozen or killed on its way."""
     with TemporaryDirectory() as root:
         owners = Owners(root)
@@ -175,7 +179,7 @@ def test_the_position_is_never_lost_and_no_owner_is_older_than_its_predecessor(s
 
 
 @pytest.mark.parametrize("kind", ["plain", "leased"])
-def test_claims_and_folders_of_long_ago_are_forgotten(tmp_path, kind):
+def test_claims_and_folders_of_long_ago_are_forgotten(tmp_path: Path, kind: Any) -> None:
     owners = Owners(str(tmp_path))
     for _ in range(20):
         owners.begins(owners.elected(kind))
@@ -183,7 +187,7 @@ def test_claims_and_folders_of_long_ago_are_forgotten(tmp_path, kind):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_of_all_who_make_a_file_at_once_one_has_made_it(tmp_path, there):
+def test_of_all_who_make_a_file_at_once_one_has_made_it(tmp_path: Path, there: Any) -> None:
     if there:
         create_here(tmp_path / "claim", "before")
     with ThreadPoolExecutor(8) as threads:
@@ -193,7 +197,7 @@ def test_of_all_who_make_a_file_at_once_one_has_made_it(tmp_path, there):
     assert [path.name for path in tmp_path.iterdir()] == ["claim"]
 
 
-def test_what_a_program_does_on_sigint_stays_its_own():
+def test_what_a_program_does_on_sigint_stays_its_own() -> None:
     before = signal.getsignal(signal.SIGINT)
 
     def ours(*_: object) -> None: ...

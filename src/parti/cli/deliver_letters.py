@@ -188,11 +188,16 @@ def _check_filter(pattern: str) -> None:
 
 def _redacted(data: bytes) -> bytes:
     """The task without what may hold a credential; of something that is no task nothing is shown."""
+    from parti.tasks.masking import looks_like_a_value
+
     try:
         task = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError):
         return f"({len(data)} bytes that are no task)".encode()
-    return msgspec.json.encode({name: "***" if name in _MASKED else value for name, value in task.items()})
+    hidden = [name for name in _MASKED if name in task]
+    if "secretsRef" in task and (type(ref := task["secretsRef"]) is not str or looks_like_a_value(ref)):
+        hidden.append("secretsRef")  # the secret itself, pasted where its name belongs
+    return msgspec.json.encode(task | dict.fromkeys(hidden, "***"))
 
 
 def _with_api(loaded: LoadedConfig, work: Callable[[JetStreamApi], Awaitable[T]]) -> T:

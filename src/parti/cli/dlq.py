@@ -179,6 +179,20 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
+async def _tell_if_none(letters: Any) -> None:
+    """Say so where no letter was ever written, and refuse a stream that is not there: neither is an empty list."""
+    from parti.wire.errors import StreamNotFound
+
+    try:
+        await letters.js.stream_info(letters.name)
+    except StreamNotFound:
+        try:
+            await letters.js.stream_info(letters.stream)
+        except StreamNotFound:
+            raise UsageError(f"there is no stream {letters.stream}, and none of its letters") from None
+        note(f"nothing here yet: no letter of {letters.stream} was ever written")
+
+
 def _run(loaded: LoadedConfig, stream: str, act: Callable[[Any], Awaitable[T]]) -> T:
     from parti.wire.api import JetStreamApi
     from parti.wire.configured import configured_options
@@ -189,6 +203,8 @@ def _run(loaded: LoadedConfig, stream: str, act: Callable[[Any], Awaitable[T]]) 
 
     async def main() -> T:
         async with await connect(configured_options(loaded).options) as connection:
-            return await act(DeadLetters(JetStreamApi(connection), stream))
+            letters = DeadLetters(JetStreamApi(connection), stream)
+            await _tell_if_none(letters)
+            return await act(letters)
 
     return asyncio.run(main())

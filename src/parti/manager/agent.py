@@ -151,7 +151,10 @@ class Agent:
             # It was interrupted in the middle of an effect: that has as long to end as others would give it.
             quiet_at = self.clock.now() + self._terms.ttl + self._terms.margin
         self._former = self._former.and_then(
-            self._lease.identity.afterlife(quiet_at), self._lease.identity.worker, done
+            self._lease.identity.afterlife(quiet_at),
+            self._lease.identity.worker,
+            done,
+            self.lives.last_words() if self.lives is not None else None,
         )
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -223,7 +226,7 @@ class Agent:
         self._log.info("worker.joined", worker=member.worker, nonce=member.nonce)
         self.plane = self._setup.plane(self, member)
         self._checkpointer = Checkpointer(self, member, self._claim_of, self._former.positions_of(member.worker))
-        self.lives = LifeKeeper(self, member, self._former.lives, self._setup.max_deliver, self._blocked)
+        self.lives = LifeKeeper(self, member, self._former, self._setup.max_deliver, self._blocked)
         self.leadership = Leadership(
             self,
             member,

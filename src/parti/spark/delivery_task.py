@@ -52,7 +52,7 @@ from parti.wire.options import ConnectOptions
 from parti.worker.outcomes import Retry
 
 _LOOK_EVERY = 1.0
-_PATIENCE = 5.0  # seconds that a batch waits for the limits of a trigger; then the task waits in the checkpoint
+_PATIENCE = 2.0  # seconds that a batch, and all in it, waits for the limits of a trigger; then the task is parked
 _STORE_AGAIN = 5.0  # seconds until a task is tried again whose dead letter could not be stored
 
 

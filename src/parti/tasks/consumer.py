@@ -172,7 +172,7 @@ class TaskConsumer:
         link = Link(self._options, self._recorder, self._clock)
 
         def make_slot(lease: SlotLease) -> Slot:
-            return Slot(tools, js, bucket, link, lease)
+            return Slot(tools, js, bucket, link, lease, lambda: (len(shares.slots) - 1) / self.config.partitions)
 
         shares = self._shares = Shares(
             bucket,
@@ -185,7 +185,7 @@ class TaskConsumer:
             clock=self._clock,
             rng=self._rng,
         )
-        self._gate.share = lambda: len(shares.slots) / self.config.partitions
+        self._gate.share = lambda: max(1, shares.staying) / self.config.partitions  # the last one ends as it began
         self._gate.pressed = lambda: any(slot.main.is_crowded for slot in shares.slots.values())
         await self._transport.open()
         try:

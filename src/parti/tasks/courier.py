@@ -51,7 +51,6 @@ class Courier:
             return Attempt(Outcome.LOCAL, error="out of memory")
         except Exception as error:
             return Attempt(Outcome.REFUSED, error=str(unforeseen(error, "sent")), reason=Reason.MALFORMED)
-        lease.check()
         try:
             response = await self._transport.post(request)
         except SendFailed as failure:

@@ -7,12 +7,13 @@ hold, is told so (`Postponed`): its document is parked and waits outside the lin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 
 from parti.clock import Clock, Randomness
 from parti.config.deliver import DeliverSection
-from parti.tasks.line import HostLine, Line, Name, Postponed, TriggerLine
+from parti.tasks.line import HostLine, Line, Name, Postponed, TriggerLine, places
 from parti.tasks.order import Rules
 from parti.tasks.policy import Outcome
 
@@ -49,7 +50,8 @@ class Gate:
         """Whether what is held keeps others from coming in."""
         self._few = min(_FEW, max(1, config.max_ack_pending // config.partitions // 8))
         self.share: Callable[[], float] = lambda: 1.0
-        """This process' part of what triggers may do: the part of the partitions that it delivers."""
+        """This process' part of what triggers may do: the part of the partitions that it delivers and keeps."""
+        self._fits: asyncio.Future[None] | None = None  # whoever waits for calls to end
 
     def __repr__(self) -> str:
         return f"<Gate running={self.running} held={self.held} hosts={len(self._hosts)}>"
@@ -121,7 +123,7 @@ class Gate:
         except TimeoutError:
             if probing:
                 state.breaker.forget_probe()
-            return Postponed(self._rng.uniform(0.2, 1.0) * _SOON, "trigger_limit")
+            return Postponed(self._rng.uniform(0.2, 1.0) * (self._patience or _SOON), "trigger_limit")
         if probing:
             state.breaker.forget_probe()  # the question is asked anew: others may have answered it meanwhile
         if state.breaker.is_open and (wait := state.breaker.ask(self._clock.now())):  # it is down, or went down
@@ -140,6 +142,20 @@ class Gate:
                 await self._clock.sleep(left)
 
         return wait
+
+    async def fit(self, share: Callable[[], float], within: float) -> None:
+        """Return when no trigger has more calls under way than this share of its concurrency allows for.
+
+        Who delivers a partition after us begins its own share at once. `within` so many seconds it has to go on anyway.
+        """
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while any(
+                    it.running > places(rules, share()) for it, rules in self._rules.items() if rules.concurrency
+                ):
+                    self._fits = self._fits or loop.create_future()
+                    await asyncio.shield(self._fits)
 
     def release(
         self, host: str, trigger: str, rules: Rules, outcome: Outcome | None, rest: float | None = None
@@ -219,6 +235,9 @@ class Gate:
         if trigger is not None:
             trigger.running -= 1
             self._stand_everywhere(trigger)
+            if self._fits is not None:
+                self._fits.set_result(None)
+                self._fits = None
         self._queue(host)
         self._pump()
 

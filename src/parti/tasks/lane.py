@@ -7,6 +7,7 @@ from collections import deque
 from enum import Enum, auto
 
 from parti.tasks.held import Held, Wake
+from parti.tasks.lease import SlotLease
 from parti.tasks.names import token
 
 
@@ -40,6 +41,25 @@ class Lane:
 
     def __repr__(self) -> str:
         return f"<Lane {self.key[:8]} {self.mode.name.lower()} queued={len(self.queue)}>"
+
+
+class Sending:
+    """The right to send, as a lane asks for it: a stop lets a request end that has left, and no look-up before it."""
+
+    __slots__ = ("_lane", "_lease", "epoch", "partition")
+
+    def __init__(self, lane: Lane, lease: SlotLease) -> None:
+        self._lane = lane
+        self._lease = lease
+        self.partition, self.epoch = lease.partition, lease.epoch
+
+    def __repr__(self) -> str:
+        return f"<Sending {self._lane!r} {self._lease!r}>"
+
+    def check(self) -> float:
+        left = self._lease.check()
+        self._lane.busy = True
+        return left
 
 
 def alone_token(held: Held) -> str:

@@ -15,7 +15,7 @@ from parti.tasks.dealt import Dealt
 from parti.tasks.errors import LeaseLost, Reason, unforeseen
 from parti.tasks.feed import Feed
 from parti.tasks.held import Held, Wake
-from parti.tasks.lane import Lane, Mode, is_alone, place
+from parti.tasks.lane import Lane, Mode, Sending, is_alone, place
 from parti.tasks.latest import Latest
 from parti.tasks.lease import SlotLease
 from parti.tasks.line import Line, Postponed
@@ -259,11 +259,11 @@ class Lanes:
             else:
                 await self._postpone(lane, head, postponed)
             return
-        lane.busy = True
-        started, attempt = tools.clock.now(), None
+        started, attempt, right = tools.clock.now(), None, Sending(lane, self._lease)
         try:
-            attempt = await tools.courier.attempt(head, self._lease, tools.gate.pace(head.trigger, head.rules))
+            attempt = await tools.courier.attempt(head, right, tools.gate.pace(head.trigger, head.rules))
         finally:
+            lane.busy = True
             outcome = attempt.outcome if attempt is not None and attempt.outcome not in UNSPENT else None
             rest = attempt.retry_after if attempt is not None and outcome is None else None  # its name is not known
             if tools.gate.release(head.host, head.trigger, head.rules, outcome, rest):

@@ -36,6 +36,11 @@ class Postponed:
     """Wait outside this one; it calls."""
 
 
+def places(rules: Rules, share: float) -> int:
+    """Requests at once that a share of a trigger may have."""
+    return max(1, int(rules.concurrency * share + 1e-9))
+
+
 class Line:
     """Counts what moves. Those outside are called in the order they came."""
 
@@ -134,7 +139,7 @@ class TriggerLine(Line):
 
     def ready(self, now: float, rules: Rules, share: float) -> bool:
         """Whether another call may start, as far as the trigger goes."""
-        if rules.concurrency and self.running >= max(1, int(rules.concurrency * share + 1e-9)):
+        if rules.concurrency and self.running >= places(rules, share):
             return False
         return not rules.rate or now >= self.free_at
 

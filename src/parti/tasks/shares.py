@@ -92,6 +92,11 @@ class Shares:
     def __repr__(self) -> str:
         return f"<Shares {self.member} owns={sorted(self.slots)}>"
 
+    @property
+    def staying(self) -> int:
+        """Partitions that are ours, and will be as far as we know."""
+        return sum(not slot.leaving for slot in self.slots.values())
+
     async def run(self) -> None:
         """Own a fair share until `leave`; returns when every partition is handed over."""
         async with asyncio.TaskGroup() as group:
@@ -119,7 +124,7 @@ class Shares:
         self._view.owners |= dict.fromkeys(self.slots, self.member)
         take, surplus = self._view.plan(self.member, self._partitions)
         for number in [n for n, slot in self.slots.items() if slot.lease.valid][:surplus]:
-            self.slots[number].stop()
+            self.slots[number].give_up()
         for number in take:
             await self._take(number, group)
 

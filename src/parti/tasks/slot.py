@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from parti.backoff import Backoff
@@ -34,9 +35,22 @@ _FEW = 64  # parked documents that are looked at one by one
 class Slot:
     """Delivers the tasks of one partition from `run()` until `stop()`, or until the lease is lost."""
 
-    def __init__(self, tools: Tools, js: JetStreamApi, bucket: KeyValue, link: Link, lease: SlotLease) -> None:
+    def __init__(
+        self,
+        tools: Tools,
+        js: JetStreamApi,
+        bucket: KeyValue,
+        link: Link,
+        lease: SlotLease,
+        others: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        """`others`: what this process may do of a trigger's limits without this partition."""
         config, names, number = tools.config, tools.names, lease.slot
         self.lease = lease
+        self.leaving = False
+        """Whether it will be somebody else's soon."""
+        self._others = others
+        self._given_up = asyncio.Event()
         self._tools = tools
         self._bucket = bucket
         self._link = link
@@ -85,7 +99,7 @@ class Slot:
         """Own the partition. Returns after a stop, when everything is handed back, or after the lease was lost."""
         async with asyncio.TaskGroup() as group:
             lanes = self.lanes = Lanes(self._tools, self.lease, self._park, self.wakes, group, self.lose)
-            works = (self._keep(), self._beat(), self._save(), self._expire(), self._sweep_often())
+            works = (self._keep(), self._beat(), self._save(), self._expire(), self._sweep_often(), self._leave())
             tasks = [group.create_task(work) for work in works]
             try:
                 await self._ending.wait()
@@ -99,9 +113,22 @@ class Slot:
                 await lanes.stop(0)
                 lanes.forget()
 
+    def give_up(self) -> None:
+        """As `stop`, once no more requests are under way than we may have without this partition; it goes on till then.
+
+        Whoever is next has its part of a trigger's concurrency from the first moment.
+        """
+        self.leaving = True
+        self._given_up.set()
+
+    async def _leave(self) -> None:
+        await self._given_up.wait()
+        await self._tools.gate.fit(self._others, self._tools.config.shutdown)
+        self.stop()
+
     def stop(self) -> None:
         """Finish what is in flight, hand back the rest, and let `run` return."""
-        self._graceful = True
+        self._graceful = self.leaving = True
         self._ending.set()
 
     def lose(self) -> None:
@@ -112,6 +139,7 @@ class Slot:
         self._ending.set()
 
     async def _hand_over(self, lanes: Lanes, keeper: asyncio.Task[None]) -> None:
+        clock, ends = self._tools.clock, self._tools.clock.now() + self._tools.config.shutdown
         keeper.cancel()
         with contextlib.suppress(PartiError):
             await self.main.withdraw()
@@ -124,6 +152,7 @@ class Slot:
             async with asyncio.timeout(2):
                 await (await self._link.connected()).ping()  # the server has what we sent
                 await self._checkpoint()
+        await self._tools.gate.fit(self._others, ends - clock.now())
         self._tools.recorder.event("deliver.partition_released", partition=self.lease.slot, handed_back=handed_back)
 
     # -- coming in ----------------------------------------------------------------------------------------------------

@@ -66,6 +66,13 @@ class _Process:
         return (int(words[11]) + int(words[12])) / _TICK
 
     @property
+    def queued(self) -> float:
+        """Seconds for which its main thread was ready to run, and others had the processor: no figure is about them."""
+        with contextlib.suppress(OSError, IndexError):
+            return int(Path(f"/proc/{self._process.pid}/schedstat").read_text().split()[1]) / 1e9
+        return 0.0  # not Linux
+
+    @property
     def peak_mb(self) -> float:
         """The most memory it ever had."""
         for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
@@ -226,7 +233,7 @@ async def _dead(ctx: RunContext, place: _Place, documents: int) -> dict[str, Fig
                 process = _Process(place.server, place.stream, allow_addresses=allowed)
                 await place.publish(1, f"{endpoint.url}/hook", documents=1, trigger="well")
                 await endpoint.wait_for(1, timeout=_WITHIN)
-                restart = time.monotonic() - began
+                restart = time.monotonic() - began - process.queued
         finally:
             await process.stop()
     return {

@@ -214,7 +214,11 @@ PROOF = Proof(
         Option("rounds", 16, "rounds of 150 tasks, each with a kill, a freeze, a stop or a dead server; 0: none"),
         Option("partitions", 4, "of the two processes; with 1, one delivers and the other stands by"),
         Option("scenarios", 4, "random situations after the rounds: rules, hosts, sizes and faults by --seed"),
-        Option("hungry", False, "in random situations: more hosts than a process has descriptors for"),
+        Option(
+            "hungry",
+            False,
+            "in all random situations, and not in one of ten: more hosts than a process has descriptors for",
+        ),
         Option("engine", "async", "what delivers: async, or spark (two drivers, one stands by)"),
     ),
 )

@@ -208,7 +208,8 @@ def _limits(
             and not any(fault.begin <= request.at <= fault.last + READ for fault in excused)
         ]
         if trigger.rate:
-            most, first = 1.2 * trigger.rate * (1 + stall) + processes, 0
+            # A fifth above the rate; where each process has a few requests a second, one of each more.
+            most, first = max(1.2 * trigger.rate * (1 + stall), trigger.rate * (1 + stall) + processes), 0
             for last, request in enumerate(own):
                 while own[first].at <= request.at - 1.0:
                     first += 1

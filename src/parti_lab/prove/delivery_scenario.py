@@ -13,6 +13,7 @@ from typing import Literal
 HostKind = Literal["well", "slow", "flaky", "throttling", "hanging", "dead", "resetting", "no_dns"]
 ILL: tuple[HostKind, ...] = ("slow", "flaky", "throttling", "hanging", "dead", "resetting", "no_dns")
 ORDERS = ("block", "park", "skip", "latest")
+_HUNGRY = 0.1
 FAULTS = ("kill", "server", "freeze", "stop")
 
 
@@ -81,8 +82,12 @@ class Scenario:
 
 
 def draw(seed: int, *, spark: bool = False, hungry: bool = False) -> Scenario:
-    """The situation of this seed; `hungry`: with more hosts than a process has descriptors for."""
+    """The situation of this seed; `hungry`: with more hosts than a process has descriptors for, as one in ten is.
+
+    (Not on Spark, whose processes are shared by all situations.)
+    """
     rng = random.Random(f"delivery {seed}")
+    hungry = not spark and (hungry or random.Random(f"hungry {seed}").random() < _HUNGRY)
     faults = tuple(rng.choice(FAULTS) for _ in range(rng.choice((0, 0, 1, 2))))
     triggers = [_trigger(rng, number, spark) for number in range(rng.randint(1, 4))]
     if hungry:

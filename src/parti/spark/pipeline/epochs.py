@@ -25,7 +25,8 @@ from parti.spark.pipeline.files import Files
 _ANY = 1 << 63  # above every sequence
 _KEPT = 3  # folders of earlier epochs; a stale driver whose folder is gone fails, as it should
 # Commits before offsets: an offset written in between is a batch to be redone; a commit without its offset is nonsense.
-_COPIED = ("metadata", "commits", "offsets", "parked", "cost.json")
+_LOGS = ("commits", "offsets")
+_COPIED = ("metadata", *_LOGS, "parked", "cost.json")
 
 
 _CLAIM = "owner-"  # beside the folders: who has which epoch
@@ -85,10 +86,10 @@ def without_lease(files: Files) -> str:
     # Also one that has claimed and was frozen before it made its folder will make it when it wakes.
     since = [epoch for epoch in _claims(files) if epoch_of(newest) <= epoch < mine]
     if any(_lease_in(files, epoch) is not None for epoch in since):
-        return _copied(files, mine)
+        return _tidied(files, _copied(files, mine))
     for epoch in since:
         files.delete(_claim_file(epoch))  # jobs that run every hour would leave one each
-    return newest
+    return _tidied(files, newest)
 
 
 def prepare(files: Files, lease: LeaseNote, check: Callable[[], None]) -> str:
@@ -99,7 +100,7 @@ def prepare(files: Files, lease: LeaseNote, check: Callable[[], None]) -> str:
     """
     claims = _claims(files)
     mine = claims[-1] if claims and lease_of(files) == lease else _claim(files, lease, check)
-    return _copied(files, mine)
+    return _tidied(files, _copied(files, mine))
 
 
 def _claim(files: Files, lease: LeaseNote | None, check: Callable[[], None]) -> int:
@@ -129,6 +130,18 @@ def _copied(files: Files, epoch: int) -> str:
         if old < epoch_of(earlier[-_KEPT]):
             files.delete(_claim_file(old))
     return mine
+
+
+def _tidied(files: Files, name: str) -> str:
+    """The folder without what a driver had only begun to write when it ended.
+
+    Spark writes each entry under another name first. Where that was the very first one it takes the folder for somebody
+    else's, and no driver could ever begin in it (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).
+    """
+    for log in _LOGS:
+        for begun in [entry for entry in files.names(f"{name}/{log}") if entry.endswith(".tmp")]:
+            files.delete(f"{name}/{log}/{begun}")
+    return name
 
 
 def _claim_file(epoch: int) -> str:
