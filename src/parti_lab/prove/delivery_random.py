@@ -194,9 +194,11 @@ class Run:
 
     def slowest(self, ids: Collection[str]) -> float:
         """The 95th percentile, over tasks of the host that is always well, from the publishing to the acceptance."""
-        first = {request.id: request.at for request in reversed(self.ground.seen) if request.accepted}
-        begin = min(first.values(), default=0.0)  # a backlog waits for the first process
-        waits = sorted(first[t.id] - max(t.at, begin) for t in self.published if t.id in ids and t.id in first)
+        first = {request.id: request for request in reversed(self.ground.seen) if request.accepted}
+        # A backlog waits until its partition is delivered, which the first request of any trigger tells.
+        begins = {request.partition: request.at for request in reversed(self.ground.seen)}
+        found = [(task, first[task.id]) for task in self.published if task.id in ids and task.id in first]
+        waits = sorted(request.at - max(task.at, begins[request.partition]) for task, request in found)
         return waits[int(len(waits) * 0.95)] if waits else 0.0
 
 
