@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from parti import defaults
 from parti.clock import Clock, Randomness
 from parti.errors import ConfigError, PartiError
 
@@ -28,10 +29,11 @@ class Backoff:
     have waited for long stay spread. (The usual `U(base, previous * 1.6)` settles at 2.5 x base and never grows.)
     """
 
-    base: float = 0.2  # longer than a leader's hiccup, short against a lease of seconds
-    multiplier: float = 1.6
-    cap: float = 5.0  # a SIGKILLed stream leader is replaced within 5-6 s (docs/evidence/cluster.md#c2)
-    max_tries: int | None = 6  # about 4 s of waiting in all; None tries for ever
+    base: float = defaults.RETRY_BASE
+    multiplier: float = defaults.RETRY_MULTIPLIER
+    cap: float = defaults.RETRY_MAX
+    max_tries: int | None = defaults.MAX_TRIES
+    """None tries for ever."""
     rng: Randomness = field(default_factory=_own, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -126,12 +126,14 @@ class Ahead:
 
 
 class Tried(NamedTuple):
-    """What is known of a message that failed and is not done."""
+    """Attempts at a message that is not done."""
 
     sequence: int
     attempts: int
-    timed_out: bool
+    timed_out: bool = False
     """The last of them ran longer than `handler_timeout`."""
+    ended: bool = False
+    """One of them was under way when its process ended or lost its lease."""
 
 
 @dataclass(frozen=True, slots=True)

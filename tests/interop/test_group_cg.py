@@ -75,7 +75,7 @@ class Bench:
 
         settings = MemberOptions(template=TEMPLATE, **options)
         consume: Any = static_consume if static else elastic_consume
-        joined = await consume(self.connection, self.stream, "g", member, handler, settings)
+        joined: GroupConsumer[Any] = await consume(self.connection, self.stream, "g", member, handler, settings)
         self.joined.append(joined)
         return joined
 

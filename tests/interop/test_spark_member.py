@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
-from test_group_interop import PEER, Bench, Go
 
 from parti.groups import partitions_of, predict
 from parti.spark.source_options import SourceOptions
@@ -17,6 +16,7 @@ from parti.spark.stream_reader import JetStreamStreamReader
 from parti.testing import NatsServer, eventually
 from parti.testing.reference import ReferenceUnavailable, build_peer
 from parti.wire.connect import Connection
+from support.go_peer import PEER, Bench, Go
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SEQUENCE = StructType([StructField("sequence", LongType())])

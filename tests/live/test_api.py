@@ -265,11 +265,9 @@ async def test_a_pinned_group_keeps_its_config_and_can_be_unpinned(api: JetStrea
     assert stale.headers["Status"] == "423"  # type: ignore[attr-defined]
     with pytest.raises(errors.InvalidPriorityGroup):
         await api.consumer_unpin(name, "p", "other")
-    missing = await next_message(connection, api, target)
-    status = int(missing.headers["Status"])  # type: ignore[attr-defined]
-    assert isinstance(
-        errors.status_error(status, missing.headers["Description"], request="pull"), errors.RequestRefused
-    )  # type: ignore[attr-defined]
+    missing: Any = await next_message(connection, api, target)
+    status, text = int(missing.headers["Status"]), missing.headers["Description"]
+    assert isinstance(errors.status_error(status, text, request="pull"), errors.RequestRefused)
 
 
 async def test_a_paused_consumer_resumes_when_told(api: JetStreamApi, name: str) -> None:
@@ -409,7 +407,12 @@ async def test_a_listener_that_raises_does_not_hurt_the_connection(own_server: N
 
     options = ConnectOptions(servers=(own_server.url,), reconnect_wait=0.05)
     async with await connect(options, on_event=broken) as connection:
-        remove = connection.add_listener(lambda event: event.kind is EventKind.RECONNECTED and back.set())
+
+        def note(event: ConnectionEvent) -> None:
+            if event.kind is EventKind.RECONNECTED:
+                back.set()
+
+        remove = connection.add_listener(note)
         await asyncio.to_thread(own_server.kill)
         await asyncio.to_thread(own_server.restart)
         await asyncio.wait_for(back.wait(), 60)

@@ -166,7 +166,7 @@ async def test_a_pull_is_told_when_its_consumer_is_deleted(api: JetStreamApi, na
     )
 
     async def waiting() -> bool:  # the server queues pulls: one that the delete overtakes is never answered
-        return (await api.consumer_info(name, "d"))["num_waiting"] == 1
+        return bool((await api.consumer_info(name, "d"))["num_waiting"] == 1)
 
     await eventually(waiting, 60, "the pull waits")
     await api.consumer_delete(name, "d")

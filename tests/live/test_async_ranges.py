@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 
 import pytest
-from stored_input import Message, consumers, create, numbered, publish, rows, varied
 
 from parti.errors import DataLoss, UsageError
 from parti.testing import Direction, FaultProxy, NatsServer, eventually
@@ -17,6 +16,7 @@ from parti.wire.blocking import BlockingConnection
 from parti.wire.errors import StreamNotFound
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import ReadEnded
+from support.stored_input import Message, consumers, create, numbered, publish, rows, varied
 
 COUNT = 40_000
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
+from typing import Literal
 
 import pytest
-from manager_fleet import HASTY, Fleet, fleet_on
 
 from parti.manager import Manager
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.worker import Message, WorkerConfig, WorkerConsumer
 from parti.worker.letters import DeadLetters
+from support.fleet import HASTY, Fleet, fleet_on
 
 MAX_DELIVER, MESSAGES = 6, 12
 LAYOUTS = ["per-worker", "per-partition"]
@@ -21,8 +23,9 @@ LAYOUTS = ["per-worker", "per-partition"]
 class Failing:
     """A fleet that can handle nothing; every start is counted."""
 
-    def __init__(self, fleet: Fleet, layout: str, lanes: str) -> None:
+    def __init__(self, fleet: Fleet, layout: str, lanes: Literal["partition", "key"]) -> None:
         self.starts: Counter[int] = Counter()
+        self.wait = "700ms"
         self.attempts: dict[int, list[int]] = {}
         self._fleet = fleet
         self._layout = layout
@@ -41,7 +44,7 @@ class Failing:
             idle_heartbeat=0.25,
             min_update_interval=0.05,
             lanes=self._lanes,
-            retry_delays=("700ms",),
+            retry_delays=(self.wait,),
             max_deliver=MAX_DELIVER,
         )
         consumer = WorkerConsumer(JetStreamApi(await self._fleet.connection()), config, self.handle)
@@ -85,3 +88,33 @@ async def test_a_message_is_tried_max_deliver_times_by_all_its_owners_together(
         assert max(failing.starts.values()) <= MAX_DELIVER + crashes
         if not crash:
             assert failing.attempts == {n: list(range(1, MAX_DELIVER + 1)) for n in range(1, MESSAGES + 1)}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_a_process_that_ends_in_the_last_attempt_of_a_message_has_used_it_up(
+    server: NatsServer, name: str, layout: str
+) -> None:
+    async with fleet_on(server, name, count=1, storage="file") as fleet:
+        failing = Failing(fleet, layout, "partition")
+        failing.wait = "50ms"
+        inside = asyncio.Event()
+
+        async def handle(message: Message) -> None:
+            await Failing.handle(failing, message) if message.attempt < MAX_DELIVER else None
+            failing.starts[message.sequence] += 1
+            inside.set()
+            await asyncio.Event().wait()
+
+        failing.handle = handle  # type: ignore[method-assign]
+        doomed = await failing.join()
+        await fleet.publish(1)
+        await eventually(inside.is_set, 60, "its last attempt")
+        await fleet.crash(doomed)
+        await failing.join()
+        letters = DeadLetters(fleet.js, fleet.stream)
+
+        async def written() -> bool:
+            return await letters.count() == 1
+
+        await eventually(written, 60, "its letter")
+        assert failing.starts == {1: MAX_DELIVER}

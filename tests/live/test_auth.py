@@ -4,19 +4,20 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import nkeys
 import pytest
-from jwt_auth import Key, Operator
 
 from parti.errors import AuthFailed, ConnectionFailed, PartiError, TlsFailed
-from parti.testing import NatsServer, TlsFiles
+from parti.testing import NatsServer
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
+from support.certificates import Certificates
+from support.jwt_auth import Key, Operator
 
 PASSWORD = "s3cret-p4ssword"
 TOKEN = "s3cret-t0ken"
@@ -120,41 +121,6 @@ async def test_a_credentials_file_gets_in(tmp_path: Path) -> None:
         assert "creds" in await refused(forged, AuthFailed, seed)
         expired = ConnectOptions(servers=(server.url,), creds=operator.credentials(expires=1_700_000_001))
         await refused(expired, AuthFailed)
-
-
-@dataclass(frozen=True)
-class Certificates:
-    """A small certificate authority made with the openssl tool."""
-
-    folder: Path
-
-    def make(self) -> None:
-        self._run("req", "-x509", *self._new("ca"), "-days", "2", "-subj", "/CN=test ca")
-        for name, subject in (("server", "127.0.0.1"), ("client", "client")):
-            extension = self.folder / f"{name}.ext"
-            extension.write_text("subjectAltName=IP:127.0.0.1,DNS:nats.test\n" if name == "server" else "")
-            self._run("req", *self._new(name, key_only=True), "-subj", f"/CN={subject}")
-            signing = ("-CA", self.path("ca.crt"), "-CAkey", self.path("ca.key"), "-CAcreateserial")
-            self._run(
-                *("x509", "-req", "-in", self.path(f"{name}.csr"), *signing, "-days", "2"),
-                *("-out", self.path(f"{name}.crt"), "-extfile", str(extension)),
-            )
-        self._run("req", "-x509", *self._new("stranger"), "-days", "2", "-subj", "/CN=stranger")
-
-    def path(self, name: str) -> str:
-        return str(self.folder / name)
-
-    def server(self, *, mutual: bool = False) -> TlsFiles:
-        ca = self.folder / "ca.crt" if mutual else None
-        return TlsFiles(self.folder / "server.crt", self.folder / "server.key", ca)
-
-    def _new(self, name: str, *, key_only: bool = False) -> list[str]:
-        out = ("-out", self.path(f"{name}.csr" if key_only else f"{name}.crt"))
-        curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-        return [*curve, "-keyout", self.path(f"{name}.key"), *out]
-
-    def _run(self, *arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,6 @@ from pathlib import Path
 
 import nkeys
 import pytest
-from jwt_auth import Key, Operator
-from stored_input import Message, create, numbered, publish, rows, varied
-from test_auth import Certificates
 
 from parti.errors import (
     AuthFailed,
@@ -29,6 +26,9 @@ from parti.testing import FaultProxy, NatsServer
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import RangeReader
+from support.certificates import Certificates
+from support.jwt_auth import Key, Operator
+from support.stored_input import Message, create, numbered, publish, rows, varied
 
 SECRET = "s3cret-w0rd"
 WRONG = "wr0ng-w0rd"

@@ -18,7 +18,8 @@ from parti.cli.lazy import Entry, RootGroup
 from parti.errors import ConnectionFailed, TransientError
 from parti.progress import Advance
 from parti_lab.bench.experiments import ExperimentGroup, experiment_command
-from parti_lab.bench.report import Benchmark, Experiment, Figure, Option, Proof, Result, RunContext
+from parti_lab.bench.goals import Figure
+from parti_lab.bench.report import Benchmark, Experiment, Option, Proof, Result, RunContext
 
 PROGRAM = [sys.executable, "-m", "parti.cli"]
 

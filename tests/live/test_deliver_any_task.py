@@ -9,7 +9,6 @@ import secrets
 from collections.abc import AsyncIterator
 
 import pytest
-from deliver_support import Scene, scene
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer
 from parti.wire.frames import Frames
 from parti.wire.live import LiveConnection
+from support.delivery import Scene, scene
 
 RULES = ("block: order=block", "park: order=park", "skip: order=skip")
 LONG = "9" * 5_000

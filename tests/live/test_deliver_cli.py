@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from deliver_support import Scene, scene
 
 from parti.cli.deliver import deliver
 from parti.errors import UsageError
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer
+from support.delivery import Scene, scene
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
-from deliver_support import Scene, scene
 
 from parti.clock import SystemClock
 from parti.observe.prometheus import PrometheusMetrics
@@ -16,6 +16,7 @@ from parti.tasks.names import Names
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, Hang
 from parti.wire.errors import StreamNotFound
+from support.delivery import Scene, scene
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ async def test_a_replayed_letter_is_delivered_with_the_id_it_had(stage: Scene) -
     ],
 )
 async def test_what_can_never_be_delivered_goes_to_the_dead_letters_and_nothing_is_sent(
-    stage: Scene, reason: str, task: bytes | dict[str, object]
+    stage: Scene, reason: str, task: bytes | dict[str, Any]
 ) -> None:
     message = task if isinstance(task, bytes) else stage.task("a", **task)
     await stage.publish(message)
@@ -215,7 +216,9 @@ async def test_a_stop_finishes_what_is_in_flight_and_hands_back_the_rest(stage: 
     async with stage.delivering() as consumer:
         await stage.endpoint.wait_for(1)
         stopping = asyncio.create_task(consumer.stop())
-        await eventually(lambda: consumer._shares.slots[0].lanes._stopping)  # type: ignore[union-attr]
+        shares = consumer._shares
+        assert shares is not None
+        await eventually(lambda: bool(shares.slots[0].lanes and shares.slots[0].lanes._stopping))
         answered.set()
         await stopping
     assert [r.path for r in stage.endpoint.received] == ["/slow"]

@@ -6,7 +6,6 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from deliver_support import Scene, scene
 
 from parti.clock import SystemClock
 from parti.tasks.feed import Feed
@@ -20,6 +19,7 @@ from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer
 from parti.wire.acks import ACK
 from parti.wire.live import LiveConnection
+from support.delivery import Scene, scene
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def taken(stage: Scene, stream: str, durable: str, filters: list[str]) -> 
     dead.publish(pull, json.dumps({"batch": 1, "expires": 10_000_000_000}).encode(), "_INBOX.dead")
 
     async def delivered() -> bool:
-        return (await stage.js.consumer_info(stream, durable))["num_ack_pending"] == 1
+        return bool((await stage.js.consumer_info(stream, durable))["num_ack_pending"] == 1)
 
     await eventually(delivered)
     dead.abort()
@@ -89,7 +89,7 @@ async def test_a_task_that_waits_alone_and_came_again_is_sent_once(stage: Scene,
             return not [subject for page in pages for subject in page if subject.split(".")[1] in "qst"]
 
         await eventually(empty)
-    attempts = {body["documentId"]: [] for body in stage.endpoint.bodies("/hook")}
+    attempts: dict[str, list[int]] = {body["documentId"]: [] for body in stage.endpoint.bodies("/hook")}
     for request in stage.endpoint.received:
         attempts[request.json()["documentId"]].append(int(request.headers["x-parti-attempt"]))
     assert attempts == {"a": [3 if where == "scheduled again" else 2], "b": [1]}

@@ -7,7 +7,6 @@ import threading
 from collections.abc import AsyncIterator
 
 import pytest
-from deliver_support import Scene, scene
 
 from parti.clock import SystemClock
 from parti.errors import UsageError
@@ -22,6 +21,7 @@ from parti.testing.eventually import PATIENCE
 from parti.testing.http_server import Answer
 from parti.wire.kv import KeyValue
 from parti.wire.kv_model import KeyNotFound
+from support.delivery import Scene, scene
 
 
 @pytest.fixture

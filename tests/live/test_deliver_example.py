@@ -15,10 +15,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from deliver_support import Scene, scene
 
 from parti.testing import NatsServer, eventually
 from parti.testing.ports import is_free, pick_port
+from support.delivery import Scene, scene
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "webhook_receiver.py"
 OLD, NEW = b"o" * 24, b"n" * 32

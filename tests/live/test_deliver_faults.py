@@ -10,13 +10,13 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from deliver_support import Scene, scene
 
 from parti.observe.prometheus import PrometheusMetrics
 from parti.tasks.dead_letters import DeadLetters
 from parti.tasks.names import Names
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, Drip, Garbage, Hang, Huge, Reply, Reset, redirect
+from support.delivery import Scene, scene
 
 
 @pytest.fixture

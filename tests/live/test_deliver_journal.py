@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from deliver_support import Scene, scene
 
 from parti.tasks import slot
 from parti.tasks.journal import Journal
 from parti.tasks.names import Names
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, Hang
+from support.delivery import Scene, scene
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from deliver_support import Scene, scene
 
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer
+from support.delivery import Scene, scene
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from deliver_support import Scene, scene
 
 from parti.observe.prometheus import PrometheusMetrics
 from parti.tasks import AddressGuard, HttpTransport
@@ -18,6 +17,7 @@ from parti.tasks.guard import AddrInfo
 from parti.tasks.names import Names
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, Drip, Hang
+from support.delivery import Scene, scene
 
 
 @pytest.fixture

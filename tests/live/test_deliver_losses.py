@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from deliver_support import Scene, scene
 
 from parti.clock import SystemClock
 from parti.errors import RequestTimeout
@@ -24,6 +23,7 @@ from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer
 from parti.wire.api import JetStreamApi
 from parti.wire.live import LiveConnection
+from support.delivery import Scene, scene
 
 
 @pytest.fixture

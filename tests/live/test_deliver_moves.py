@@ -8,7 +8,6 @@ import threading
 from collections.abc import AsyncIterator
 
 import pytest
-from deliver_support import Scene, scene
 
 from parti.clock import SystemClock
 from parti.tasks import AddressGuard
@@ -16,6 +15,7 @@ from parti.tasks.guard import AddrInfo
 from parti.tasks.transport import HttpTransport
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, Received, Reply
+from support.delivery import Scene, scene
 
 _TAKES = 0.3
 

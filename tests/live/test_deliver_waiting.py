@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from deliver_support import Scene, scene
 
 from parti.cli import main
 from parti.clock import SystemClock
@@ -21,6 +20,7 @@ from parti.tasks.names import Names
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, Received, Reply
 from parti.testing.monitor import ask
+from support.delivery import Scene, scene
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import asyncio
 import shutil
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -305,7 +306,9 @@ async def test_an_unreadable_record_is_told_and_the_last_good_one_stays_in_force
     good = (await bucket.get(key)).value
     for told, bad in enumerate((b"{oops", b'{"max_members":0,"partitioning_filters":null}'), start=1):
         await bucket.put(key, bad)  # one after the other: a bucket keeps only the newest value of a key
-        await eventually(lambda count=told: kinds(member).count(EventKind.RECORD_INVALID) == count, what="the event")
+        await eventually(
+            partial(lambda count: kinds(member).count(EventKind.RECORD_INVALID) == count, told), what="the event"
+        )
     await bench.publish(2)
     await got(2, log)
     await bucket.put(key, good)
@@ -460,7 +463,7 @@ async def test_in_lanes_the_order_of_each_key_survives_a_step_down(bench: Bench)
     await bench.join("m1", two, template, handlers=handlers)
     publishing = asyncio.create_task(bench.publish(400))
     for wanted in (100, 200, 300):
-        await eventually(lambda least=wanted: len(both) >= least, what="progress")
+        await eventually(partial(lambda least: len(both) >= least, wanted), what="progress")
         await bench.groups.step_down(bench.stream, GROUP, "m1")
     await publishing
     await eventually(lambda: len(set(both)) == 400, what="all messages")

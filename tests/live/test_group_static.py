@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -144,6 +146,42 @@ async def test_a_durable_that_somebody_deletes_is_put_back_where_it_was(bench: B
     assert EventKind.CONSUMER_LOST in [event.kind for event in member.events.recent]
     config = (await bench.api.consumer_info(bench.stream, "g-m1"))["config"]
     assert config["deliver_policy"] == "all"  # as another instance would ask for it
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_a_deleted_durable_passes_over_nothing_wherever_it_had_started(bench: Bench, seed: int) -> None:
+    rng = random.Random(seed)
+    await bench.create(members=["m1"])
+    before, during, after, handled = (rng.randrange(6) for _ in range(4))
+    await bench.publish(before)
+    beginnings: list[tuple[dict[str, Any], int]] = [
+        ({}, 1),
+        ({"new_only": True}, before + 1),
+        ({"start_sequence": 3}, 3),
+        ({"start_time": datetime.now(UTC)}, before + 1),
+        ({"extra": {"deliver_policy": "last"}}, max(1, before)),
+    ]
+    start, first = beginnings[seed % len(beginnings)]
+    begun: list[int] = []
+    deleted = asyncio.Event()
+
+    async def handler(message: GroupMessage) -> None:
+        begun.append(message.sequence)
+        if len(begun) > handled:
+            await deleted.wait()
+
+    options = MemberOptions(template=ConsumerTemplate(ack_wait=1, **start))
+    for _ in range(rng.choice([1, 2])):
+        bench.joined.append(await static_consume(bench.connection, bench.stream, GROUP, "m1", handler, options))
+    await bench.publish(during)
+    expected = list(range(first, before + during + 1))
+    await eventually(lambda: len(begun) >= min(handled + 1, len(expected)), what="the message that waits")
+    await bench.api.consumer_delete(bench.stream, "g-m1")
+    deleted.set()
+    await bench.publish(after)
+    expected = list(range(first, before + during + after + 1))
+    await eventually(lambda: set(begun) >= set(expected), what=f"{expected} with {start}, of {begun}")
+    assert list(dict.fromkeys(begun)) == expected
 
 
 async def test_a_standby_knows_the_position_that_it_would_put_back(bench: Bench) -> None:
@@ -365,8 +403,9 @@ async def test_waiting_for_a_member_may_be_cancelled_without_ending_it(bench: Be
 async def test_it_can_be_used_as_a_context(bench: Bench) -> None:
     await bench.create(members=["m1"])
     async with await bench.join("m1", []) as member:
-        assert member.state is MemberState.STANDBY
-    assert member.state is MemberState.STOPPED
+        states = [member.state]
+    states.append(member.state)
+    assert states == [MemberState.STANDBY, MemberState.STOPPED]
 
 
 async def test_lag_is_told_by_partition(bench: Bench) -> None:

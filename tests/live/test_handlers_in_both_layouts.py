@@ -8,26 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from manager_fleet import Fleet, fleet_on
 
+from parti.model import PartitionId
 from parti.testing import NatsServer, eventually
-from parti.wire.api import JetStreamApi
-from parti.worker import Message, WorkerConfig, WorkerConsumer
-
-LAYOUTS = ["per-worker", "per-partition"]
-FAST = {"retry_delays": ("10ms",), "max_deliver": 50}
-
-
-async def consumer_of(fleet: Fleet, handler: Callable[[Message], Any], **changes: Any) -> WorkerConsumer:
-    settings: dict[str, Any] = {
-        "stream": fleet.stream,
-        "subject_template": f"{fleet.stream}.{{partition}}",
-        "pull_timeout": 1.0,
-        "idle_heartbeat": 0.25,
-        "min_update_interval": 0.05,
-    }
-    js = JetStreamApi(await fleet.connection())
-    return WorkerConsumer(js, WorkerConfig(**(settings | changes)), handler, metrics=fleet.metrics)
+from parti.worker import Message
+from support.fleet import Fleet, fleet_on
+from support.layouts import FAST, LAYOUTS, consumer_of
 
 
 def metric(fleet: Fleet, name: str, **labels: str) -> float:
@@ -143,13 +129,30 @@ async def test_metrics_health_and_info_are_the_same_in_both_layouts(server: Nats
         assert metric(fleet, "parti_worker_consumer_subjects_current") == 4
         gate.set()
         await eventually(lambda: consumer.info().in_hand == 0, what="all done")
-        assert consumer.position("p1").done == 10
+        assert consumer.position(PartitionId("p1")).done == 10
         await eventually(lambda: metric(fleet, "parti_consumer_inflight") == 0, what="the gauge follows")
         await eventually(lambda: metric(fleet, "parti_handler_latency_seconds_count") == 40, what="latencies")
         assert consumer.is_healthy
         await fleet.js.stream_delete(name)
         await eventually(lambda: not consumer.is_healthy, what="a stream that is gone shows in the health")
         assert metric(fleet, "parti_worker_consumer_health_status", status="unhealthy") == 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_what_waits_behind_a_worker_that_stands_still_is_counted(
+    server: NatsServer, name: str, layout: str
+) -> None:
+    """It had read 400 of 1,500 when its handlers hung: those were all that the metric told, for as long as it took."""
+    async with fleet_on(server, name) as fleet:
+        await fleet.worker(layout=layout, worker={"max_ack_pending": 20})
+        await fleet.publish(6)
+        await fleet.handled(6)
+        fleet.gate.clear()
+        await fleet.publish(120)
+        await eventually(lambda: metric(fleet, "parti_consumer_inflight") >= 110, 60, "pending and ack pending")
+        fleet.gate.set()
+        await fleet.handled(126)
+        await eventually(lambda: metric(fleet, "parti_consumer_inflight") == 0, 60, "nothing is left")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

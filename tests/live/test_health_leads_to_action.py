@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from manager_fleet import Fleet, fleet_on
-from test_handlers_in_both_layouts import LAYOUTS, consumer_of
 
 from parti.errors import TransientError
 from parti.manager import Manager
@@ -22,6 +20,8 @@ from parti.testing import NatsServer, eventually
 from parti.testing.child import spawn
 from parti.worker import Message, WorkerConsumer, WorkerFailed
 from parti.worker.health import Part
+from support.fleet import Fleet, fleet_on
+from support.layouts import LAYOUTS, consumer_of
 
 
 async def pair(fleet: Fleet, layout: str, **changes: Any) -> tuple[Manager, WorkerConsumer, Manager, list[int]]:

@@ -6,14 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from manager_fleet import Fleet, fleet_on, stopping
 
 from parti.manager import Manager
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.worker import Message, Retry, WorkerConfig, WorkerConsumer
+from support.fleet import Fleet, fleet_on, stopping
 
-LONG = {"prepare_timeout": 60.0, "commit_timeout": 60.0, "shutdown_timeout": 60.0}
+LONG: dict[str, Any] = {"prepare_timeout": 60.0, "commit_timeout": 60.0, "shutdown_timeout": 60.0}
 
 
 class Keyed:

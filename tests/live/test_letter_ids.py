@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from manager_fleet import fleet_on
 
 from parti.model import Partition
 from parti.testing import NatsServer, eventually
@@ -13,6 +12,7 @@ from parti.wire.api import JetStreamApi
 from parti.worker import Message, Reject, WorkerConfig, WorkerConsumer
 from parti.worker.dead_letters import dead_letter_stream
 from parti.worker.letters import DeadLetters
+from support.fleet import fleet_on
 
 
 async def ids(js: JetStreamApi, stream: str) -> list[str]:

@@ -19,10 +19,11 @@ from parti.config.control import ControlConfig
 from parti.control import claims, membership, records
 from parti.control.identity import LeaseRecord
 from parti.control.membership import Membership
+from parti.manager.former import Former
 from parti.manager.kv_store import Store
 from parti.manager.lease_keeper import terms_of
 from parti.manager.life_keeper import LifeKeeper
-from parti.model import Claim, Lease, Member, Partition, PartitionId, WorkerId
+from parti.model import Claim, Lease, Member, Partition, PartitionId, Tried, WorkerId
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
@@ -80,7 +81,7 @@ class World:
         """A process that has just joined: as far as it can tell everybody whose id is taken is alive."""
         member = Member(WorkerId(f"w-{place}"), f"n{next(self.nonces)}")
         members = Membership(terms_of(self.host.config), self.clock.now())
-        keeper = LifeKeeper(self.host, member, (), _MAX_DELIVER)
+        keeper = LifeKeeper(self.host, member, Former(), _MAX_DELIVER)
         for claim in self.claims.values():
             keeper.heard(claim)
         await keeper.begin()
@@ -237,3 +238,34 @@ async def test_a_message_that_ends_its_process_does_so_max_deliver_times(
             world.close()
     assert world.buried == [POISON]
     assert world.deaths == _MAX_DELIVER
+
+
+async def test_a_fenced_process_that_returns_tells_what_it_had_counted_and_which_message_blocked_it(
+    server: NatsServer, name: str
+) -> None:
+    """It lost its lease before it could store either of them; who has the partition now hears of both."""
+    async with await connect(ConnectOptions(servers=(server.url,))) as connection:
+        world = World(await Store.open(JetStreamApi(connection), name, storage="memory"), 0)
+        fenced, heir = await world.join(0), await world.join(1)
+        world.processes = [fenced, heir]
+        claim = claims.assign(world.claims[POISON[0]], fenced.member, term=1)
+        world.grant(fenced, claim)
+        fenced.states[POISON[0]].tries.count(POISON[1])
+        assert fenced.task is not None
+        fenced.task.cancel()  # nothing of it is stored
+        world.grant(heir, claims.take_over(world.claims[POISON[0]], heir.member, start=0, term=1))
+        tries = heir.states[POISON[0]].tries
+        assert tries.failed == {}
+        former = Former().and_then({fenced.member: 0.0}, fenced.member.worker, {}, fenced.keeper.last_words())
+        returned = LifeKeeper(
+            world.host, Member(fenced.member.worker, "again"), former, _MAX_DELIVER, blocked=(POISON[0], POISON[1] + 1)
+        )
+        await returned.begin()
+        try:
+            await eventually(lambda: len(tries.failed) == 2, what="what it had counted")
+        finally:
+            world.close()
+    assert tries.failed == {
+        POISON[1]: Tried(POISON[1], 1),
+        POISON[1] + 1: Tried(POISON[1] + 1, 1, ended=True),
+    }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import structlog
-from manager_fleet import HASTY, fleet_on, stopping
 
 from parti.errors import ConfigError
 from parti.manager import Hooks, SlotSource
 from parti.model import PartitionId
 from parti.testing import NatsServer, eventually
+from support.fleet import HASTY, fleet_on, stopping
 
 
 async def test_more_partitions_than_room_are_a_state_that_everybody_can_see(server: NatsServer, name: str) -> None:
@@ -55,7 +57,7 @@ async def test_a_worker_that_is_not_well_is_relieved_and_gets_nothing_until_it_i
 
 async def test_a_move_that_its_owner_cannot_let_go_of_is_aborted_with_a_warning(server: NatsServer, name: str) -> None:
     async with fleet_on(server, name, count=2) as fleet:
-        terms = {"prepare_timeout": 0.1, "prepare_retries": 1, "commit_timeout": 0.3}
+        terms: dict[str, Any] = {"prepare_timeout": 0.1, "prepare_retries": 1, "commit_timeout": 0.3}
         one = await fleet.worker(**terms)
         await one.wait_for("converged", 60)
         fleet.gate.clear()
@@ -99,7 +101,7 @@ async def test_a_move_to_one_that_dies_is_aborted_and_the_owner_goes_on(server: 
 async def test_a_partition_that_the_next_owner_does_not_accept_goes_back(server: NatsServer, name: str) -> None:
     """The next owner knows other subjects than we do, and cannot serve what it is given."""
     async with fleet_on(server, name) as fleet:
-        terms = {"layout": "per-partition", "commit_timeout": 0.1, "commit_retries": 1}
+        terms: dict[str, Any] = {"layout": "per-partition", "commit_timeout": 0.1, "commit_retries": 1}
         subjects = [f"{name}.a{n}" for n in range(8)]
         one = await fleet.worker(source=SlotSource(subjects, 4), **terms)
         await one.wait_for("converged", 60)

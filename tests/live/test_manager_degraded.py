@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from manager_fleet import PATIENT, fleet_on
 
 from parti.manager import ManagerState
 from parti.testing import FaultProxy, NatsServer, eventually
+from support.fleet import PATIENT, fleet_on
 
 
 @pytest.mark.slow

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
-from manager_fleet import HASTY, fleet_on
 
 from parti.errors import ConfigError, UsageError
 from parti.manager import ControlConfig, Hooks, Manager, ManagerState
 from parti.model import Partition
 from parti.testing import NatsServer, eventually
 from parti.worker import WorkerConfig, WorkerConsumer
+from support.fleet import HASTY, fleet_on
 
 
 async def test_the_first_worker_leads_and_owns_everything(server: NatsServer, name: str) -> None:
@@ -95,10 +96,17 @@ async def test_a_follower_can_ask_for_a_refresh(server: NatsServer, name: str) -
         two = await fleet.worker()
         await fleet.spread(one, two)
         follower, leader = (two, one) if one.is_leader else (one, two)
-        version = leader._agent.assignment.version  # type: ignore[union-attr]
+        agent = leader._agent
+        assert agent is not None
+        assert agent.assignment is not None
+        version = agent.assignment.version
         leader._source._partitions = leader._source._partitions[:5]  # type: ignore[attr-defined]
         await follower.refresh_partitions()
-        await eventually(lambda: leader._agent.assignment.version > version, 60, "a new assignment")  # type: ignore[union-attr]
+
+        def newer() -> bool:
+            return agent.assignment is not None and agent.assignment.version > version
+
+        await eventually(newer, 60, "a new assignment")
         await eventually(lambda: len(one.owned()) + len(two.owned()) == 5, 60, "one partition was retired")
 
 
@@ -192,7 +200,7 @@ async def test_a_lease_that_ends_at_any_moment_of_a_stop_is_no_error(
             fleet.gate.clear()
             before = len(fleet.entered)
             await fleet.publish(8)
-            await eventually(lambda before=before: len(fleet.entered) > before, what="a message in hand")
+            await eventually(partial(lambda before: len(fleet.entered) > before, before), what="a message in hand")
             stopping = asyncio.create_task(manager.stop())
             for _ in range(turns):
                 await asyncio.sleep(0)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
-from manager_fleet import Fleet, fleet_on
 
 from parti.manager.kv_store import Store, key_of
 from parti.model import ClaimState, PartitionId
 from parti.testing import NatsServer, eventually
+from support.fleet import Fleet, fleet_on
 
-HASTY_TERMS = {"heartbeat_ttl": 2.0, "heartbeat_interval": 0.4, "lease_margin": 0.2}
-TERMS = {"heartbeat_ttl": 6.0, "heartbeat_interval": 0.5, "lease_margin": 0.3}
+HASTY_TERMS: dict[str, Any] = {"heartbeat_ttl": 2.0, "heartbeat_interval": 0.4, "lease_margin": 0.2}
+TERMS: dict[str, Any] = {"heartbeat_ttl": 6.0, "heartbeat_interval": 0.5, "lease_margin": 0.3}
 
 
 async def tamper(store: Store, key: str, how: str) -> None:

@@ -6,7 +6,6 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from manager_fleet import Fleet, fleet_on
 
 from parti.cli import main
 from parti.manager.kv_store import Store
@@ -16,6 +15,7 @@ from parti.wire.live import LiveConnection
 from parti.wire.options import ConnectOptions
 from parti.wire.pull import LivePull, PullSettings, ack_frames
 from parti.worker import WorkerConfig
+from support.fleet import Fleet, fleet_on
 
 
 async def legacy(fleet: Fleet, partition: str, take: int, ack: int) -> None:
@@ -59,7 +59,7 @@ async def legacy(fleet: Fleet, partition: str, take: int, ack: int) -> None:
 
 
 def migration(fleet: Fleet, store: Store) -> Migration:
-    from manager_fleet import partition
+    from support.fleet import partition
 
     worker = WorkerConfig(stream=fleet.stream, subject_template=f"{fleet.stream}.{{partition}}")
     return Migration(fleet.js, store, worker, [partition(p) for p in fleet.partitions])
@@ -119,7 +119,7 @@ async def test_messages_acked_ahead_of_others_are_refused_unless_allowed(server:
         await fleet.js.connection.publish(f"$JS.ACK.{name}.old-p0.1.{sequences[2]}.3.0.0", b"+ACK")
 
         async def acked() -> bool:
-            return (await fleet.js.consumer_info(name, "old-p0"))["num_ack_pending"] == 4
+            return bool((await fleet.js.consumer_info(name, "old-p0"))["num_ack_pending"] == 4)
 
         assert await eventually(acked, 60, "the ack arrived")
         await quiet(fleet)

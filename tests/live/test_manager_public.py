@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from manager_fleet import PATIENT, Fleet, fleet_on
 
 import parti
 from parti.control.slots import slot_of
@@ -19,6 +18,7 @@ from parti.manager import ControlConfig, Manager, SlotSource
 from parti.model import Partition, PartitionId, WorkerId
 from parti.testing import NatsServer, eventually
 from parti.worker import WorkerConfig, WorkerConsumer
+from support.fleet import PATIENT, Fleet, fleet_on
 
 
 def test_every_public_name_is_there_and_the_stub_names_the_same() -> None:
@@ -32,7 +32,7 @@ def test_every_public_name_is_there_and_the_stub_names_the_same() -> None:
         assert getattr(parti, name) is getattr(importlib.import_module(module), name)
     assert set(parti.__all__) <= set(dir(parti))
     with pytest.raises(AttributeError, match="Mangaer"):
-        parti.Mangaer  # noqa: B018
+        parti.Mangaer  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_importing_parti_loads_nothing_else() -> None:
@@ -128,7 +128,7 @@ async def test_a_strategy_and_the_bucket_are_the_users_choice(server: NatsServer
             consumer = WorkerConsumer(
                 fleet.js, WorkerConfig(stream=name, subject_template=f"{name}.{{partition}}"), lambda m: None
             )
-            config = ControlConfig(**PATIENT | {"namespace": name, "bucket_storage": "memory"})  # type: ignore[arg-type]
+            config = ControlConfig(**PATIENT | {"namespace": name, "bucket_storage": "memory"})
             manager = Manager(config, await fleet.connection(), ["a", "b"], Backwards(), consumer=consumer)
             fleet.managers.append(manager)
             await manager.start(60)

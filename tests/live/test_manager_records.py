@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from manager_fleet import HASTY, fleet_on
-
 from parti.control import records
 from parti.manager.kv_store import Store, bucket_of, key_of
 from parti.model import Assignment, Checkpoint, Claim, ClaimState, Member, PartitionId, WorkerId
 from parti.testing import NatsServer
+from support.fleet import HASTY, fleet_on
 
 
 async def test_foreign_corrupt_and_future_records_are_reported_and_stop_nobody(server: NatsServer, name: str) -> None:

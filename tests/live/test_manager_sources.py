@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from manager_fleet import HASTY, fleet_on, partition
 
 from parti.errors import OverlappingPartitions
 from parti.manager import CallableSource, Hooks, KvSource, StaticSource, SubjectSource
@@ -12,6 +13,7 @@ from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.wire.kv import KeyValue
 from parti.worker import WorkerConfig, WorkerConsumer
+from support.fleet import HASTY, fleet_on, partition
 
 
 async def test_partitions_of_a_list_that_come_and_go_are_assigned_and_retired(server: NatsServer, name: str) -> None:
@@ -95,7 +97,7 @@ async def test_what_a_function_returns_is_followed_and_its_failures_change_nothi
 async def test_partitions_that_share_subjects_are_refused_when_they_are_given(server: NatsServer, name: str) -> None:
     """`eu` and `eu.1` with `t.{partition}.>` would lose what both match: 2,085 of 8,000 in a run of others."""
     async with fleet_on(server, name) as fleet:
-        wide = {"subject_template": f"{name}.{{partition}}.>"}
+        wide: dict[str, Any] = {"subject_template": f"{name}.{{partition}}.>"}
         with pytest.raises(OverlappingPartitions, match=r"eu and eu\.1 share"):
             await fleet.worker(source=["eu", "eu.1", "us"], worker=wide)
         source = StaticSource(["eu.1", "us"])
@@ -114,7 +116,7 @@ async def test_a_function_that_tells_overlapping_partitions_leaves_the_last_good
     server: NatsServer, name: str
 ) -> None:
     async with fleet_on(server, name) as fleet:
-        told, errors = [["eu", "us"]], []
+        told, errors = [["eu", "us"]], list[Exception]()
         source = CallableSource(lambda: told[-1], every=0.05)
         hooks = Hooks(on_error=errors.append)
         one = await fleet.worker(source=source, hooks=hooks, worker={"subject_template": f"{name}.{{partition}}.>"})

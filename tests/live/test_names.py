@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from manager_fleet import Fleet, fleet_on
 
 from parti import __version__
 from parti.manager import Hooks, Manager
@@ -15,6 +14,7 @@ from parti.wire.errors import ConsumerNotFound
 from parti.worker import Message, WorkerConfig, WorkerConsumer
 from parti.worker.errors import ForeignDurable
 from parti.worker.seal import Seal
+from support.fleet import Fleet, fleet_on
 
 LAYOUTS = ["per-worker", "per-partition"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
-from manager_fleet import Fleet, fleet_on, stopping
 
 from parti.control.signals import Gap
 from parti.manager import Manager
@@ -16,9 +16,10 @@ from parti.wire import api_consumers
 from parti.wire.api import JetStreamApi
 from parti.wire.live import LiveConnection
 from parti.worker import Message, WorkerConfig, WorkerConsumer
+from support.fleet import Fleet, fleet_on, stopping
 
 pytestmark = pytest.mark.slow  # each is quick, but there are many
-LONG = {"layout": "per-partition", "prepare_timeout": 60.0, "commit_timeout": 60.0}
+LONG: dict[str, Any] = {"layout": "per-partition", "prepare_timeout": 60.0, "commit_timeout": 60.0}
 
 
 @pytest.fixture(params=["reset", "made anew"])
@@ -46,7 +47,9 @@ class LossyAcks:
     async def of(cls, manager: Manager) -> LossyAcks:
         plane = manager._agent.plane  # type: ignore[union-attr]
         assert isinstance(plane, PerPartitionPlane)
-        return cls(await eventually(lambda: plane._connection, 60, "connected"))  # type: ignore[arg-type]
+        await eventually(lambda: plane._connection is not None, 60, "connected")
+        assert plane._connection is not None
+        return cls(plane._connection)
 
     def write(self, data: bytes) -> None:
         if self.losing and data.startswith(b"PUB $JS.ACK.") and data.endswith(b"+ACK\r\n"):
@@ -229,7 +232,7 @@ async def test_what_is_done_leaves_a_work_queue_although_its_acks_got_lost(serve
         lossy.losing = False
 
         async def empty() -> bool:
-            return (await fleet.js.stream_info(name))["state"]["messages"] == 0
+            return bool((await fleet.js.stream_info(name))["state"]["messages"] == 0)
 
         await eventually(empty, 60, "the queue is empty")
         await fleet.publish(4)

@@ -40,7 +40,9 @@ def lease(
     return DriverLease(options, name, standby, owner=owner, on_lost=lost.set), lost
 
 
-def test_one_driver_holds_the_lease_and_the_other_gets_it_when_it_is_given_back(options, name):
+def test_one_driver_holds_the_lease_and_the_other_gets_it_when_it_is_given_back(
+    options: ConnectOptions, name: str
+) -> None:
     first, _ = lease(options, name, "a")
     second, _ = lease(options, name, "b")
     with first:
@@ -56,7 +58,9 @@ def test_one_driver_holds_the_lease_and_the_other_gets_it_when_it_is_given_back(
             assert not first.held
 
 
-def test_a_driver_that_is_stopped_before_its_lease_has_begun_leaves_nobody_who_holds_it(options, name):
+def test_a_driver_that_is_stopped_before_its_lease_has_begun_leaves_nobody_who_holds_it(
+    options: ConnectOptions, name: str
+) -> None:
     """Its thread went on alone: it won the lease and renewed it for as long as the process lived."""
     for number in range(10):
         stopped, _ = lease(options, name, f"a{number}")
@@ -69,7 +73,7 @@ def test_a_driver_that_is_stopped_before_its_lease_has_begun_leaves_nobody_who_h
         assert last.acquire(30) is not None
 
 
-def test_a_driver_whose_server_is_gone_stops_by_its_own_clock(own_server, name):
+def test_a_driver_whose_server_is_gone_stops_by_its_own_clock(own_server: NatsServer, name: str) -> None:
     options = ConnectOptions(servers=(own_server.url,))
     held, lost = lease(options, name, "a", QUICK)
     with held:
@@ -79,14 +83,16 @@ def test_a_driver_whose_server_is_gone_stops_by_its_own_clock(own_server, name):
         assert not held.held
 
 
-def test_the_epoch_grows_with_every_owner_also_after_all_were_gone(options, name):
+def test_the_epoch_grows_with_every_owner_also_after_all_were_gone(options: ConnectOptions, name: str) -> None:
     for epoch in (1, 2, 3):
         held, _ = lease(options, name, f"driver-{epoch}")
         with held:
             assert held.acquire(60) == epoch
 
 
-def test_a_stale_owner_cannot_publish_once_the_next_has_set_its_marker(options, connection, name):
+def test_a_stale_owner_cannot_publish_once_the_next_has_set_its_marker(
+    options: ConnectOptions, connection: BlockingConnection, name: str
+) -> None:
     create_stream(options, name, "file", allow_atomic=True)
     subject = fence_subject(name, (f"{name}.>",), "orders")
     first = raise_fence(options, name, subject, epoch=1, owner="a")
@@ -111,7 +117,7 @@ def test_a_stale_owner_cannot_publish_once_the_next_has_set_its_marker(options, 
     assert state["messages"] == 12
 
 
-def test_a_marker_of_a_later_epoch_stands(options, connection, name):
+def test_a_marker_of_a_later_epoch_stands(options: ConnectOptions, connection: BlockingConnection, name: str) -> None:
     create_stream(options, name, "file")
     subject = fence_subject(name, (f"{name}.>",), "orders")
     later = raise_fence(options, name, subject, epoch=7, owner="b")
@@ -123,13 +129,13 @@ def test_a_marker_of_a_later_epoch_stands(options, connection, name):
     assert answer["message"]["seq"] == later
 
 
-def test_a_stream_without_room_for_a_marker_is_refused_with_advice():
+def test_a_stream_without_room_for_a_marker_is_refused_with_advice() -> None:
     assert fence_subject("S", ("a", "b.c.>"), "p") == "b.c.parti-fence.p"
     with pytest.raises(ConfigError, match="no subject that ends in '>'"):
         fence_subject("S", ("a", "b.*"), "p")
 
 
-def test_a_sink_that_refuses_ends_the_task_and_nothing_waits_for_it(options, name):
+def test_a_sink_that_refuses_ends_the_task_and_nothing_waits_for_it(options: ConnectOptions, name: str) -> None:
     create_stream(options, name, "file")
     sink = ResultSink(options, name, f"{name}.x", fence=(f"{name}.fence", 99))
     with TaskSinks(sink, None, pipeline="p", stream="S") as sinks:
@@ -144,7 +150,7 @@ def test_a_sink_that_refuses_ends_the_task_and_nothing_waits_for_it(options, nam
         eventually_blocking(lambda: line._error is not None, 60, "the thread has told its error")
 
 
-def test_a_record_that_is_not_ours_is_told(options, name, connection):
+def test_a_record_that_is_not_ours_is_told(options: ConnectOptions, name: str, connection: BlockingConnection) -> None:
     held, _ = lease(options, name, "a", Standby(bucket=f"{name}-bucket"))
     with held:
         assert held.acquire(60) == 1
@@ -156,7 +162,7 @@ def test_a_record_that_is_not_ours_is_told(options, name, connection):
             other.acquire(5)
 
 
-def test_a_permission_that_lacks_ends_the_lease_with_its_name_instead_of_a_wait_without_end(name):
+def test_a_permission_that_lacks_ends_the_lease_with_its_name_instead_of_a_wait_without_end(name: str) -> None:
     users = """
     authorization { users = [
       { user: all, password: all }

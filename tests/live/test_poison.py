@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from manager_fleet import Fleet, fleet_on
 
 from parti.testing import NatsServer, eventually
 from parti.testing.child import spawn
 from parti.worker.letters import DeadLetters
+from support.fleet import Fleet, fleet_on
 
 HANDLER = """
 import asyncio, os, signal, time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -60,7 +61,7 @@ def found(options: ConnectOptions, stream: str) -> tuple[list[int], int]:
     return data, len(messages) - len(data)
 
 
-def test_a_step_is_stored_once_however_often_it_is_repeated(options, stream):
+def test_a_step_is_stored_once_however_often_it_is_repeated(options: ConnectOptions, stream: str) -> None:
     assert write(options, stream, 0, rows(stream, 2500)) == Published(2500, 0)
     assert write(options, stream, 0, rows(stream, 2500)) == Published(2500, 2500)
     assert write(options, stream, 1, rows(stream, 10, 2500)) == Published(10, 0)
@@ -68,21 +69,21 @@ def test_a_step_is_stored_once_however_often_it_is_repeated(options, stream):
     assert found(options, stream) == (list(range(2510)), 1)
 
 
-def test_a_step_that_was_cut_off_goes_on_behind_its_last_chunk(options, stream):
+def test_a_step_that_was_cut_off_goes_on_behind_its_last_chunk(options: ConnectOptions, stream: str) -> None:
     whole = rows(stream, 3000)
     write(options, stream, 0, whole.slice(0, PROGRESS_ROWS))
     assert write(options, stream, 0, whole) == Published(3000, PROGRESS_ROWS)
     assert found(options, stream)[0] == list(range(3000))
 
 
-def test_a_repeat_with_other_rows_is_refused(options, stream):
+def test_a_repeat_with_other_rows_is_refused(options: ConnectOptions, stream: str) -> None:
     write(options, stream, 0, rows(stream, 50))
     with pytest.raises(RowsChanged, match="sort the rows"):
         write(options, stream, 0, rows(stream, 50, 1))
     assert found(options, stream)[0] == list(range(50))
 
 
-def test_headers_of_rows_are_stored_and_the_marker_has_none(options, stream):
+def test_headers_of_rows_are_stored_and_the_marker_has_none(options: ConnectOptions, stream: str) -> None:
     given = rows(stream, 2)
     headers = pa.array([[("a", b"1")], None], HEADERS)
     write(options, stream, 0, Rows(given.value, given.subject, headers))
@@ -92,7 +93,7 @@ def test_headers_of_rows_are_stored_and_the_marker_has_none(options, stream):
     assert ("a", b"1") in [(entry["key"], entry["value"]) for entry in batch.to_pylist()[0]["headers"]]
 
 
-def test_what_cannot_succeed_is_refused_at_once(options, stream, name):
+def test_what_cannot_succeed_is_refused_at_once(options: ConnectOptions, stream: str, name: str) -> None:
     with pytest.raises(StreamNotFound):
         write(options, "no_such_stream", 0, rows(stream, 3))
     with BlockingConnection.open(options) as connection:
@@ -104,7 +105,9 @@ def test_what_cannot_succeed_is_refused_at_once(options, stream, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_writers_that_race_and_lose_their_connections_store_every_row_once_and_in_order(options, stream, seed):
+def test_writers_that_race_and_lose_their_connections_store_every_row_once_and_in_order(
+    options: ConnectOptions, stream: str, seed: Any
+) -> None:
     """As speculation, zombies and retries do: the same steps at the same time, cut off at random, begun again."""
     steps = [rows(stream, 1500, 1500 * step) for step in range(4)]
     failures: list[BaseException] = []

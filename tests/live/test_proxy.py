@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import nats
 import pytest
@@ -198,7 +199,8 @@ def test_a_share_of_chunks_is_dropped_the_same_way_for_the_same_seed(echo: Echo)
             for value in range(40):
                 client.sendall(bytes([value]))
                 eventually_blocking(
-                    lambda seen=value + 1: proxy.swallowed + proxy.bytes_to_client == seen, what="the byte was judged"
+                    partial(lambda seen: proxy.swallowed + proxy.bytes_to_client == seen, value + 1),
+                    what="the byte was judged",
                 )
             passed = proxy.bytes_to_client
             return list(receive(client, passed))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from parti.errors import AuthFailed
-from parti.testing import Direction, FaultProxy, NatsServer, eventually_blocking, insist_blocking
+from parti.testing import Direction, FaultProxy, NatsCluster, NatsServer, eventually_blocking, insist_blocking
 from parti.wire.blocking import BlockingConnection
 from parti.wire.errors import MessageTooLarge, StreamMismatch, StreamNotFound, StreamStoreFailed
 from parti.wire.options import ConnectOptions
@@ -57,7 +58,9 @@ def values(options: ConnectOptions, name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_every_row_is_stored_in_order_and_a_second_time_is_recognised(options, connection, name, atomic):
+def test_every_row_is_stored_in_order_and_a_second_time_is_recognised(
+    options: ConnectOptions, connection: BlockingConnection, name: str, atomic: Any
+) -> None:
     create(connection, name, allow_atomic=atomic)
     rows = numbered(f"{name}.a", 4321)
     assert publish(options, rows) == Published(4321, 0)
@@ -66,7 +69,9 @@ def test_every_row_is_stored_in_order_and_a_second_time_is_recognised(options, c
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_the_same_rows_of_another_batch_are_stored_again(options, connection, name, atomic):
+def test_the_same_rows_of_another_batch_are_stored_again(
+    options: ConnectOptions, connection: BlockingConnection, name: str, atomic: Any
+) -> None:
     create(connection, name, allow_atomic=atomic)
     rows = numbered(f"{name}.a", 10)
     publish(options, rows, "q-0-0")
@@ -75,7 +80,9 @@ def test_the_same_rows_of_another_batch_are_stored_again(options, connection, na
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_ids_of_the_rows_own_are_kept_and_only_new_rows_of_a_chunk_are_stored(options, connection, name, atomic):
+def test_ids_of_the_rows_own_are_kept_and_only_new_rows_of_a_chunk_are_stored(
+    options: ConnectOptions, connection: BlockingConnection, name: str, atomic: Any
+) -> None:
     create(connection, name, allow_atomic=atomic)
     publish(options, numbered(f"{name}.a", 3, 0, [b"a", b"b", b"c"]))
     done = publish(options, numbered(f"{name}.a", 3, 10, [b"c", b"d", b"d"]), "other-0-0")
@@ -83,7 +90,9 @@ def test_ids_of_the_rows_own_are_kept_and_only_new_rows_of_a_chunk_are_stored(op
     assert values(options, name) == [0, 1, 2, 11]
 
 
-def test_chunks_of_several_streams_are_published_one_by_one_where_one_batch_cannot_hold_them(options, connection, name):
+def test_chunks_of_several_streams_are_published_one_by_one_where_one_batch_cannot_hold_them(
+    options: ConnectOptions, connection: BlockingConnection, name: str
+) -> None:
     create(connection, f"{name}A", allow_atomic=True)
     create(connection, f"{name}B", allow_atomic=True)
     subjects = [f"{name}{'AB'[n % 2]}.x".encode() for n in range(100)]
@@ -93,7 +102,7 @@ def test_chunks_of_several_streams_are_published_one_by_one_where_one_batch_cann
     assert values(options, f"{name}B") == list(range(1, 100, 2))
 
 
-def test_headers_arrive_as_they_were(options, connection, name):
+def test_headers_arrive_as_they_were(options: ConnectOptions, connection: BlockingConnection, name: str) -> None:
     create(connection, name)
     headers = pa.array([[{"key": "a", "value": b"1"}, {"key": "a", "value": b"\xc3\xa9"}]], HEADERS)
     publish(options, Rows(pa.array([b"x"]), pa.array([f"{name}.a".encode()]), headers))
@@ -106,19 +115,23 @@ def test_headers_arrive_as_they_were(options, connection, name):
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_a_subject_without_a_stream_is_a_clear_error_at_once(options, name, atomic):
+def test_a_subject_without_a_stream_is_a_clear_error_at_once(options: ConnectOptions, name: str, atomic: Any) -> None:
     with pytest.raises(StreamNotFound, match=f"no stream takes subject '{name}.a'"):
         publish(options, numbered(f"{name}.a", 3), atomic=atomic)
 
 
-def test_a_subject_of_another_stream_is_refused_when_one_is_expected(options, connection, name):
+def test_a_subject_of_another_stream_is_refused_when_one_is_expected(
+    options: ConnectOptions, connection: BlockingConnection, name: str
+) -> None:
     create(connection, f"{name}A")
     create(connection, f"{name}B")
     with pytest.raises(StreamMismatch, match=f"row 0 to '{name}A.a'"):
         publish(options, numbered(f"{name}A.a", 3), stream=f"{name}B")
 
 
-def test_a_message_above_max_payload_is_refused_before_it_is_sent(options, connection, name):
+def test_a_message_above_max_payload_is_refused_before_it_is_sent(
+    options: ConnectOptions, connection: BlockingConnection, name: str
+) -> None:
     create(connection, name)
     rows = Rows(pa.array([b"x", b"x" * (connection.max_payload + 1)]), pa.array([f"{name}.a".encode()] * 2))
     with pytest.raises(MessageTooLarge, match=r"row 1 .*max_payload"):
@@ -127,7 +140,9 @@ def test_a_message_above_max_payload_is_refused_before_it_is_sent(options, conne
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_a_message_above_the_streams_limit_is_a_typed_error(options, connection, name, atomic):
+def test_a_message_above_the_streams_limit_is_a_typed_error(
+    options: ConnectOptions, connection: BlockingConnection, name: str, atomic: Any
+) -> None:
     create(connection, name, max_msg_size=200, allow_atomic=atomic)
     rows = Rows(pa.array([b"x", b"x" * 300]), pa.array([f"{name}.a".encode()] * 2))
     with pytest.raises(MessageTooLarge, match="row"):
@@ -135,7 +150,9 @@ def test_a_message_above_the_streams_limit_is_a_typed_error(options, connection,
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_a_full_stream_is_an_error_after_patience_and_no_error_when_room_comes(options, connection, name, atomic):
+def test_a_full_stream_is_an_error_after_patience_and_no_error_when_room_comes(
+    options: ConnectOptions, connection: BlockingConnection, name: str, atomic: Any
+) -> None:
     create(connection, name, max_msgs=5, discard="new", allow_atomic=atomic)
     with pytest.raises(StreamStoreFailed, match="maximum messages"):
         publish(options, numbered(f"{name}.a", 8), patience=0.3)
@@ -155,7 +172,7 @@ def test_a_full_stream_is_an_error_after_patience_and_no_error_when_room_comes(o
     assert {101, 102} <= set(values(options, name))  # of single rows the first found room before the purge
 
 
-def test_a_publish_that_is_not_permitted_is_refused_at_once():
+def test_a_publish_that_is_not_permitted_is_refused_at_once() -> None:
     config = """
     authorization { users = [
       { user: admin, password: pw }
@@ -174,7 +191,9 @@ def test_a_publish_that_is_not_permitted_is_refused_at_once():
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_acknowledgements_that_never_arrive_cost_no_row_and_no_duplicate(server, connection, name, atomic):
+def test_acknowledgements_that_never_arrive_cost_no_row_and_no_duplicate(
+    server: NatsServer, connection: BlockingConnection, name: str, atomic: Any
+) -> None:
     create(connection, name, allow_atomic=atomic)
     with FaultProxy(server.url) as proxy:
         options = ConnectOptions(servers=(proxy.url,), request_timeout=1.0)
@@ -191,7 +210,9 @@ def test_acknowledgements_that_never_arrive_cost_no_row_and_no_duplicate(server,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("atomic", [False, True])
-def test_a_server_killed_and_brought_back_costs_no_row_and_no_duplicate(own_server, name, atomic):
+def test_a_server_killed_and_brought_back_costs_no_row_and_no_duplicate(
+    own_server: NatsServer, name: str, atomic: Any
+) -> None:
     options = ConnectOptions(servers=(own_server.url,), request_timeout=2.0)
     with BlockingConnection.open(options) as connection:
         create(connection, name, storage="file", allow_atomic=atomic)
@@ -209,7 +230,9 @@ def test_a_server_killed_and_brought_back_costs_no_row_and_no_duplicate(own_serv
 
 
 @pytest.mark.slow
-def test_silence_is_an_error_after_patience_and_says_what_is_not_acknowledged(own_server, name):
+def test_silence_is_an_error_after_patience_and_says_what_is_not_acknowledged(
+    own_server: NatsServer, name: str
+) -> None:
     with FaultProxy(own_server.url) as proxy:
         options = ConnectOptions(servers=(proxy.url,), request_timeout=1.0, connect_timeout=5.0)
         with BlockingConnection.open(options) as connection:
@@ -224,7 +247,7 @@ def test_silence_is_an_error_after_patience_and_says_what_is_not_acknowledged(ow
 
 
 @pytest.mark.cluster
-def test_a_leader_killed_while_we_publish_costs_no_row_and_no_duplicate(cluster, name):
+def test_a_leader_killed_while_we_publish_costs_no_row_and_no_duplicate(cluster: NatsCluster, name: str) -> None:
     options = ConnectOptions(servers=tuple(cluster.urls), request_timeout=2.0)
     with BlockingConnection.open(options) as connection:
         insist_blocking(lambda: create(connection, name, storage="file", num_replicas=3))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from stored_input import Message, consumers, create, delete, numbered, publish, rows, varied
 
 from parti.errors import ConfigError, DataLoss, UsageError
 from parti.subjects import matches
@@ -18,6 +17,7 @@ from parti.wire.columns import SCHEMA
 from parti.wire.errors import StreamNotFound
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import Path, RangeReader
+from support.stored_input import Message, consumers, create, delete, numbered, publish, rows, varied
 
 BOTH: list[Path] = ["consumer", "direct"]
 

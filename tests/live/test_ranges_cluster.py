@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from stored_input import Message, create, publish, publish_acked
 
 from parti.testing import NatsCluster, insist_blocking
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import BehindLeader, Path, RangeReader
+from support.stored_input import Message, create, publish, publish_acked
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -55,7 +55,7 @@ def test_no_read_right_after_a_publish_through_another_node_is_short(
     leader = cluster.wait_for_leader(name)
     readers = [RangeReader(ConnectOptions(servers=(url,))) for url in cluster.urls]
     chance = random.Random(7)
-    position, data, short = 0, [], []
+    position, data, short = 0, list[bytes](), list[Any]()
     with busy(cluster.urls[leader], f"{name}load"):
         for round_ in range(ROUNDS):
             writer = leader if round_ % 2 else chance.randrange(3)

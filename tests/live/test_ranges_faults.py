@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 import pytest
-from stored_input import Message, consumers, create, publish
 
 from parti.errors import ConnectionFailed, PartiError, UsageError
 from parti.testing import Direction, FaultProxy, NatsServer, eventually_blocking
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import Leaderless, Path, RangeReader, ReadEnded
+from support.stored_input import Message, consumers, create, publish
 
 BOTH: list[Path] = ["consumer", "direct"]
 COUNT = 20_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path as Folder
 
 import pytest
-from stored_input import Message, create, delete, numbered, publish, rows
 
 from parti.errors import PartiError
 from parti.groups.describe import _lag
@@ -22,6 +22,7 @@ from parti.wire.options import ConnectOptions
 from parti.wire.ranges import Path, RangeReader
 from parti.wire.stored import AnsweredElsewhere
 from parti.worker.letters import DeadLetters
+from support.stored_input import Message, create, delete, numbered, publish, rows
 
 PATHS: list[Path] = ["auto", "consumer", "direct"]
 REPLAYS = 12
@@ -154,10 +155,8 @@ def test_a_mirror_in_another_domain_does_not_answer_for_its_origin(name: str, tm
             beyond = ConnectOptions(servers=(leaf.url,), domain="leaf")
             with BlockingConnection.open(beyond) as far:
                 for copy, chosen in ((f"{name}F", {}), (name, {"filter_subject": f"{name}.k0"})):
-                    source = {"name": name, "external": {"api": "$JS.hub.API"}} | chosen
-                    eventually_blocking(
-                        lambda copy=copy, source=source: _made(far, copy, source), 60.0, "the leaf node is connected"
-                    )
+                    source: dict[str, object] = {"name": name, "external": {"api": "$JS.hub.API"}, **chosen}
+                    eventually_blocking(partial(_made, far, copy, source), 60.0, "the leaf node is connected")
                     caught_up(far, copy, 400)
             gone = {*range(50, 90)}
             delete(connection, name, gone)

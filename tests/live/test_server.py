@@ -60,7 +60,7 @@ async def publish(server: NatsServer, stream: str, count: int) -> None:
 async def count_messages(server: NatsServer, stream: str) -> int:
     connection = await nats.connect(server.url)
     try:
-        return (await connection.jetstream().stream_info(stream)).state.messages
+        return int((await connection.jetstream().stream_info(stream)).state.messages)
     finally:
         await connection.close()
 

@@ -7,15 +7,16 @@ import os
 import random
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from manager_fleet import fleet_on
-from test_handlers_in_both_layouts import LAYOUTS
 
 from parti.testing import NatsServer, eventually
 from parti.testing.child import spawn
+from support.fleet import fleet_on
+from support.layouts import LAYOUTS
 
 HANDLER = """
 import asyncio, os, time
@@ -98,12 +99,16 @@ listen = "off"
             if cause == "freeze":
                 for frozen in range(_FREEZES):
                     process, at = processes[frozen % 2], len(lines())
-                    await eventually(lambda n=at: len({line[3] for line in lines()[n:]}) == 2, what="both work")
+                    await eventually(
+                        partial(lambda n: len({line[3] for line in lines()[n:]}) == 2, at), what="both work"
+                    )
                     had = {line[0] for line in lines() if line[3] == process.pid}
                     await asyncio.sleep(rng.uniform(0.0, 0.05))
                     os.kill(process.pid, signal.SIGSTOP)
                     at = len(lines())
-                    await eventually(lambda n=at, had=had: {line[0] for line in lines()[n:]} >= had, what="taken over")
+                    await eventually(
+                        partial(lambda n, had: {line[0] for line in lines()[n:]} >= had, at, had), what="taken over"
+                    )
                     os.kill(process.pid, signal.SIGCONT)
             else:
                 blocked = tmp_path / "blocked"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from manager_fleet import HASTY, Fleet, fleet_on
 
 from parti.manager import Hooks
 from parti.manager.kv_store import Store
 from parti.manager.stream_identity import NamespaceTaken, Replaced, Replacement, StreamReplaced
 from parti.testing import NatsServer, eventually
+from support.fleet import HASTY, Fleet, fleet_on
 
 LAYOUTS = pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
 RETENTIONS = pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])

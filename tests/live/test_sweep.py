@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from manager_fleet import HASTY, Fleet, fleet_on
 
 from parti.testing import NatsServer, eventually
 from parti.wire.api_consumers import filters_of
 from parti.wire.errors import ConsumerNotFound
 from parti.worker.seal import Seal
+from support.fleet import HASTY, Fleet, fleet_on
 
 RETENTIONS = ["limits", "workqueue", "interest"]
 THREE = HASTY | {"worker_id_max": 9}

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
-from manager_fleet import HASTY, Fleet, fleet_on
-from old_version import old_version
 
 from parti.testing import NatsServer, eventually
+from support.fleet import HASTY, Fleet, fleet_on
+from support.old_version import old_version
 
 LAYOUTS = ["per-worker", "per-partition"]
 RETENTIONS = ["limits", "workqueue", "interest"]
 COUNT = 240
-LEASE = {"heartbeat_ttl": 6.0, "heartbeat_interval": 1.0}
+LEASE: dict[str, Any] = {"heartbeat_ttl": 6.0, "heartbeat_interval": 1.0}
 
 
 def in_order(fleet: Fleet) -> bool:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from manager_fleet import fleet_on
 
 from parti.cli import main
 from parti.testing import NatsServer, eventually
 from parti.testing.child import spawn
+from support.fleet import fleet_on
 
 HANDLER = """
 from pathlib import Path

@@ -5,27 +5,25 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from parti.audit import Effects, Published, audit
 from parti.spark import session
 from parti.wire.options import ConnectOptions
 
 master, servers, stream, folder, *more = sys.argv[1:]
-spark = session(
-    "parti-cluster-job",
-    master=master,
-    **{
-        "spark.ui.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.executor.memory": "1g",
-        "spark.executor.cores": "1",
-        "spark.cores.max": "2",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
-    },
-)
+settings: dict[str, Any] = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.memory": "1g",
+    "spark.executor.cores": "1",
+    "spark.cores.max": "2",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+}
+spark = session("parti-cluster-job", master=master, **settings)
 options = {"servers": servers, "stream": stream, "startingOffsets": "earliest", "maxRecordsPerPartition": "250"}
 query = (
     spark.readStream.format("jetstream")

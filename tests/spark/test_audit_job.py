@@ -18,16 +18,17 @@ from parti.audit.html import render_html
 from parti.cli import main
 from parti.errors import ConfigError, UsageError
 from parti.spark.pipeline import Outcomes, Pipeline
-from parti.testing import eventually_blocking
+from parti.testing import NatsServer, eventually_blocking
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.audit import PLANTED, write, wrong_counts
+from support.spark_streams import Stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
 COUNT = 200_000
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory) -> Path:
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Messages and effects with the benchmark's faults: of every kind, in known numbers."""
     folder = tmp_path_factory.mktemp("planted")
     write(folder, COUNT, 3, lambda steps: None)
@@ -35,7 +36,7 @@ def planted(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(spark, planted: Path) -> Report:
+def report(spark: Any, planted: Path) -> Report:
     return audit(
         spark,
         Published(stream="BENCH", path=str(planted / "published")),
@@ -73,7 +74,7 @@ def counts(report: Report, side: int = 0) -> dict[str, int]:
     return {finding.name: finding.count for finding in report.sides[side].findings if finding.count}
 
 
-def test_every_planted_fault_is_counted_exactly_and_shown_by_examples(report: Report):
+def test_every_planted_fault_is_counted_exactly_and_shown_by_examples(report: Report) -> None:
     assert wrong_counts(report) == ""
     assert not report.ok
     assert report.published == COUNT
@@ -90,7 +91,9 @@ def test_every_planted_fault_is_counted_exactly_and_shown_by_examples(report: Re
     assert side.lag is not None
 
 
-def test_effects_on_a_stream_are_judged_by_its_order_and_dead_letters_are_effects(spark, stream, server, name):
+def test_effects_on_a_stream_are_judged_by_its_order_and_dead_letters_are_effects(
+    spark: Any, stream: Stream, server: NatsServer, name: str
+) -> None:
     stream.publish(60, subject="k{0}")
     effects = f"{name}-effects"
     stream.connection.api(
@@ -120,8 +123,8 @@ def test_effects_on_a_stream_are_judged_by_its_order_and_dead_letters_are_effect
 
 
 def test_the_outcomes_of_a_real_pipeline_are_clean_and_parity_names_what_another_run_lacks(
-    spark, stream, server, tmp_path
-):
+    spark: Any, stream: Stream, server: NatsServer, tmp_path: Path
+) -> None:
     stream.publish(300, subject="k{0}")
     connect = ConnectOptions(servers=(server.url,))
     pipeline = Pipeline(
@@ -157,7 +160,9 @@ def invoke(*args: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_the_command_exits_0_for_a_clean_run_and_1_for_a_broken_promise(spark, clean, tmp_path):
+def test_the_command_exits_0_for_a_clean_run_and_1_for_a_broken_promise(
+    spark: Any, clean: tuple[str, str], tmp_path: Path
+) -> None:
     published, effects = clean
     code, out, err = invoke("--stream", "S", "--published", published, "--effects", effects, "--compare", effects)
     assert (code, "every promise held" in out, "the same messages" in out) == (0, True, True), err
@@ -182,7 +187,9 @@ def test_the_command_exits_0_for_a_clean_run_and_1_for_a_broken_promise(spark, c
     assert (code, "a promise is broken" in out, "sequence 5" in out) == (1, True, True)
 
 
-def test_what_cannot_be_audited_is_refused_with_the_reason(spark, clean, tmp_path, server):
+def test_what_cannot_be_audited_is_refused_with_the_reason(
+    spark: Any, clean: tuple[str, str], tmp_path: Path, server: NatsServer
+) -> None:
     published, effects = clean
     base = ("--stream", "S", "--published", published)
     pq.write_table(pa.table({"sequence": [1]}), tmp_path / "bare.parquet")
@@ -205,7 +212,7 @@ def test_what_cannot_be_audited_is_refused_with_the_reason(spark, clean, tmp_pat
         Effects().table(spark, Published(stream="S", path=published, first=1, last=2))
 
 
-def test_the_report_opens_in_a_browser_without_an_error_and_loads_nothing(report: Report, tmp_path: Path):
+def test_the_report_opens_in_a_browser_without_an_error_and_loads_nothing(report: Report, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text(render_html(report), encoding="utf-8")
     text = page.read_text()

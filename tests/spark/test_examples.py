@@ -7,16 +7,19 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from parti.testing import eventually_blocking
+from parti.testing import NatsServer, eventually_blocking
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import RangeReader
+from support.spark_streams import Stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -45,13 +48,13 @@ def payloads(url: str, stream: str) -> list[bytes]:
         reader.close()
 
 
-def published_later(stream, since: str) -> bool:
+def published_later(stream: Stream, since: str) -> bool:
     """Publish one more message, and say whether it is two seconds younger than `since`."""
     stream.publish(1, subject="clock", payload="null")
     return datetime.fromisoformat(stream.state()["last_ts"]) - datetime.fromisoformat(since) > timedelta(seconds=2)
 
 
-def test_there_is_no_example_that_is_not_run():
+def test_there_is_no_example_that_is_not_run() -> None:
     assert {path.name for path in EXAMPLES.iterdir()} == {
         "stream_to_parquet.py",
         "stream_to_stream.py",
@@ -63,7 +66,7 @@ def test_there_is_no_example_that_is_not_run():
 
 
 @pytest.fixture
-def outputs(server):
+def outputs(server: NatsServer) -> Iterator[Any]:
     """Streams that the examples write to; the connection is a new one at the end, as an idle one is cut by then."""
     for action in ("CREATE", "DELETE"):
         with BlockingConnection.open(ConnectOptions(servers=(server.url,))) as connection:
@@ -75,7 +78,9 @@ def outputs(server):
 
 
 @pytest.mark.usefixtures("outputs")
-def test_the_scripts_keep_a_table_enrich_a_stream_and_count_in_windows(make_stream, tmp_path):
+def test_the_scripts_keep_a_table_enrich_a_stream_and_count_in_windows(
+    make_stream: Callable[..., Stream], tmp_path: Path
+) -> None:
     stream = make_stream()
     stream.publish(30, subject="shop{0}", payload='{{"item": "nut", "count": {0}}}', headers={"trace": "t"})
     first = stream.state()["last_ts"]
@@ -119,7 +124,9 @@ def test_the_scripts_keep_a_table_enrich_a_stream_and_count_in_windows(make_stre
     assert all(shops[f"{stream.name}.shop{n}"] == 1 for n in range(1, 31))
 
 
-def test_the_declarative_pipeline_keeps_its_tables_up_to_date(make_stream, tmp_path):
+def test_the_declarative_pipeline_keeps_its_tables_up_to_date(
+    make_stream: Callable[..., Stream], tmp_path: Path
+) -> None:
     stream = make_stream()
     stream.publish(40, subject="shop{0}")
     project = tmp_path / "pipeline"

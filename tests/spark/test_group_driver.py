@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from group_rig import ACK_WAIT, WITHIN, Group, Rig
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
@@ -22,6 +21,7 @@ from parti.spark.group_offsets import read_partitions, write_partitions
 from parti.spark.source_options import SourceOptions
 from parti.spark.stream_reader import JetStreamStreamReader
 from parti.testing import eventually_blocking
+from support.group_rig import ACK_WAIT, WITHIN, Group, Rig
 
 SCHEMA = StructType(
     [
@@ -111,7 +111,7 @@ def joined(group: Group, member: str = "m1", checkpoint: list[Any] | None = None
         query.close()
 
 
-def test_rows_are_as_other_members_see_them_and_what_is_done_leaves_the_queue(elastic):
+def test_rows_are_as_other_members_see_them_and_what_is_done_leaves_the_queue(elastic: Group) -> None:
     elastic.publish(200)
     with joined(elastic, maxOffsetsPerTrigger=60) as query:
         query.drain()
@@ -125,7 +125,7 @@ def test_rows_are_as_other_members_see_them_and_what_is_done_leaves_the_queue(el
     assert read_partitions(query.checkpoint[-1]["partitions"]) == tuple(range(8))
 
 
-def test_a_change_during_a_batch_counts_when_the_batch_is_committed_and_not_before(elastic):
+def test_a_change_during_a_batch_counts_when_the_batch_is_committed_and_not_before(elastic: Group) -> None:
     name = elastic.stream.name
     elastic.publish(80)
     with joined(elastic, maxOffsetsPerTrigger=40) as query, elastic.member("m2") as other:
@@ -146,7 +146,7 @@ def test_a_change_during_a_batch_counts_when_the_batch_is_committed_and_not_befo
     elastic.check()
 
 
-def test_a_query_that_crashed_replays_its_batch_also_when_its_partitions_have_moved(elastic):
+def test_a_query_that_crashed_replays_its_batch_also_when_its_partitions_have_moved(elastic: Group) -> None:
     name = elastic.stream.name
     elastic.publish(100)
     crashed = Spark(elastic, "m1", maxOffsetsPerTrigger=50)
@@ -161,7 +161,7 @@ def test_a_query_that_crashed_replays_its_batch_also_when_its_partitions_have_mo
     assert elastic.python, "the other member has handled its half of the planned batch"
 
 
-def test_a_batch_that_was_done_but_not_committed_to_the_group_is_not_repeated(elastic):
+def test_a_batch_that_was_done_but_not_committed_to_the_group_is_not_repeated(elastic: Group) -> None:
     elastic.publish(50)
     crashed = Spark(elastic, "m1")
     eventually_blocking(crashed.plan, WITHIN, "the batch is planned")
@@ -175,7 +175,7 @@ def test_a_batch_that_was_done_but_not_committed_to_the_group_is_not_repeated(el
     elastic.check()
 
 
-def test_a_second_instance_of_the_member_waits_and_takes_over(elastic):
+def test_a_second_instance_of_the_member_waits_and_takes_over(elastic: Group) -> None:
     elastic.publish(40)
     with joined(elastic) as query:
         query.until("the query reads", elastic.all_handled)
@@ -190,7 +190,7 @@ def test_a_second_instance_of_the_member_waits_and_takes_over(elastic):
     assert len(elastic.python) == 40
 
 
-def test_a_static_member_moves_between_a_query_and_a_python_instance(static):
+def test_a_static_member_moves_between_a_query_and_a_python_instance(static: Group) -> None:
     static.publish(100)
     with joined(static, maxOffsetsPerTrigger=30) as query:
         query.drain()
@@ -205,7 +205,7 @@ def test_a_static_member_moves_between_a_query_and_a_python_instance(static):
     assert {row["partition"] for row in static.spark_rows} == {0, 1}
 
 
-def test_a_static_member_does_not_move_the_position_of_another_instance_back(static):
+def test_a_static_member_does_not_move_the_position_of_another_instance_back(static: Group) -> None:
     static.publish(100)
     with joined(static) as query:
         eventually_blocking(query.plan, WITHIN, "a batch is planned")
@@ -224,7 +224,7 @@ def refused(on: Group, error: type[Exception], match: str, **given: Any) -> None
         JetStreamStreamReader(SCHEMA, SourceOptions.parse(options, streaming=True)).initialOffset()
 
 
-def test_a_group_or_static_member_that_does_not_exist_is_told_by_name(static):
+def test_a_group_or_static_member_that_does_not_exist_is_told_by_name(static: Group) -> None:
     refused(static, errors.GroupNotFound, "no group 'x' on stream", group="x")
     refused(static, errors.GroupNotFound, "no elastic group 'g' on stream", groupKind="elastic")
     refused(static, errors.NotListed, "member 'm9' is not in static group 'g': it has m1, m2", member="m9")
@@ -234,20 +234,20 @@ def test_a_group_or_static_member_that_does_not_exist_is_told_by_name(static):
         SourceOptions.parse(static.stream.options(group="g", member="m1"), streaming=False)
 
 
-def test_options_that_the_group_decides_on_are_refused(elastic):
+def test_options_that_the_group_decides_on_are_refused(elastic: Group) -> None:
     refused(elastic, ConfigError, "begins where its queue does", startingOffsets="latest")
     refused(elastic, ConfigError, "option subjects has no meaning with group", subjects="a.b")
     refused(elastic, ConfigError, "option commit has no meaning with group", commit="purge")
 
 
-def test_a_consumer_that_another_instance_made_for_more_than_one_message_is_refused(elastic):
+def test_a_consumer_that_another_instance_made_for_more_than_one_message_is_refused(elastic: Group) -> None:
     elastic.publish(1)
     template = ConsumerTemplate(ack_wait=ACK_WAIT, max_ack_pending=10)
     with elastic.member("m1", template):
         refused(elastic, errors.ForeignConsumer, "made with max_ack_pending 10", groupAckWait=f"{ACK_WAIT:g}s")
 
 
-def test_a_group_that_is_deleted_ends_the_query_with_its_name(elastic):
+def test_a_group_that_is_deleted_ends_the_query_with_its_name(elastic: Group) -> None:
     elastic.publish(10)
     with joined(elastic) as query:
         query.until("the query reads", elastic.all_handled)
@@ -256,7 +256,7 @@ def test_a_group_that_is_deleted_ends_the_query_with_its_name(elastic):
             query.until("it ends", lambda: False)
 
 
-def test_a_checkpoint_from_outside_of_the_group_is_refused(elastic):
+def test_a_checkpoint_from_outside_of_the_group_is_refused(elastic: Group) -> None:
     elastic.publish(1)
     with joined(elastic) as query:
         foreign = {"stream": f"{elastic.stream.name}-g", "created": "x", "sequence": 1, "started": 0}
@@ -264,7 +264,7 @@ def test_a_checkpoint_from_outside_of_the_group_is_refused(elastic):
             query.reader.latestOffset(foreign, ReadAllAvailable())
 
 
-def test_partitions_are_written_as_runs():
+def test_partitions_are_written_as_runs() -> None:
     assert write_partitions([8, 0, 1, 2, 3]) == "0-3,8"
     assert read_partitions("0-3,8") == (0, 1, 2, 3, 8)
     assert (write_partitions([]), read_partitions("")) == ("", ())

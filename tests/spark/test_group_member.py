@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from group_rig import Group, Rig
 
 from parti.errors import ConfigError
 from parti.groups import errors
 from parti.spark.pipeline import Emit, Pipeline, Results, Retries
 from parti.spark.pipeline.explain import explain
 from parti.wire.stored import StoredMessage
+from support.group_rig import Group, Rig
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -46,7 +46,9 @@ def pipeline(on: Group, folder: Path, **more: Any) -> Pipeline:
 
 
 @pytest.mark.slow
-def test_a_pipeline_handles_the_partitions_of_its_member_and_the_rest_is_for_the_others(group, spark, tmp_path):
+def test_a_pipeline_handles_the_partitions_of_its_member_and_the_rest_is_for_the_others(
+    group: Group, spark: Any, tmp_path: Path
+) -> None:
     out = f"{group.stream.name}-out"
     api = group.stream.connection.api
     api(f"STREAM.CREATE.{out}", {"name": out, "subjects": [f"{out}.>"], "allow_direct": True})
@@ -66,7 +68,7 @@ def test_a_pipeline_handles_the_partitions_of_its_member_and_the_rest_is_for_the
     assert all(message.headers["Nats-Msg-Id"].startswith(f"g:{group.stream.name}:") for message in stored)
 
 
-def test_a_pipeline_with_a_wrong_group_is_refused_before_it_starts(group, spark, tmp_path):
+def test_a_pipeline_with_a_wrong_group_is_refused_before_it_starts(group: Group, spark: Any, tmp_path: Path) -> None:
     with pytest.raises(errors.GroupNotFound, match="no group 'x' on stream"):
         pipeline(group, tmp_path, group="x").start(spark)
     with pytest.raises(errors.GroupNotFound, match="no static group 'g' on stream"):
@@ -83,12 +85,12 @@ def test_a_pipeline_with_a_wrong_group_is_refused_before_it_starts(group, spark,
         ({"retries": Retries(then="park")}, "parking does not go with group"),
     ],
 )
-def test_settings_that_the_group_decides_on_are_refused(group, tmp_path, given, told):
+def test_settings_that_the_group_decides_on_are_refused(group: Group, tmp_path: Path, given: Any, told: Any) -> None:
     with pytest.raises(ConfigError, match=told):
         pipeline(group, tmp_path, **given)
 
 
-def test_the_explanation_names_group_and_member(group, tmp_path):
+def test_the_explanation_names_group_and_member(group: Group, tmp_path: Path) -> None:
     told = dict(explain(pipeline(group, tmp_path), cores=2))
     assert "as member m1 of group g" in told["source"]
     assert "in the group's partitions" in told["order"]

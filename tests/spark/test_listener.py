@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from parti.errors import UsageError
 from parti.observe.prometheus import PrometheusMetrics
 from parti.spark.listener import QueryMetrics, _Ends, query_metrics
 from parti.testing import eventually_blocking
+from support.spark_streams import Stream
 
 pytestmark = pytest.mark.spark
 
@@ -28,18 +31,20 @@ class Watched:
 
 
 @pytest.fixture
-def watched(spark, name):
+def watched(spark: Any, name: str) -> Iterator[Any]:
     made = Watched(spark, name)
     yield made
     spark.streams.removeListener(made.listener)
 
 
-def start(spark, stream, name: str, folder, **options: Any):
+def start(spark: Any, stream: Stream, name: str, folder: Any, **options: Any) -> Any:
     frame = spark.readStream.format("jetstream").options(**stream.options(startingOffsets="earliest", **options)).load()
     return frame.writeStream.queryName(name).format("noop").option("checkpointLocation", str(folder))
 
 
-def test_a_query_that_is_behind_shows_its_lag_and_one_that_has_caught_up_shows_none(spark, stream, watched, tmp_path):
+def test_a_query_that_is_behind_shows_its_lag_and_one_that_has_caught_up_shows_none(
+    spark: Any, stream: Stream, watched: Any, tmp_path: Path
+) -> None:
     stream.publish(1000)
     writer = start(spark, stream, watched.query, tmp_path / "c", maxOffsetsPerTrigger=400)
     first = writer.trigger(processingTime="1 hour").start()
@@ -59,7 +64,9 @@ def test_a_query_that_is_behind_shows_its_lag_and_one_that_has_caught_up_shows_n
     assert watched.value("failures_total") is None
 
 
-def test_a_query_that_fails_is_counted_and_one_without_a_declared_name_is_other(spark, stream, watched, tmp_path):
+def test_a_query_that_fails_is_counted_and_one_without_a_declared_name_is_other(
+    spark: Any, stream: Stream, watched: Any, tmp_path: Path
+) -> None:
     stream.publish(10)
     frame = spark.readStream.format("jetstream").options(**stream.options(startingOffsets="earliest")).load()
 
@@ -72,7 +79,7 @@ def test_a_query_that_fails_is_counted_and_one_without_a_declared_name_is_other(
     eventually_blocking(lambda: watched.value("failures_total", "other") == 1, 60, "a failure")
 
 
-def test_the_age_of_unread_messages_counts_from_when_they_were_first_seen():
+def test_the_age_of_unread_messages_counts_from_when_they_were_first_seen() -> None:
     ends = _Ends()
     assert ends.age(latest=100, done=100, now=0.0) == 0.0
     assert ends.age(latest=150, done=100, now=1.0) == 0.0
@@ -82,7 +89,7 @@ def test_the_age_of_unread_messages_counts_from_when_they_were_first_seen():
     assert ends.age(latest=20, done=10, now=10.0) == 0.0  # a stream made anew
 
 
-def test_a_long_backlog_keeps_its_age_in_bounded_memory():
+def test_a_long_backlog_keeps_its_age_in_bounded_memory() -> None:
     ends = _Ends()
     for second in range(10_000):
         age = ends.age(latest=second + 1, done=0, now=float(second))
@@ -90,7 +97,7 @@ def test_a_long_backlog_keeps_its_age_in_bounded_memory():
     assert len(ends._seen) <= 1024
 
 
-def test_a_query_name_that_was_not_declared_has_no_series():
+def test_a_query_name_that_was_not_declared_has_no_series() -> None:
     metrics = PrometheusMetrics(query_metrics(["orders"]))
     rows = query_metrics(["orders"])[0]
     with pytest.raises(UsageError, match="not one of orders, other"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parti.spark.outage import DriverLink
+from parti.testing import NatsServer
 from parti.wire.errors import API_ERRORS, STATUS_ERRORS, ApiError, StatusError
 from parti.wire.options import ConnectOptions
 
@@ -17,7 +18,9 @@ STATUSES = {entry.error for entry in STATUS_ERRORS if entry.error.retriable}
     [*MOMENTARY, *(kind("?", status=503, description="?") for kind in sorted(STATUSES, key=str))],
     ids=lambda error: type(error).__name__,
 )
-def test_whatever_the_server_says_is_for_the_moment_is_waited_out(server, error: ApiError | StatusError):
+def test_whatever_the_server_says_is_for_the_moment_is_waited_out(
+    server: NatsServer, error: ApiError | StatusError
+) -> None:
     """A leader that stepped down said 10008 to one question, and the query ended."""
     link = DriverLink(ConnectOptions(servers=(server.url,)), budget=30.0)
     pending = [error]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -36,7 +37,9 @@ def batch(first: int, partitions: list[int | None], *, size: int = 3, headers: b
     tasks=st.integers(1, 5),
     seed=st.integers(0, 1 << 32),
 )
-def test_each_task_gets_the_messages_of_its_partitions_whole_and_in_stream_order(ranges, tasks, seed):
+def test_each_task_gets_the_messages_of_its_partitions_whole_and_in_stream_order(
+    ranges: Any, tasks: Any, seed: Any
+) -> None:
     rng = random.Random(seed)
     sent, rows, sequence = [], [], 1
     for sizes in ranges:  # a reading task each
@@ -58,7 +61,7 @@ def test_each_task_gets_the_messages_of_its_partitions_whole_and_in_stream_order
     assert sorted(found, key=lambda row: row["sequence"]) == sent
 
 
-def test_a_task_gathers_small_batches_and_no_more_than_its_share_of_memory():
+def test_a_task_gathers_small_batches_and_no_more_than_its_share_of_memory() -> None:
     many = [batch(1 + 10 * number, list(range(10))) for number in range(100)]
     assert len(list(Packing(8).pack(iter(many)))) == 1
     large = [batch(1 + number, [number], size=BLOCK_BYTES // 4) for number in range(12)]
@@ -69,7 +72,7 @@ def test_a_task_gathers_small_batches_and_no_more_than_its_share_of_memory():
 
 @settings(max_examples=40, deadline=None)
 @given(cuts=st.lists(st.integers(1, 599), max_size=8), heavy=st.integers(1, 500), parking=st.booleans())
-def test_blocks_are_the_same_however_their_messages_arrived(cuts, heavy, parking):
+def test_blocks_are_the_same_however_their_messages_arrived(cuts: Any, heavy: Any, parking: Any) -> None:
     parts = [batch(1, [number % 7 for number in range(heavy)]), batch(heavy + 1, [3] * 5, size=400)]
     parts.append(batch(heavy + 6, [number % 5 for number in range(600 - heavy)]))
     whole = pa.concat_batches(parts)
@@ -83,7 +86,7 @@ def test_blocks_are_the_same_however_their_messages_arrived(cuts, heavy, parking
         assert list(packing.pack(whole.slice(start, end - start) for start, end in pairwise([0, *ends]))) == at_once
 
 
-def test_parked_messages_and_new_ones_have_the_same_columns_wherever_they_come_from():
+def test_parked_messages_and_new_ones_have_the_same_columns_wherever_they_come_from() -> None:
     # Spark hands over its own names of time zones and of list elements, and the source gives no headers.
     entry = pa.struct([("key", pa.string()), ("value", pa.binary())])
     names = {"timestamp": pa.timestamp("us", tz="Etc/UTC"), "headers": pa.list_(pa.field("element", entry))}

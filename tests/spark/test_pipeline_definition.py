@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -67,7 +69,7 @@ executor.memory = "2g"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     (tmp_path / "pipeline_app.py").write_text(APP)
     (tmp_path / "pipeline.toml").write_text(PIPELINE)
     monkeypatch.chdir(tmp_path)
@@ -77,7 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sys.modules.pop("pipeline_app", None)
 
 
-def test_a_file_says_everything_about_a_pipeline(folder):
+def test_a_file_says_everything_about_a_pipeline(folder: Any) -> None:
     made = load("pipeline.toml")
     assert (made.name, made.stream, made.subjects, made.batch_size) == ("orders", "ORDERS", ("orders.>",), 5000)
     assert (made.handler.__name__, made.grace) == ("look_up", 30.0)
@@ -98,7 +100,7 @@ def test_a_file_says_everything_about_a_pipeline(folder):
     }
 
 
-def test_a_module_may_hold_the_pipeline_and_the_command_line_the_server(folder):
+def test_a_module_may_hold_the_pipeline_and_the_command_line_the_server(folder: Any) -> None:
     nats = ConnectOptions(servers=("nats://c:4222",))
     assert load("pipeline_app:pipeline", nats).nats == nats
 
@@ -117,7 +119,7 @@ def test_a_module_may_hold_the_pipeline_and_the_command_line_the_server(folder):
         ),
     ],
 )
-def test_a_mistake_in_a_file_is_named(folder, line, wrong):
+def test_a_mistake_in_a_file_is_named(folder: Any, line: Any, wrong: Any) -> None:
     (folder / "pipeline.toml").write_text(line)
     with pytest.raises(ConfigError, match=wrong):
         load("pipeline.toml")
@@ -133,7 +135,7 @@ def test_a_mistake_in_a_file_is_named(folder, line, wrong):
         ("missing.toml", "cannot read missing.toml"),
     ],
 )
-def test_what_is_no_pipeline_is_refused(folder, what, wrong):
+def test_what_is_no_pipeline_is_refused(folder: Any, what: Any, wrong: Any) -> None:
     with pytest.raises(ConfigError, match=wrong):
         load(what)
 
@@ -154,7 +156,7 @@ def test_what_is_no_pipeline_is_refused(folder, what, wrong):
         ({"key": "payload:a.b,a"}, "name a field"),
     ],
 )
-def test_a_pipeline_that_cannot_work_is_refused_when_it_is_made(more, wrong):
+def test_a_pipeline_that_cannot_work_is_refused_when_it_is_made(more: Any, wrong: Any) -> None:
     with pytest.raises(ConfigError, match=wrong):
         Pipeline(**({"name": "p", "stream": "S", "handler": print, "checkpoint": "c"} | more))
 
@@ -173,13 +175,13 @@ def test_a_pipeline_that_cannot_work_is_refused_when_it_is_made(more, wrong):
         (Facts(2, "plain", parking=True, wanted="fused"), PlanKind.SHUFFLED),
     ],
 )
-def test_the_cheaper_plan_is_chosen_unless_something_else_decides(facts, plan):
+def test_the_cheaper_plan_is_chosen_unless_something_else_decides(facts: Any, plan: Any) -> None:
     chosen = choose(facts)
     assert chosen.kind is plan
     assert chosen.tasks == (1 if plan is PlanKind.FUSED else facts.cores)
 
 
-def test_explain_says_plan_order_failures_and_fence(folder):
+def test_explain_says_plan_order_failures_and_fence(folder: Any) -> None:
     made = CliRunner().invoke(main, ["run", "pipeline.toml", "--explain", "--json", "--master", "local[2]"])
     assert made.exit_code == 0, made.output
     told_of = json.loads(made.output)
@@ -191,13 +193,13 @@ def test_explain_says_plan_order_failures_and_fence(folder):
     assert "look_up, async: lanes by key" in told_of["handler"]
 
 
-def test_run_without_a_pipeline_says_what_to_give():
+def test_run_without_a_pipeline_says_what_to_give() -> None:
     made = CliRunner().invoke(main, ["run"], standalone_mode=True)
     assert made.exit_code == 2
     assert "--demo" in made.output
 
 
-def test_a_result_is_an_ack_to_the_worker_plane():
+def test_a_result_is_an_ack_to_the_worker_plane() -> None:
     assert isinstance(Emit(b"x"), Ack)
     assert type(RetryPolicy().decide(Emit(b"x"), 1)).__name__ == "Done"
     assert [result.data for result in Emit("a", more=(Emit("b", more=(Emit("c"),)), Emit("d"))).all()] == [
@@ -222,7 +224,7 @@ def test_a_result_is_an_ack_to_the_worker_plane():
         (b"", None),
     ],
 )
-def test_a_key_from_the_payload_is_read_or_left_unset(payload, key):
+def test_a_key_from_the_payload_is_read_or_left_unset(payload: Any, key: Any) -> None:
     batch = pa.RecordBatch.from_pydict(
         {
             "key": pa.array(["s"]),
@@ -236,7 +238,7 @@ def test_a_key_from_the_payload_is_read_or_left_unset(payload, key):
     assert 0 <= row["partition"] < 8
 
 
-def test_of_a_long_error_the_cause_is_told():
+def test_of_a_long_error_the_cause_is_told() -> None:
     text = """An error occurred while calling o1.save.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Lost task 0.0
 Traceback (most recent call last):
@@ -263,18 +265,18 @@ Caused by: org.apache.spark.api.python.PythonException: Traceback"""
         ("payload:id", None, True),
     ],
 )
-def test_it_is_known_whether_a_key_has_one_partition(key, by, whole):
+def test_it_is_known_whether_a_key_has_one_partition(key: Any, by: Any, whole: Any) -> None:
     made = Pipeline(name="p", stream="S", handler=print, checkpoint="c", key=key, partition_by=by)
     assert made.keys_are_whole is whole
 
 
 @pytest.mark.parametrize(("key", "by"), [("2", "3"), ("2", "2,3"), ("2", "subject"), ("orders.*", "orders.x.*")])
-def test_a_partition_by_that_splits_a_key_is_refused(key, by):
+def test_a_partition_by_that_splits_a_key_is_refused(key: Any, by: Any) -> None:
     with pytest.raises(ConfigError, match=f"partition_by {re.escape(by)} splits the key"):
         Pipeline(name="p", stream="S", handler=print, checkpoint="c", key=key, partition_by=by)
 
 
 @pytest.mark.parametrize(("key", "by"), [("2", "token:x"), ("0", "2"), ("a.>", "2")])
-def test_a_malformed_partition_by_is_refused_with_the_pipelines_name(key, by):
+def test_a_malformed_partition_by_is_refused_with_the_pipelines_name(key: Any, by: Any) -> None:
     with pytest.raises(ConfigError, match=f"pipeline p: key {re.escape(key)}, partition_by {by}: "):
         Pipeline(name="p", stream="S", handler=print, checkpoint="c", key=key, partition_by=by)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,15 +22,15 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "ordered"
 
 
 @pytest.fixture
-def example(monkeypatch):
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(EXAMPLE))
     yield
     for name in ("feed", "app", "windows"):
         sys.modules.pop(name, None)
 
 
-def test_the_feed_is_skewed_bursty_and_has_large_late_and_broken_orders(example):
-    from feed import events
+def test_the_feed_is_skewed_bursty_and_has_large_late_and_broken_orders(example: Any) -> None:
+    from feed import events  # type: ignore[import-not-found]
 
     made = list(events(20_000, 5_000, seed=1))
     customers = Counter(customer for customer, _ in made)
@@ -39,10 +41,10 @@ def test_the_feed_is_skewed_bursty_and_has_large_late_and_broken_orders(example)
 
 
 def test_the_pipeline_of_the_example_enriches_every_order_and_the_windows_add_up(
-    example, own_server: NatsServer, spark, tmp_path, monkeypatch
-):
+    example: Any, own_server: NatsServer, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from feed import publish
-    from windows import revenue
+    from windows import revenue  # type: ignore[import-not-found]
 
     monkeypatch.chdir(tmp_path)
     publish(own_server.url, "orders", 3_000, 500, seed=2)

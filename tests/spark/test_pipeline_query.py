@@ -25,6 +25,7 @@ from parti.wire.options import ConnectOptions
 from parti.wire.stored import StoredMessage
 from parti.worker.dead_letters import DeadLetter
 from parti.worker.outcomes import Reject
+from support.spark_streams import Stream
 
 pytestmark = pytest.mark.spark
 register_pickle_by_value(sys.modules[__name__])  # tasks cannot import test modules
@@ -110,7 +111,9 @@ def make_results(stream: Any, **config: Any) -> str:
 
 
 @PLANS
-def test_each_message_is_handled_once_and_in_order_for_its_key(make, spark, stream, log, tmp_path, plan):
+def test_each_message_is_handled_once_and_in_order_for_its_key(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, log: Log, tmp_path: Path, plan: Any
+) -> None:
     stream.publish(600, subject="k{0}")
     stream.publish(600, subject="k7")
     made = make(log.note, plan=plan, batch_size=500, outcomes=Outcomes(parquet=str(tmp_path / "outcomes")))
@@ -125,7 +128,9 @@ def test_each_message_is_handled_once_and_in_order_for_its_key(make, spark, stre
 
 
 @PLANS
-def test_async_handlers_overlap_and_results_are_stored_in_order(make, spark, stream, plan):
+def test_async_handlers_overlap_and_results_are_stored_in_order(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, plan: Any
+) -> None:
     for _ in range(10):
         stream.publish(30, subject="k{0}")
     out = make_results(stream)
@@ -144,7 +149,9 @@ def test_async_handlers_overlap_and_results_are_stored_in_order(make, spark, str
 
 
 @PLANS
-def test_a_replayed_batch_stores_each_result_once(make, spark, stream, tmp_path, plan):
+def test_a_replayed_batch_stores_each_result_once(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, tmp_path: Path, plan: Any
+) -> None:
     stream.publish(200, subject="k{0}")
     out = make_results(stream)
     broken = tmp_path / "broken"
@@ -172,7 +179,9 @@ def test_a_replayed_batch_stores_each_result_once(make, spark, stream, tmp_path,
     assert sorted(path.name for path in (tmp_path / "results").glob("*")) == ["batch=0", "batch=1"]
 
 
-def test_results_are_stored_once_also_when_the_stream_has_forgotten_their_ids(make, spark, stream, tmp_path):
+def test_results_are_stored_once_also_when_the_stream_has_forgotten_their_ids(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, tmp_path: Path
+) -> None:
     stream.publish(50, subject="k{0}")
     out = make_results(stream, duplicate_window=100_000_000)
     broken = tmp_path / "broken"
@@ -195,7 +204,9 @@ def test_results_are_stored_once_also_when_the_stream_has_forgotten_their_ids(ma
 
 
 @PLANS
-def test_what_no_handler_takes_rests_in_the_dead_letter_stream_with_its_reason(make, spark, stream, plan):
+def test_what_no_handler_takes_rests_in_the_dead_letter_stream_with_its_reason(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, plan: Any
+) -> None:
     stream.publish(10, subject="k{0}", headers={"trace": "abc"})
 
     def work(message: Any) -> Any:
@@ -217,7 +228,9 @@ def test_what_no_handler_takes_rests_in_the_dead_letter_stream_with_its_reason(m
 
 
 @PLANS
-def test_a_killed_python_worker_loses_and_doubles_nothing(make, spark, stream, tmp_path, plan):
+def test_a_killed_python_worker_loses_and_doubles_nothing(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, tmp_path: Path, plan: Any
+) -> None:
     for _ in range(10):
         for key in range(5):
             stream.publish(60, subject=f"k{key}")
@@ -241,8 +254,8 @@ def test_a_killed_python_worker_loses_and_doubles_nothing(make, spark, stream, t
 
 
 def test_a_parked_key_waits_as_a_whole_and_is_driven_again_although_nothing_new_comes(
-    make, spark, stream, log, tmp_path
-):
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, log: Log, tmp_path: Path
+) -> None:
     stream.publish(20, subject="k1")
     stream.publish(20, subject="k2")
     fixed = tmp_path / "fixed"
@@ -267,7 +280,9 @@ def test_a_parked_key_waits_as_a_whole_and_is_driven_again_although_nothing_new_
 
 
 @PLANS
-def test_a_stop_lets_the_batch_under_way_end_and_be_committed(make, spark, stream, log, plan):
+def test_a_stop_lets_the_batch_under_way_end_and_be_committed(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, log: Log, plan: Any
+) -> None:
     stream.publish(40, subject="k{0}")
 
     async def work(message: Any) -> None:
@@ -295,7 +310,9 @@ def test_a_stop_lets_the_batch_under_way_end_and_be_committed(make, spark, strea
     assert sorted(sequence for _, sequence in log.calls()) == list(range(1, 43))
 
 
-def test_a_stop_without_grace_interrupts_the_batch_and_the_next_run_replays_it(make, spark, stream, log, tmp_path):
+def test_a_stop_without_grace_interrupts_the_batch_and_the_next_run_replays_it(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, log: Log, tmp_path: Path
+) -> None:
     stream.publish(4, subject="k{0}")
     free = tmp_path / "free"
 
@@ -316,7 +333,15 @@ MARKERS = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
 
 
 @pytest.mark.parametrize("markers", ["true", "false"])
-def test_parked_messages_outlive_the_query(make, spark, stream, log, tmp_path, request, markers):
+def test_parked_messages_outlive_the_query(
+    make: Callable[..., Pipeline],
+    spark: Any,
+    stream: Stream,
+    log: Log,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    markers: Any,
+) -> None:
     spark.conf.set(MARKERS, markers)  # many clusters leave out the file _SUCCESS
     request.addfinalizer(lambda: spark.conf.unset(MARKERS))
     stream.publish(6, subject="k1")
@@ -336,7 +361,9 @@ def test_parked_messages_outlive_the_query(make, spark, stream, log, tmp_path, r
     assert [sequence for _, sequence in log.calls()] == [1, 2, 3, 4, 5, 6]
 
 
-def test_the_position_stays_with_the_pipeline_when_it_is_run_with_a_lease_and_without(make, spark, stream, log):
+def test_the_position_stays_with_the_pipeline_when_it_is_run_with_a_lease_and_without(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, log: Log
+) -> None:
     """A standby is added, taken away, and added again with a bucket that was made anew: nothing is handled twice."""
     bucket = f"leases-{stream.name}"
 
@@ -358,8 +385,8 @@ def test_the_position_stays_with_the_pipeline_when_it_is_run_with_a_lease_and_wi
 
 @pytest.mark.parametrize("leased", [False, True])
 def test_a_driver_that_ended_while_it_wrote_its_first_plan_keeps_nobody_from_going_on(
-    make, spark, stream, log, tmp_path, leased
-):
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, log: Log, tmp_path: Path, leased: bool
+) -> None:
     begun = tmp_path / "checkpoint" / "epoch-0000000001" / "offsets" / ".0.36b3a5c5-afc1-42e3.tmp"
     begun.parent.mkdir(parents=True)
     begun.write_text("v1")
@@ -369,7 +396,9 @@ def test_a_driver_that_ended_while_it_wrote_its_first_plan_keeps_nobody_from_goi
     assert sorted(sequence for _, sequence in log.calls()) == [1, 2, 3, 4, 5]
 
 
-def test_a_driver_without_a_lease_is_refused_while_another_one_holds_it(make, spark, stream, log):
+def test_a_driver_without_a_lease_is_refused_while_another_one_holds_it(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, log: Log
+) -> None:
     standby = Standby(bucket=f"leases-{stream.name}", ttl=3.0, renew_every=0.3)
     with make(log.note, standby=standby, trigger="100ms").start(spark) as running:
         stream.publish(5, subject="k{0}")
@@ -379,7 +408,9 @@ def test_a_driver_without_a_lease_is_refused_while_another_one_holds_it(make, sp
 
 
 @pytest.mark.parametrize("partition_by", ["token:3", "token:2"])
-def test_a_partition_token_that_splits_keys_does_not_break_their_order(make, spark, stream, log, partition_by):
+def test_a_partition_token_that_splits_keys_does_not_break_their_order(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, log: Log, partition_by: Any
+) -> None:
     """Token 2 is the key; token 3 is a partition that has nothing to do with it."""
     for _ in range(4):
         stream.publish(300, subject="k7.{0}")
@@ -388,7 +419,9 @@ def test_a_partition_token_that_splits_keys_does_not_break_their_order(make, spa
     assert log.inversions() == 0
 
 
-def test_stop_fails_the_query_and_commits_nothing_of_the_batch(make, spark, stream, log, tmp_path):
+def test_stop_fails_the_query_and_commits_nothing_of_the_batch(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, log: Log, tmp_path: Path
+) -> None:
     stream.publish(10, subject="k{0}")
     fixed = tmp_path / "fixed"
 
@@ -405,7 +438,9 @@ def test_stop_fails_the_query_and_commits_nothing_of_the_batch(make, spark, stre
     assert {sequence for _, sequence in log.calls()} == set(range(1, 11))
 
 
-def test_the_key_may_be_a_field_of_the_payload(make, spark, stream, log):
+def test_the_key_may_be_a_field_of_the_payload(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, log: Log
+) -> None:
     payload = '{{"customer": {{"id": {0}}}}}'
     stream.publish(40, subject="a", payload=payload)
     stream.publish(1, subject="b", payload="no json")
@@ -417,7 +452,9 @@ def test_the_key_may_be_a_field_of_the_payload(make, spark, stream, log):
 
 
 @PLANS
-def test_batch_functions_run_in_both_plans(make, spark, stream, tmp_path, plan):
+def test_batch_functions_run_in_both_plans(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, tmp_path: Path, plan: Any
+) -> None:
     stream.publish(100, subject="k{0}")
 
     def work(table: pa.Table) -> pa.Table:
@@ -428,7 +465,9 @@ def test_batch_functions_run_in_both_plans(make, spark, stream, tmp_path, plan):
     assert [bytes(row.value) for row in rows(spark, tmp_path / "out")] == [b"m%d!" % n for n in range(1, 101)]
 
 
-def test_a_work_queue_is_emptied_as_its_messages_are_done(make_stream, spark, tmp_path, log):
+def test_a_work_queue_is_emptied_as_its_messages_are_done(
+    make_stream: Callable[..., Stream], spark: Any, tmp_path: Path, log: Log
+) -> None:
     stream = make_stream(retention="workqueue")
     stream.publish(30, subject="k{0}")
     nats = ConnectOptions(servers=(stream.url,))
@@ -447,7 +486,9 @@ def test_a_work_queue_is_emptied_as_its_messages_are_done(make_stream, spark, tm
     assert stream.state()["messages"] == 0
 
 
-def test_the_measured_cost_of_the_handler_decides_at_the_next_start(make, spark, stream, tmp_path):
+def test_the_measured_cost_of_the_handler_decides_at_the_next_start(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream, tmp_path: Path
+) -> None:
     stream.publish(300, subject="k{0}")
 
     def work(message: Any) -> None:

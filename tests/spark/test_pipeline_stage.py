@@ -69,7 +69,7 @@ def in_order(seen: list[tuple[str, int]]) -> bool:
     return True
 
 
-def test_every_message_has_one_outcome_row_in_stream_order():
+def test_every_message_has_one_outcome_row_in_stream_order() -> None:
     rows = outcomes(lambda message: None, batches(2_000, 7))
     assert [row["sequence"] for row in rows] == list(range(1, 2_001))
     assert {row["outcome"] for row in rows} == {"done"}
@@ -77,7 +77,7 @@ def test_every_message_has_one_outcome_row_in_stream_order():
     assert rows[0]["stream"], rows[0]["key"] == ("IN", "k0")
 
 
-def test_a_handler_sees_a_message_of_the_worker_plane():
+def test_a_handler_sees_a_message_of_the_worker_plane() -> None:
     seen: list[Message] = []
     headers = pa.array([[{"key": "a", "value": b"1"}], None], HEADERS)
     list(Stage(seen.append, "test", "IN", epoch=7, owner="me").run(iter([batch(["x", "y"], headers=headers)])))
@@ -89,14 +89,14 @@ def test_a_handler_sees_a_message_of_the_worker_plane():
     assert (first.partition.id, abs(first.timestamp - time.time()) < 60) == ("0", True)
 
 
-def test_a_message_without_a_key_is_kept_in_order_by_its_subject():
+def test_a_message_without_a_key_is_kept_in_order_by_its_subject() -> None:
     keys = pa.array([None, "k", None], pa.string())
     rows = outcomes(lambda message: None, [batch(["a", "b", "a"], key=keys)])
     assert [row["key"] for row in rows] == ["in.a", "k", "in.a"]
 
 
 @pytest.mark.parametrize("plain", [True, False])
-def test_a_message_that_fails_is_tried_again_and_holds_only_its_own_key(plain):
+def test_a_message_that_fails_is_tried_again_and_holds_only_its_own_key(plain: Any) -> None:
     seen: list[tuple[str, int]] = []
     failed: set[int] = set()
 
@@ -126,7 +126,9 @@ def test_a_message_that_fails_is_tried_again_and_holds_only_its_own_key(plain):
     size=st.integers(1, 20),
     concurrency=st.integers(1, 6),
 )
-def test_async_lanes_keep_order_whatever_waits_and_fails(keys, fails, waits, size, concurrency):
+def test_async_lanes_keep_order_whatever_waits_and_fails(
+    keys: Any, fails: Any, waits: Any, size: Any, concurrency: Any
+) -> None:
     seen: list[tuple[str, int]] = []
     running: set[str] = set()
 
@@ -148,7 +150,7 @@ def test_async_lanes_keep_order_whatever_waits_and_fails(keys, fails, waits, siz
     assert [row["sequence"] for row in rows] == list(range(1, len(keys) + 1))
 
 
-def test_lanes_overlap_the_waits_of_different_keys():
+def test_lanes_overlap_the_waits_of_different_keys() -> None:
     waiting: set[str] = set()
     everybody = asyncio.Event()
 
@@ -163,7 +165,7 @@ def test_lanes_overlap_the_waits_of_different_keys():
     assert {row["attempts"] for row in rows} == {1}
 
 
-def test_a_plain_handler_that_waits_is_moved_to_threads_and_stays_in_order():
+def test_a_plain_handler_that_waits_is_moved_to_threads_and_stays_in_order() -> None:
     lock = threading.Lock()
     seen: list[tuple[str, int]] = []
     threads: set[int] = set()
@@ -181,7 +183,7 @@ def test_a_plain_handler_that_waits_is_moved_to_threads_and_stays_in_order():
     assert [row["sequence"] for row in rows] == list(range(1, 1_501))
 
 
-def test_stop_leaves_the_rest_untried():
+def test_stop_leaves_the_rest_untried() -> None:
     seen: list[int] = []
 
     def work(message: RowMessage) -> None:
@@ -197,7 +199,7 @@ def test_stop_leaves_the_rest_untried():
     assert max(seen) < 3_000
 
 
-def test_a_parked_message_holds_the_later_ones_of_its_key_and_no_other():
+def test_a_parked_message_holds_the_later_ones_of_its_key_and_no_other() -> None:
     def work(message: RowMessage) -> None:
         if message.sequence == 5:
             raise ValueError("later")
@@ -210,7 +212,7 @@ def test_a_parked_message_holds_the_later_ones_of_its_key_and_no_other():
     assert held[5]["parked_until"] == held[13]["parked_until"] > time.time() + 30
 
 
-def test_a_parked_key_that_is_due_goes_on_and_one_that_is_not_waits():
+def test_a_parked_key_that_is_due_goes_on_and_one_that_is_not_waits() -> None:
     seen: list[int] = []
     until = pa.array([time.time() - 1, time.time() + 60, 0.0, 0.0])
     again = batch(["due", "not", "due", "not"], parked_until=until, parked_times=pa.array([1, 1, 0, 0], pa.int32()))
@@ -220,7 +222,7 @@ def test_a_parked_key_that_is_due_goes_on_and_one_that_is_not_waits():
     assert [row["parked_times"] for row in rows][1] == 1
 
 
-def test_an_async_handler_that_hangs_is_cancelled_and_tried_again():
+def test_an_async_handler_that_hangs_is_cancelled_and_tried_again() -> None:
     async def work(message: RowMessage) -> None:
         if message.sequence == 2 and message.attempt == 1:
             await asyncio.Event().wait()
@@ -229,7 +231,7 @@ def test_an_async_handler_that_hangs_is_cancelled_and_tried_again():
     assert [row["attempts"] for row in rows] == [1, 2, 1]
 
 
-def test_a_plain_handler_that_hangs_is_interrupted_and_tried_again():
+def test_a_plain_handler_that_hangs_is_interrupted_and_tried_again() -> None:
     def work(message: RowMessage) -> None:
         if message.sequence == 2 and message.attempt == 1:
             threading.Event().wait(60)
@@ -240,7 +242,7 @@ def test_a_plain_handler_that_hangs_is_interrupted_and_tried_again():
 
 
 @pytest.mark.slow
-def test_a_handler_deaf_to_its_timeout_ends_the_worker_process():
+def test_a_handler_deaf_to_its_timeout_ends_the_worker_process() -> None:
     code = """
 import signal, sys
 sys.path.insert(0, {folder!r})
@@ -260,20 +262,20 @@ outcomes(deaf, [batch(["a"])], retries=Retries(timeout=0.2, then="stop"))
     assert b"ran on past its 0.2 s" in made.stderr
 
 
-def test_the_wait_of_retries_is_bounded_by_the_budget():
+def test_the_wait_of_retries_is_bounded_by_the_budget() -> None:
     rows = outcomes(
         lambda message: Retry(after=1000.0, error="busy"), [batch(["a"])], retries=Retries(budget=5.0, then="stop")
     )
     assert (rows[0]["outcome"], rows[0]["error"], rows[0]["attempts"]) == ("failed", "busy", 1)
 
 
-def test_what_is_no_outcome_counts_as_a_failure():
+def test_what_is_no_outcome_counts_as_a_failure() -> None:
     rows = outcomes(lambda message: True, [batch(["a"])])
     assert rows[0]["outcome"] == "failed"
     assert "the handler returned bool" in rows[0]["error"]
 
 
-def test_results_travel_with_their_rows_for_sinks_of_spark():
+def test_results_travel_with_their_rows_for_sinks_of_spark() -> None:
     def work(message: RowMessage) -> Any:
         return Emit(b"r%d" % message.sequence, more=(Emit("second"),)) if message.sequence % 2 else None
 
@@ -286,7 +288,7 @@ def test_results_travel_with_their_rows_for_sinks_of_spark():
     ]
 
 
-def test_batch_functions_get_calls_of_the_same_size_however_the_messages_arrived():
+def test_batch_functions_get_calls_of_the_same_size_however_the_messages_arrived() -> None:
     sizes: list[list[int]] = []
     for size in (7, 100, 1_000):
         calls: list[int] = []
@@ -301,7 +303,7 @@ def test_batch_functions_get_calls_of_the_same_size_however_the_messages_arrived
     assert [part.num_rows for part in rebatched(batches(10, 2, size=3), 4)] == [4, 4, 2]
 
 
-def test_a_batch_function_that_fails_is_cut_until_the_bad_message_stands_alone():
+def test_a_batch_function_that_fails_is_cut_until_the_bad_message_stands_alone() -> None:
     good: list[int] = []
 
     def work(table: pa.Table) -> None:
@@ -316,7 +318,7 @@ def test_a_batch_function_that_fails_is_cut_until_the_bad_message_stands_alone()
     assert sorted(good) == [sequence for sequence in range(1, 33) if found[sequence] == "done"]
 
 
-def test_a_batch_function_over_pandas_gives_results_by_sequence():
+def test_a_batch_function_over_pandas_gives_results_by_sequence() -> None:
     def work(frame: Any) -> Any:
         return frame.assign(value=frame["value"] + b"!")[["sequence", "value"]]
 
@@ -324,7 +326,7 @@ def test_a_batch_function_over_pandas_gives_results_by_sequence():
     assert [row["results"][0]["value"] for row in rows] == [b"1!", b"2!", b"3!"]
 
 
-def test_a_rejected_message_is_never_tried_again():
+def test_a_rejected_message_is_never_tried_again() -> None:
     calls: list[int] = []
 
     def work(message: RowMessage) -> Any:
@@ -336,7 +338,7 @@ def test_a_rejected_message_is_never_tried_again():
     assert decision.error == "no"  # type: ignore[union-attr]
 
 
-def test_a_parked_message_is_dead_lettered_when_its_drives_are_used_up():
+def test_a_parked_message_is_dead_lettered_when_its_drives_are_used_up() -> None:
     policy = Policy(Retries(attempts=1, then="park", park_limit=2, park_delays=(10.0, 60.0)))
     ends = [policy.decide(Retry(error="x"), attempt=1, waited=0.0, parked=parked) for parked in range(3)]
     assert [(end.outcome.value, end.park_for) for end in ends] == [  # type: ignore[union-attr]
@@ -346,7 +348,7 @@ def test_a_parked_message_is_dead_lettered_when_its_drives_are_used_up():
     ]
 
 
-def test_rows_that_nobody_keeps_hold_what_is_counted_and_name_what_failed():
+def test_rows_that_nobody_keeps_hold_what_is_counted_and_name_what_failed() -> None:
     def work(message: RowMessage) -> None:
         if message.sequence == 2:
             raise ValueError("two")
@@ -359,7 +361,7 @@ def test_rows_that_nobody_keeps_hold_what_is_counted_and_name_what_failed():
     assert rows[0]["first_failed"] == "2 in.b ValueError: two"
 
 
-def test_a_parked_message_waits_as_long_as_its_handler_asks_and_a_postponed_one_loses_no_attempt():
+def test_a_parked_message_waits_as_long_as_its_handler_asks_and_a_postponed_one_loses_no_attempt() -> None:
     policy = Policy(Retries(attempts=1, then="park", park_delays=(10.0,)))
     asked = policy.decide(Retry(after=7.0), attempt=1, waited=0.0, parked=0)
     assert (asked.outcome.value, asked.park_for, asked.counted) == ("parked", 7.0, True)  # type: ignore[union-attr]
@@ -370,7 +372,7 @@ def test_a_parked_message_waits_as_long_as_its_handler_asks_and_a_postponed_one_
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-def test_a_message_that_is_set_aside_lets_later_ones_of_its_key_pass_until_it_is_due(kind):
+def test_a_message_that_is_set_aside_lets_later_ones_of_its_key_pass_until_it_is_due(kind: Any) -> None:
     seen: list[int] = []
 
     def work(message: RowMessage) -> Any:
@@ -408,7 +410,7 @@ def test_a_message_that_is_set_aside_lets_later_ones_of_its_key_pass_until_it_is
     assert seen.index(1) < seen.index(2)
 
 
-def test_a_message_set_aside_is_left_alone_when_the_pipeline_stops_before_it():
+def test_a_message_set_aside_is_left_alone_when_the_pipeline_stops_before_it() -> None:
     def work(message: RowMessage) -> Any:
         return Reject("no") if message.sequence == 4 else Retry(error="down")
 
@@ -425,14 +427,14 @@ def test_a_message_set_aside_is_left_alone_when_the_pipeline_stops_before_it():
     assert [row["outcome"] for row in rows] == ["failed", "parked"]
 
 
-def test_where_nothing_is_parked_a_message_set_aside_is_a_retry_like_any_other():
+def test_where_nothing_is_parked_a_message_set_aside_is_a_retry_like_any_other() -> None:
     decided = Policy(Retries(attempts=2)).decide(Aside(3.0), attempt=1, waited=0.0, parked=0)
     assert decided == Again(3.0, "")
     parking = Policy(PARK).decide(Aside(3.0, "down", tried=False), attempt=1, waited=0.0, parked=0)
     assert (parking.counted, parking.alone) == (False, True)  # type: ignore[union-attr]
 
 
-def test_a_batch_function_leaves_alone_what_waits_alone():
+def test_a_batch_function_leaves_alone_what_waits_alone() -> None:
     seen: list[int] = []
     columns = {"parked_until": [time.time() + 60, 0.0], "parked_times": [1, 0], "parked_alone": [True, False]}
     made = batch(["a", "a"], **{name: pa.array(values) for name, values in columns.items()})
@@ -445,7 +447,7 @@ def test_a_batch_function_leaves_alone_what_waits_alone():
     assert [row["outcome"] for row in rows] == ["parked", "done"]
 
 
-def test_rows_that_nobody_keeps_bring_what_is_parked_as_one_block():
+def test_rows_that_nobody_keeps_bring_what_is_parked_as_one_block() -> None:
     async def work(message: RowMessage) -> Any:
         return Retry(5.0, "down") if message.sequence in (2, 3) else None
 
@@ -468,13 +470,13 @@ def test_rows_that_nobody_keeps_bring_what_is_parked_as_one_block():
     assert empty.to_pylist()[0]["block"] is None
 
 
-def test_a_message_that_the_handler_put_to_rest_counts_as_dead_lettered_without_a_letter():
+def test_a_message_that_the_handler_put_to_rest_counts_as_dead_lettered_without_a_letter() -> None:
     rows = outcomes(lambda message: Rested("gone") if message.sequence == 2 else None, batches(3, 3))
     assert [row["outcome"] for row in rows] == ["done", "dead-lettered", "done"]
     assert rows[1]["error"] == "gone"
 
 
-def test_a_key_of_several_fields_is_not_that_of_others_with_the_same_text():
+def test_a_key_of_several_fields_is_not_that_of_others_with_the_same_text() -> None:
     values = [b'{"a":"ab","b":"c"}', b'{"a":"a","b":"bc"}', b'{"a":"ab","b":"c","x":1}', b'{"a":"ab"}']
     keyed = PayloadKey("a,b", 8).rekeyed(batch(["s"] * 4, value=pa.array(values, pa.binary())))
     assert keyed.column("key").to_pylist() == ["2:ab1:c", "1:a2:bc", "2:ab1:c", None]

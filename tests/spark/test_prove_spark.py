@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from parti.testing import NatsServer
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.load import create_stream, delete_stream
@@ -18,7 +21,7 @@ from parti_lab.prove.spark import PROOF, SINK, SOURCE, Experiment
 
 
 @pytest.fixture
-def experiment(server, tmp_path):
+def experiment(server: NatsServer, tmp_path: Path) -> Iterator[Any]:
     options = ConnectOptions(servers=(server.url,))
     create_stream(options, SOURCE, "memory")
     create_stream(options, SINK, "memory")
@@ -52,7 +55,7 @@ def rows(experiment: Experiment, numbers: list[int]) -> list[tuple[int, str, byt
     return [(number, *experiment.expected[number]) for number in numbers]
 
 
-def test_outputs_that_equal_the_input_pass(experiment):
+def test_outputs_that_equal_the_input_pass(experiment: Any) -> None:
     experiment.publish(50)
     commit(experiment.folder, "0", {"a": rows(experiment, list(range(1, 31)))})
     commit(experiment.folder, "1", {"b": rows(experiment, list(range(31, 51)))})
@@ -60,7 +63,7 @@ def test_outputs_that_equal_the_input_pass(experiment):
     assert not any(experiment.check().values())
 
 
-def test_a_file_that_no_commit_names_is_no_part_of_the_table(experiment):
+def test_a_file_that_no_commit_names_is_no_part_of_the_table(experiment: Any) -> None:
     experiment.publish(10)
     commit(experiment.folder, "0", {"left-by-a-dead-task": rows(experiment, [3])})
     commit(experiment.folder, "0", {"a": rows(experiment, list(range(1, 11)))})
@@ -68,7 +71,7 @@ def test_a_file_that_no_commit_names_is_no_part_of_the_table(experiment):
     assert not any(experiment.check().values())
 
 
-def test_a_compacted_log_replaces_the_commits_before_it(experiment):
+def test_a_compacted_log_replaces_the_commits_before_it(experiment: Any) -> None:
     experiment.publish(10)
     commit(experiment.folder, "0", {"a": rows(experiment, [1, 2])})
     commit(experiment.folder, "1.compact", {"a": rows(experiment, [1, 2]), "b": rows(experiment, [3, 4, 5])})
@@ -77,7 +80,7 @@ def test_a_compacted_log_replaces_the_commits_before_it(experiment):
     assert not any(experiment.check().values())
 
 
-def test_each_kind_of_planted_fault_is_counted(experiment):
+def test_each_kind_of_planted_fault_is_counted(experiment: Any) -> None:
     experiment.publish(200)
     numbers = list(range(1, 201))
     wrong = [(4, "other.subject", experiment.expected[4][1])]
@@ -95,9 +98,9 @@ def test_each_kind_of_planted_fault_is_counted(experiment):
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_proof_holds_for_a_killed_worker_and_a_killed_driver():
+def test_the_proof_holds_for_a_killed_worker_and_a_killed_driver() -> None:
     result = execute(PROOF, RunContext(quick=True, seed=7, options={"trials": 2, "messages": 600, "cases": 0}))
     assert result.ok, result.figures
     assert result.figures["cases"] == 1  # on a Spark of its own
-    assert result.figures["driver_kills"] >= 1
-    assert result.figures["worker_kills"] >= 1
+    kills = [result.figures["driver_kills"], result.figures["worker_kills"]]
+    assert all(isinstance(count, int) and count >= 1 for count in kills), kills

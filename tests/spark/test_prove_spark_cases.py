@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from parti.errors import DataLoss
+from parti.testing import NatsServer
 from parti_lab.bench.report import RunContext
 from parti_lab.prove.plain_reader import Plain
 from parti_lab.prove.spark_case import FAULTS, FEATURES, WRONG, draw
@@ -17,7 +20,7 @@ from parti_lab.prove.spark_verdict import judge
 from parti_lab.prove.spark_world import World
 
 
-def test_a_number_is_a_case_and_everything_comes_up():
+def test_a_number_is_a_case_and_everything_comes_up() -> None:
     cases = [draw(7, number) for number in range(300)]
     assert [str(case) for case in cases] == [str(draw(7, number)) for number in range(300)]
     assert {case.stream.kind for case in cases} == {"plain", "mirror", "filtered", "sourced"}
@@ -32,7 +35,7 @@ def test_a_number_is_a_case_and_everything_comes_up():
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_handful_of_generated_cases_pass():
+def test_a_handful_of_generated_cases_pass() -> None:
     figures = run_cases(RunContext(seed=3), cases=10)
     assert figures["cases"] == 10
     assert figures["rows"] > 1_000
@@ -40,7 +43,7 @@ def test_a_handful_of_generated_cases_pass():
 
 
 @pytest.fixture
-def world(server):
+def world(server: NatsServer) -> Iterator[Any]:
     """A plain stream of fifty messages."""
     case = draw(3, 0)
     plan = replace(
@@ -53,12 +56,12 @@ def world(server):
     made.close()
 
 
-def complete(world, *, gone: set[int] = frozenset()) -> Outcome:
+def complete(world: Any, *, gone: Collection[int] = ()) -> Outcome:
     rows = [world.ledger[n] for n in sorted(world.present) if n not in gone]
     return Outcome(rows=rows, tasks=[Task(0, 50, 0, False, 1)], begin=0, end=50)
 
 
-def test_what_is_planted_is_found(world):
+def test_what_is_planted_is_found(world: Any) -> None:
     assert not judge(complete(world), world, ()).wrong
     assert judge(complete(world, gone={7}), world, ()).wrong == {"missing": 1}
     twice = complete(world)
@@ -81,7 +84,7 @@ def test_what_is_planted_is_found(world):
     assert judge(differing, world, ()).wrong == {"replays_that_differ": 1}
 
 
-def test_a_loss_that_nobody_told_is_found_and_one_that_was_told_is_none(world):
+def test_a_loss_that_nobody_told_is_found_and_one_that_was_told_is_none(world: Any) -> None:
     world.api(f"STREAM.PURGE.{world.name}", {"seq": 11})
     world.step += 1
     world._note("front")
@@ -94,7 +97,7 @@ def test_a_loss_that_nobody_told_is_found_and_one_that_was_told_is_none(world):
     assert not judge(late, world, ()).wrong
 
 
-def test_a_reader_that_leaves_out_a_message_is_found(world, monkeypatch):
+def test_a_reader_that_leaves_out_a_message_is_found(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play(replace(world.case, number=900), world, ",".join(world._urls), 3)
     play.given["startingOffsets"] = "earliest"
     whole = Play._read

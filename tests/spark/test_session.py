@@ -8,12 +8,14 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from parti.errors import ConfigError
 from parti.spark import session
 from parti.spark.session import build_zip, retrying, submitted
+from parti.testing import NatsServer
 
 pytestmark = pytest.mark.spark
 
@@ -29,36 +31,37 @@ pytestmark = pytest.mark.spark
         ("spark://127.0.0.1:7077", "spark://127.0.0.1:7077"),
     ],
 )
-def test_a_task_on_one_machine_gets_as_many_tries_as_on_a_cluster(master, expected):
+def test_a_task_on_one_machine_gets_as_many_tries_as_on_a_cluster(master: Any, expected: Any) -> None:
     assert retrying(master) == expected
 
 
-def test_a_program_knows_whether_spark_submit_started_it(monkeypatch):
+def test_a_program_knows_whether_spark_submit_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     assert not submitted()
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "34567")  # its --master counts then
     assert submitted()
 
 
-def test_a_setting_that_is_none_of_sparks_is_refused():
+def test_a_setting_that_is_none_of_sparks_is_refused() -> None:
     with pytest.raises(ConfigError, match="'shuffle' is no Spark setting"):
         session(shuffle=2)
 
 
-def test_a_session_that_runs_already_is_used_and_given_what_it_can_take(spark):
+def test_a_session_that_runs_already_is_used_and_given_what_it_can_take(spark: Any) -> None:
     before = spark.conf.get("spark.sql.shuffle.partitions")
-    assert session("another", **{"spark.sql.shuffle.partitions": 3}) is spark
+    changed: dict[str, Any] = {"spark.sql.shuffle.partitions": 3}
+    assert session("another", **changed) is spark
     assert spark.conf.get("spark.sql.shuffle.partitions") == "3"  # one of those that can be changed
     spark.conf.set("spark.sql.shuffle.partitions", before)
 
 
-def test_the_archive_for_executors_has_both_packages_and_no_leftovers(tmp_path):
+def test_the_archive_for_executors_has_both_packages_and_no_leftovers(tmp_path: Path) -> None:
     names = zipfile.ZipFile(build_zip(tmp_path)).namelist()
     assert {"parti/__init__.py", "parti/spark/sink.py", "pyspark_jetstream/__init__.py"} <= set(names)
     assert not [name for name in names if "__pycache__" in name or name.startswith("/")]
 
 
-def test_a_task_does_not_import_the_asyncio_client():
+def test_a_task_does_not_import_the_asyncio_client() -> None:
     """Spark gives a Python process 10 s to start, on a busy machine too; nats-py alone took a second of them there."""
     code = "import sys, pyspark_jetstream, parti.spark.sink, parti.spark.stream_reader, parti.spark.batch_reader\n"
     code += "print(sorted({'nats', 'aiohttp', 'prometheus_client', 'pandas'} & set(sys.modules)))"
@@ -66,7 +69,7 @@ def test_a_task_does_not_import_the_asyncio_client():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def run(code: str, folder: Path) -> dict:
+def run(code: str, folder: Path) -> Any:
     """Run a driver of its own; its last line is JSON."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     done = subprocess.run(
@@ -78,7 +81,9 @@ def run(code: str, folder: Path) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.timeout(220)
-def test_a_local_session_listens_on_loopback_only_and_has_the_settings_that_matter(server, tmp_path, name):
+def test_a_local_session_listens_on_loopback_only_and_has_the_settings_that_matter(
+    server: NatsServer, tmp_path: Path, name: str
+) -> None:
     found = run(
         """
 import json, os
@@ -114,7 +119,9 @@ print(json.dumps([{k: spark.conf.get(k) for k in keys}, spark.sparkContext.maste
 
 @pytest.mark.slow
 @pytest.mark.timeout(220)
-def test_on_a_cluster_executors_get_parti_from_the_driver_and_write_to_the_stream(server, tmp_path, name):
+def test_on_a_cluster_executors_get_parti_from_the_driver_and_write_to_the_stream(
+    server: NatsServer, tmp_path: Path, name: str
+) -> None:
     found = run(
         f"""
 import json

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,11 +22,12 @@ from parti.wire.options import ConnectOptions
 from parti.wire.outgoing import NOT_COPIED, Rows
 from parti.wire.publisher import Publisher
 from parti.wire.ranges import RangeReader
+from support.spark_streams import Stream
 
 pytestmark = pytest.mark.spark
 
 
-def read_all(stream) -> list[dict]:
+def read_all(stream: Stream) -> list[dict[str, Any]]:
     """Every message of the stream, in its order, read without Spark."""
     reader = RangeReader(ConnectOptions(servers=(stream.url,)))
     try:
@@ -34,23 +37,25 @@ def read_all(stream) -> list[dict]:
         reader.close()
 
 
-def numbers(stream) -> list[int]:
+def numbers(stream: Stream) -> list[int]:
     return sorted(int(row["data"]) for row in read_all(stream))
 
 
-def rows(spark, stream, count: int, partitions: int = 2) -> DataFrame:
+def rows(spark: Any, stream: Stream, count: int, partitions: int = 2) -> DataFrame:
     return spark.range(count, numPartitions=partitions).select(
         F.col("id").cast("string").alias("value"), F.concat(F.lit(f"{stream.name}.k"), F.col("id") % 7).alias("subject")
     )
 
 
-def save(frame: DataFrame, to, /, **options: object) -> None:
+def save(frame: DataFrame, to: Any, /, **options: object) -> None:
     given = {"servers": to.url} | {name: str(value) for name, value in options.items()}
     frame.write.format("jetstream").mode("append").options(**given).save()
 
 
 @pytest.mark.parametrize("allow_atomic", [False, True])
-def test_every_row_of_a_batch_is_stored_once_under_its_subject(spark, make_stream, allow_atomic):
+def test_every_row_of_a_batch_is_stored_once_under_its_subject(
+    spark: Any, make_stream: Callable[..., Stream], allow_atomic: Any
+) -> None:
     stream = make_stream(allow_atomic=allow_atomic)
     save(rows(spark, stream, 5000), stream)
     found = read_all(stream)
@@ -58,12 +63,12 @@ def test_every_row_of_a_batch_is_stored_once_under_its_subject(spark, make_strea
     assert all(row["subject"] == f"{stream.name}.k{int(row['data']) % 7}" for row in found)
 
 
-def test_the_order_inside_a_partition_is_kept(spark, stream):
+def test_the_order_inside_a_partition_is_kept(spark: Any, stream: Stream) -> None:
     save(rows(spark, stream, 3000, partitions=1), stream)
     assert [int(row["data"]) for row in read_all(stream)] == list(range(3000))
 
 
-def test_headers_and_message_ids_are_written_and_the_ids_decide_what_is_new(spark, stream):
+def test_headers_and_message_ids_are_written_and_the_ids_decide_what_is_new(spark: Any, stream: Stream) -> None:
     frame = spark.sql(f"""
         SELECT '{stream.name}.a' AS subject, CAST('v' || id AS BINARY) AS value, 'id-' || (id % 3) AS msg_id,
                array(struct('h' AS key, CAST(id AS STRING) AS value), struct('h' AS key, 'two' AS value)) AS headers
@@ -80,7 +85,9 @@ def test_headers_and_message_ids_are_written_and_the_ids_decide_what_is_new(spar
     ]
 
 
-def test_what_the_reader_yields_can_be_written_with_its_headers_to_another_subject(spark, make_stream):
+def test_what_the_reader_yields_can_be_written_with_its_headers_to_another_subject(
+    spark: Any, make_stream: Callable[..., Stream]
+) -> None:
     stream = make_stream()
     stream.publish(20, subject="in", headers={"trace": "abc", "Nats-Msg-Id": ""})
     frame = spark.read.format("jetstream").options(**stream.options(includeHeaders="true")).load()
@@ -90,8 +97,8 @@ def test_what_the_reader_yields_can_be_written_with_its_headers_to_another_subje
     assert all(("trace", b"abc") in [(h["key"], h["value"]) for h in row["headers"]] for row in copies)
 
 
-def test_a_task_that_is_tried_again_stores_nothing_twice(spark, stream):
-    def fail_once(batches):
+def test_a_task_that_is_tried_again_stores_nothing_twice(spark: Any, stream: Stream) -> None:
+    def fail_once(batches: Any) -> Iterator[Any]:
         for number, batch in enumerate(batches):
             if number == 3 and TaskContext.get().attemptNumber() == 0:
                 raise RuntimeError("the first attempt fails after it has published")
@@ -104,8 +111,8 @@ def test_a_task_that_is_tried_again_stores_nothing_twice(spark, stream):
     assert stream.state()["last_seq"] == 40_000
 
 
-def test_rows_that_come_in_another_order_at_the_second_try_are_never_lost(spark, stream):
-    def shuffled(batches):
+def test_rows_that_come_in_another_order_at_the_second_try_are_never_lost(spark: Any, stream: Stream) -> None:
+    def shuffled(batches: Any) -> Iterator[Any]:
         table = pa.Table.from_batches(batches)
         first = TaskContext.get().attemptNumber() == 0
         yield from (table if first else table.take(list(reversed(range(len(table)))))).to_batches()
@@ -117,7 +124,7 @@ def test_rows_that_come_in_another_order_at_the_second_try_are_never_lost(spark,
     assert set(numbers(stream)) == set(range(2500))
 
 
-def start(frame: DataFrame, to, folder: Path, /, **options: object):
+def start(frame: DataFrame, to: Any, folder: Path, /, **options: object) -> Any:
     given = {"servers": to.url} | {name: str(value) for name, value in options.items()}
     return (
         frame.writeStream.format("jetstream")
@@ -136,7 +143,9 @@ def forget_last_commit(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("allow_atomic", [False, True])
-def test_a_batch_that_spark_replays_is_stored_once(spark, make_stream, tmp_path, allow_atomic):
+def test_a_batch_that_spark_replays_is_stored_once(
+    spark: Any, make_stream: Callable[..., Stream], tmp_path: Path, allow_atomic: Any
+) -> None:
     stream = make_stream(allow_atomic=allow_atomic)
     stream.publish(3000, subject="in")
     source = stream.options(subjects=f"{stream.name}.in", startingOffsets="earliest", maxOffsetsPerTrigger=2000)
@@ -149,7 +158,9 @@ def test_a_batch_that_spark_replays_is_stored_once(spark, make_stream, tmp_path,
     assert sorted(copies) == sorted(f"m{n}".encode() for n in range(1, 3001))
 
 
-def test_a_write_inside_foreach_batch_is_replayed_once_too(spark, make_stream, tmp_path):
+def test_a_write_inside_foreach_batch_is_replayed_once_too(
+    spark: Any, make_stream: Callable[..., Stream], tmp_path: Path
+) -> None:
     stream = make_stream()
     stream.publish(1500, subject="in")
     source = stream.options(subjects=f"{stream.name}.in", startingOffsets="earliest")
@@ -173,7 +184,7 @@ def test_a_write_inside_foreach_batch_is_replayed_once_too(spark, make_stream, t
     assert sorted(copies) == sorted(f"m{n}".encode() for n in range(1, 1501))
 
 
-def each_batch(spark, count: int, folder: Path, write) -> str:
+def each_batch(spark: Any, count: int, folder: Path, write: Any) -> str:
     """Run a query with this function over `count` lines to its end; returns how it failed, or nothing."""
     lines = folder / "in" / "lines.txt"
     lines.parent.mkdir(exist_ok=True)
@@ -193,13 +204,13 @@ def each_batch(spark, count: int, folder: Path, write) -> str:
     return ""
 
 
-def copies(stream) -> list[bytes]:
+def copies(stream: Stream) -> list[bytes]:
     return sorted(row["data"] for row in read_all(stream) if row["subject"].endswith(".out"))
 
 
 def test_two_writes_of_equal_rows_in_one_batch_are_both_stored_and_a_replay_of_either_is_not(
-    spark, make_stream, tmp_path
-):
+    spark: Any, make_stream: Callable[..., Stream], tmp_path: Path
+) -> None:
     """Three tries of one batch: the first dies between its writes, the second and third run to their end."""
     stream = make_stream()
     tries = []
@@ -219,18 +230,22 @@ def test_two_writes_of_equal_rows_in_one_batch_are_both_stored_and_a_replay_of_e
     assert copies(stream) == sorted(2 * [f"m{n}".encode() for n in range(1, 21)])
 
 
-def test_writes_of_other_names_are_others_and_a_batch_job_of_the_same_name_is_a_repeat(spark, stream):
+def test_writes_of_other_names_are_others_and_a_batch_job_of_the_same_name_is_a_repeat(
+    spark: Any, stream: Stream
+) -> None:
     frame = rows(spark, stream, 50)
     for name in ("monday", "tuesday", "monday"):
         save(frame, stream, writeId=name)
     assert numbers(stream) == sorted(2 * list(range(50)))
 
 
-def test_a_write_that_the_user_tries_again_in_the_same_batch_is_stored_once(spark, make_stream, tmp_path):
+def test_a_write_that_the_user_tries_again_in_the_same_batch_is_stored_once(
+    spark: Any, make_stream: Callable[..., Stream], tmp_path: Path
+) -> None:
     stream = make_stream()
 
     def write(batch: DataFrame, number: int) -> None:
-        def fail(batches):
+        def fail(batches: Any) -> Iterator[Any]:
             yield from batches
             raise RuntimeError("after everything was handed over")
 
@@ -243,7 +258,9 @@ def test_a_write_that_the_user_tries_again_in_the_same_batch_is_stored_once(spar
     assert copies(stream) == sorted(f"m{n}".encode() for n in range(1, 3001))
 
 
-def test_writes_at_the_same_time_lose_nothing_and_those_with_names_repeat_nothing(spark, make_stream, tmp_path):
+def test_writes_at_the_same_time_lose_nothing_and_those_with_names_repeat_nothing(
+    spark: Any, make_stream: Callable[..., Stream], tmp_path: Path
+) -> None:
     stream = make_stream()
     named = {"value": False}
 
@@ -273,7 +290,9 @@ def test_writes_at_the_same_time_lose_nothing_and_those_with_names_repeat_nothin
     assert copies(stream) == sorted(4 * expected)  # two more names, each stored once
 
 
-def test_with_a_progress_subject_a_replay_behind_the_duplicate_window_is_stored_once(spark, make_stream, tmp_path):
+def test_with_a_progress_subject_a_replay_behind_the_duplicate_window_is_stored_once(
+    spark: Any, make_stream: Callable[..., Stream], tmp_path: Path
+) -> None:
     stream = make_stream(allow_atomic=True, duplicate_window=100_000_000)
     options = {"stream": stream.name, "progressSubject": f"{stream.name}.progress"}
 
@@ -299,7 +318,7 @@ def test_with_a_progress_subject_a_replay_behind_the_duplicate_window_is_stored_
     assert sum(row["subject"].endswith(".job") for row in found) == 100
 
 
-def is_known(stream, msg_id: bytes) -> bool:
+def is_known(stream: Stream, msg_id: bytes) -> bool:
     """Publish a message of this id; whether the stream remembers one."""
     row = Rows(*(pa.array([text], pa.binary()) for text in (b"", f"{stream.name}.probe".encode())))
     with Publisher(ConnectOptions(servers=(stream.url,))) as publisher:
@@ -315,11 +334,13 @@ def is_known(stream, msg_id: bytes) -> bool:
         ({"writeId": "a.b"}, "option writeId"),
     ],
 )
-def test_identities_that_cannot_be_are_refused(spark, stream, options, words):
+def test_identities_that_cannot_be_are_refused(spark: Any, stream: Stream, options: Any, words: Any) -> None:
     assert words in refused(rows(spark, stream, 3), stream, **options)
 
 
-def test_progress_in_a_batch_job_needs_a_name_and_a_stream_that_takes_atomic_batches(spark, make_stream):
+def test_progress_in_a_batch_job_needs_a_name_and_a_stream_that_takes_atomic_batches(
+    spark: Any, make_stream: Callable[..., Stream]
+) -> None:
     stream = make_stream()
     options = {"stream": stream.name, "progressSubject": f"{stream.name}.progress"}
     assert "allow_atomic" in refused(rows(spark, stream, 3), stream, **options)
@@ -330,7 +351,7 @@ def test_progress_in_a_batch_job_needs_a_name_and_a_stream_that_takes_atomic_bat
     assert "exclude each other" in refused(frame, stream, writeId="a", **options)
 
 
-def test_two_batches_with_the_same_rows_are_both_stored(spark, stream, tmp_path):
+def test_two_batches_with_the_same_rows_are_both_stored(spark: Any, stream: Stream, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     for number in range(2):
         spark.createDataFrame([("same",)] * 3, "value string").coalesce(1).write.json(str(tmp_path / f"part{number}"))
@@ -344,7 +365,9 @@ def test_two_batches_with_the_same_rows_are_both_stored(spark, stream, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_server_that_restarts_under_a_streaming_write_costs_no_row(spark, own_server, name, tmp_path):
+def test_a_server_that_restarts_under_a_streaming_write_costs_no_row(
+    spark: Any, own_server: NatsServer, name: str, tmp_path: Path
+) -> None:
     with BlockingConnection.open(ConnectOptions(servers=(own_server.url,))) as admin:
         admin.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": "file"})
     frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 500).load()
@@ -376,7 +399,7 @@ def test_a_server_that_restarts_under_a_streaming_write_costs_no_row(spark, own_
 # Errors
 
 
-def refused(frame: DataFrame, to, /, **options: object) -> str:
+def refused(frame: DataFrame, to: Any, /, **options: object) -> str:
     with pytest.raises(PySparkException) as caught:
         save(frame, to, **options)
     return str(caught.value)
@@ -396,16 +419,16 @@ def refused(frame: DataFrame, to, /, **options: object) -> str:
         ({"nats.tokn": "x"}, "token"),
     ],
 )
-def test_a_wrong_option_is_refused_before_any_task_runs(spark, stream, options, words):
+def test_a_wrong_option_is_refused_before_any_task_runs(spark: Any, stream: Stream, options: Any, words: Any) -> None:
     assert words in refused(rows(spark, stream, 3), stream, **options)
     assert stream.state()["messages"] == 0
 
 
-def test_atomic_batches_that_are_demanded_and_not_allowed_are_refused(spark, stream):
+def test_atomic_batches_that_are_demanded_and_not_allowed_are_refused(spark: Any, stream: Stream) -> None:
     assert "set allow_atomic" in refused(rows(spark, stream, 3), stream, stream=stream.name, atomic="true")
 
 
-def test_a_stream_that_never_acknowledges_is_refused(spark, make_stream):
+def test_a_stream_that_never_acknowledges_is_refused(spark: Any, make_stream: Callable[..., Stream]) -> None:
     stream = make_stream(no_ack=True)
     assert "no_ack" in refused(rows(spark, stream, 3), stream, stream=stream.name)
 
@@ -421,7 +444,7 @@ def test_a_stream_that_never_acknowledges_is_refused(spark, make_stream):
         ("'a' AS value, 'a' AS subject, 1 AS customer", "does not write the columns customer"),
     ],
 )
-def test_columns_that_cannot_be_written_are_refused(spark, stream, columns, words):
+def test_columns_that_cannot_be_written_are_refused(spark: Any, stream: Stream, columns: Any, words: Any) -> None:
     assert words in refused(spark.sql(f"SELECT {columns}"), stream)
 
 
@@ -436,16 +459,18 @@ def test_columns_that_cannot_be_written_are_refused(spark, stream, columns, word
         ("repeat('x', 1100000) AS value, '{name}.a' AS subject", "max_payload"),
     ],
 )
-def test_a_row_that_cannot_be_stored_fails_the_task_and_is_named(spark, stream, columns, words):
+def test_a_row_that_cannot_be_stored_fails_the_task_and_is_named(
+    spark: Any, stream: Stream, columns: Any, words: Any
+) -> None:
     assert words in refused(spark.sql(f"SELECT {columns.format(name=stream.name)}"), stream)
 
 
-def test_a_full_stream_fails_the_task_after_the_retry_timeout(spark, make_stream):
+def test_a_full_stream_fails_the_task_after_the_retry_timeout(spark: Any, make_stream: Callable[..., Stream]) -> None:
     stream = make_stream(max_bytes=5000, discard="new")
     assert "maximum bytes exceeded" in refused(rows(spark, stream, 500), stream, retryTimeout="300ms")
 
 
-def test_a_user_who_may_not_publish_is_told_so(spark, name):
+def test_a_user_who_may_not_publish_is_told_so(spark: Any, name: str) -> None:
     config = """
     authorization { users = [
       { user: admin, password: pw }
@@ -461,13 +486,13 @@ def test_a_user_who_may_not_publish_is_told_so(spark, name):
             frame.options(**{"servers": server.url, "nats.user": "app", "nats.password": "pw"}).save()
 
 
-def test_a_stream_cannot_be_overwritten(spark, stream):
+def test_a_stream_cannot_be_overwritten(spark: Any, stream: Stream) -> None:
     frame = rows(spark, stream, 3).write.format("jetstream").option("servers", stream.url)
     with pytest.raises(PySparkException, match="cannot be overwritten"):
         frame.mode("overwrite").save()
 
 
-def test_the_table_in_the_docs_says_what_the_code_says():
+def test_the_table_in_the_docs_says_what_the_code_says() -> None:
     text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
     section = text.split("<!-- sink options -->")[1].split("<!-- end of sink options -->")[0]
     found = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", section, re.MULTILINE)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql.functions import spark_partition_id
 
 from parti.subjects import partition_of
 from parti.testing import NatsServer
+from support.spark_streams import Stream
 
 pytestmark = pytest.mark.spark
 
 
-def load(spark, stream, schema=None, **options):
+def load(spark: Any, stream: Stream, schema: Any = None, **options: Any) -> Any:
     reader = spark.read.format("jetstream").options(**stream.options(**options))
     return (reader.schema(schema) if schema else reader).load()
 
 
-def sequences(frame) -> list[int]:
+def sequences(frame: Any) -> list[int]:
     return sorted(row.sequence for row in frame.select("sequence").collect())
 
 
-def test_a_batch_read_needs_no_registration_and_yields_every_message_once(spark, stream):
+def test_a_batch_read_needs_no_registration_and_yields_every_message_once(spark: Any, stream: Stream) -> None:
     stream.publish(1000)
     frame = load(spark, stream)
     assert frame.dtypes == [
@@ -42,7 +46,7 @@ def test_a_batch_read_needs_no_registration_and_yields_every_message_once(spark,
     assert stored.startswith(first.timestamp.isoformat()[:26])
 
 
-def test_ranges_are_half_open_and_may_be_given_by_time(spark, stream):
+def test_ranges_are_half_open_and_may_be_given_by_time(spark: Any, stream: Stream) -> None:
     stream.publish(10)
     times = {
         sequence: stream.connection.api(f"STREAM.MSG.GET.{stream.name}", {"seq": sequence})["message"]["time"]
@@ -54,7 +58,7 @@ def test_ranges_are_half_open_and_may_be_given_by_time(spark, stream):
     assert sequences(load(spark, stream, startingOffsets="latest")) == []
 
 
-def test_a_large_batch_is_split_and_a_small_one_is_one_task(spark, stream):
+def test_a_large_batch_is_split_and_a_small_one_is_one_task(spark: Any, stream: Stream) -> None:
     stream.publish(100)
     small = load(spark, stream, minPartitions=2).withColumn("task", spark_partition_id())
     assert {row.task for row in small.select("task").collect()} == {0}
@@ -65,7 +69,7 @@ def test_a_large_batch_is_split_and_a_small_one_is_one_task(spark, stream):
     assert load(spark, stream, maxRecordsPerPartition=30).rdd.getNumPartitions() == 4
 
 
-def test_headers_empty_payloads_and_unusual_tokens_come_through(spark, stream):
+def test_headers_empty_payloads_and_unusual_tokens_come_through(spark: Any, stream: Stream) -> None:
     stream.publish(2, subject="€.a-b_c$.日本.{0}", payload="", headers={"Content-Type": "text/plain", "x": "1: 2"})
     stream.publish(1, subject="plain.x")
     rows = load(spark, stream, includeHeaders="true").orderBy("sequence").collect()
@@ -74,7 +78,7 @@ def test_headers_empty_payloads_and_unusual_tokens_come_through(spark, stream):
     assert rows[2].headers == []
 
 
-def test_keys_and_partitions_come_from_subject_tokens(spark, stream):
+def test_keys_and_partitions_come_from_subject_tokens(spark: Any, stream: Stream) -> None:
     stream.publish(50, subject="order{0}.eu")
     rows = load(spark, stream, keyTokens=f"{stream.name}.*.eu", numPartitions=8).collect()
     assert {row.key for row in rows} == {f"order{n}" for n in range(1, 51)}
@@ -84,7 +88,7 @@ def test_keys_and_partitions_come_from_subject_tokens(spark, stream):
     assert held.partition == 7
 
 
-def test_a_schema_of_the_user_prunes_and_orders_the_columns(spark, stream):
+def test_a_schema_of_the_user_prunes_and_orders_the_columns(spark: Any, stream: Stream) -> None:
     stream.publish(5)
     frame = load(spark, stream, schema="sequence long, value binary")
     assert frame.columns == ["sequence", "value"]
@@ -94,14 +98,14 @@ def test_a_schema_of_the_user_prunes_and_orders_the_columns(spark, stream):
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_subjects_are_filtered(spark, stream, many):
+def test_subjects_are_filtered(spark: Any, stream: Stream, many: Any) -> None:
     for name in "abc":
         stream.publish(3, subject=name + ".{0}")
     wanted = [f"{stream.name}.a.*"] + ([f"{stream.name}.c.>"] if many else [])
     assert sequences(load(spark, stream, subjects=",".join(wanted))) == [1, 2, 3] + ([7, 8, 9] if many else [])
 
 
-def test_deleted_messages_are_left_out_and_lost_ones_fail_unless_allowed(spark, stream):
+def test_deleted_messages_are_left_out_and_lost_ones_fail_unless_allowed(spark: Any, stream: Stream) -> None:
     stream.publish(10)
     stream.connection.api(f"STREAM.MSG.DELETE.{stream.name}", {"seq": 7})
     stream.connection.api(f"STREAM.PURGE.{stream.name}", {"seq": 4})
@@ -112,7 +116,7 @@ def test_deleted_messages_are_left_out_and_lost_ones_fail_unless_allowed(spark, 
 
 
 @pytest.mark.parametrize("config", [{"retention": "workqueue"}, {"storage": "memory"}, {"retention": "interest"}])
-def test_streams_of_every_kind_are_read(spark, make_stream, config):
+def test_streams_of_every_kind_are_read(spark: Any, make_stream: Callable[..., Stream], config: Any) -> None:
     stream = make_stream(**config)
     consumer = {"durable_name": "other", "ack_policy": "explicit"}  # without one an interest stream keeps nothing
     stream.connection.api(f"CONSUMER.CREATE.{stream.name}.other", {"stream_name": stream.name, "config": consumer})
@@ -120,14 +124,14 @@ def test_streams_of_every_kind_are_read(spark, make_stream, config):
     assert sequences(load(spark, stream)) == list(range(1, 21))
 
 
-def test_wrong_options_are_refused_when_the_frame_is_made(spark, stream):
+def test_wrong_options_are_refused_when_the_frame_is_made(spark: Any, stream: Stream) -> None:
     with pytest.raises(AnalysisException, match="did you mean 'maxOffsetsPerTrigger'"):
         load(spark, stream, maxOffsetPerTrigger=1)
     with pytest.raises(AnalysisException, match="reach beyond the last one"):
         load(spark, stream, endingOffsets=99).collect()
 
 
-def test_credentials_come_from_the_options_and_are_needed(spark, stream_on):
+def test_credentials_come_from_the_options_and_are_needed(spark: Any, stream_on: Callable[..., Stream]) -> None:
     with NatsServer(config='authorization { user: "u", password: "p" }') as server:
         stream = stream_on(server, user="u", password="p")
         stream.publish(3)

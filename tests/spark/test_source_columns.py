@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -22,6 +24,7 @@ from parti.errors import ConfigError
 from parti.spark.columns import ColumnBuilder
 from parti.spark.tokens import Partitioning, Tokens
 from parti.subjects import partition_of
+from parti.testing import NatsServer
 from parti.wire.columns import SCHEMA
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import RangeReader
@@ -39,15 +42,13 @@ ALL = StructType(
         StructField("headers", HEADERS),
     ]
 )
-TOKEN = st.text(
-    st.characters(blacklist_characters=".*> \t\r\n\0", blacklist_categories=("Cs",)), min_size=1, max_size=9
-)
+TOKEN = st.text(st.characters(exclude_characters=".*> \t\r\n\0", exclude_categories=["Cs"]), min_size=1, max_size=9)
 SUBJECTS = st.lists(st.lists(TOKEN, min_size=1, max_size=5), max_size=20)
 
 
 @settings(deadline=None)  # the first call imports
 @given(SUBJECTS, st.lists(st.integers(1, 5), max_size=3), st.integers(1, 1000))
-def test_key_and_partition_of_a_column_are_those_of_each_subject(subjects, positions, count):
+def test_key_and_partition_of_a_column_are_those_of_each_subject(subjects: Any, positions: Any, count: Any) -> None:
     tokens = Tokens(tuple(positions))
     column = pa.array([".".join(subject) for subject in subjects], pa.string())
     chosen = [
@@ -62,18 +63,18 @@ def test_key_and_partition_of_a_column_are_those_of_each_subject(subjects, posit
     assert partitions.to_pylist() == [None if key is None else partition_of(key, count) for key in chosen]
 
 
-def test_a_slice_of_a_column_has_the_keys_of_its_own_rows():
+def test_a_slice_of_a_column_has_the_keys_of_its_own_rows() -> None:
     column = pa.array(["a.1", "b.2", "c.3"]).slice(1)
     assert Tokens((2,)).column(column).to_pylist() == ["2", "3"]
 
 
-def test_a_token_that_holds_the_partition_is_read_as_a_number_or_is_null():
+def test_a_token_that_holds_the_partition_is_read_as_a_number_or_is_null() -> None:
     held = Partitioning.parse("token:2", 1, Tokens())
     column = pa.array(["a.7.x", "a.007", "a", "a.x", "a.12345678901", "a.-1"])
     assert held.column(column).to_pylist() == [7, 7, None, None, None, None]
 
 
-def test_wildcards_of_a_pattern_name_the_tokens():
+def test_wildcards_of_a_pattern_name_the_tokens() -> None:
     assert Tokens.parse("orders.*.eu.*") == Tokens((2, 4))
     assert Tokens.parse("3, 1") == Tokens((3, 1))
     assert Tokens.parse("subject") == Tokens()
@@ -82,7 +83,7 @@ def test_wildcards_of_a_pattern_name_the_tokens():
 @pytest.mark.parametrize(
     ("call", "by"), [("partition(10,1,2)", "2,3"), ("partition(10,2)", "3"), ("partition(10)", "subject")]
 )
-def test_partitions_are_those_that_the_server_computes(server, name, call, by):
+def test_partitions_are_those_that_the_server_computes(server: NatsServer, name: str, call: Any, by: Any) -> None:
     reader = RangeReader(ConnectOptions(servers=(server.url,)))
     transform = {"src": f"{name}.*.*", "dest": f"{name}.{{{{{call}}}}}.{{{{wildcard(1)}}}}.{{{{wildcard(2)}}}}"}
     reader.connection.api(
@@ -97,11 +98,11 @@ def test_partitions_are_those_that_the_server_computes(server, name, call, by):
     reader.close()
 
 
-def test_the_arrow_schema_is_exactly_the_one_that_spark_expects():
+def test_the_arrow_schema_is_exactly_the_one_that_spark_expects() -> None:
     assert ColumnBuilder.of(ALL, "S", Tokens(), Partitioning()).schema.equals(to_arrow_schema(ALL, timezone="UTC"))
 
 
-def test_only_what_the_schema_names_is_asked_of_the_wire():
+def test_only_what_the_schema_names_is_asked_of_the_wire() -> None:
     def needed(*names: str, count: int = 1) -> tuple[str, ...]:
         schema = StructType([ALL[name] for name in names])
         return ColumnBuilder.of(schema, "S", Tokens(), Partitioning(count)).needed
@@ -114,7 +115,7 @@ def test_only_what_the_schema_names_is_asked_of_the_wire():
     assert "headers" not in needed("value", "sequence", "subject")
 
 
-def test_a_batch_is_built_with_headers_and_microseconds():
+def test_a_batch_is_built_with_headers_and_microseconds() -> None:
     message = {
         "subject": "a.b",
         "sequence": 3,
@@ -139,6 +140,6 @@ def test_a_batch_is_built_with_headers_and_microseconds():
         (StructField("headers", StringType()), "headers is of type array"),
     ],
 )
-def test_a_schema_that_is_not_ours_is_refused_in_words(field, words):
+def test_a_schema_that_is_not_ours_is_refused_in_words(field: Any, words: Any) -> None:
     with pytest.raises(ConfigError, match=words):
         ColumnBuilder.of(StructType([field]), "S", Tokens(), Partitioning())

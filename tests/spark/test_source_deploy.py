@@ -8,14 +8,16 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
 
 from parti.java import find_java
 from parti.testing import NatsCluster, eventually_blocking
+from support.spark_streams import Query, Stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -36,21 +38,21 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def run_job(master: str, stream, folder: Path, *more: str) -> dict[str, object]:
+def run_job(master: str, stream: Stream, folder: Path, *more: str) -> dict[str, object]:
     command = [sys.executable, str(JOB), master, stream.url, stream.name, str(folder), *more]
     done = subprocess.run(command, env=environment(folder), cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_executors_in_processes_of_their_own_read_everything_once_and_audit_it(stream, tmp_path):
+def test_executors_in_processes_of_their_own_read_everything_once_and_audit_it(stream: Stream, tmp_path: Path) -> None:
     stream.publish(1000)
     lost = {"lost": [f"sequence 500 of key {stream.name}.k500"]}  # the audit is not told of that one
     seen = run_job("local-cluster[2,1,1024]", stream, tmp_path, "audit")
     assert seen == {"rows": 1000, "distinct": 1000, "executors": 2, "audit": lost}
 
 
-def test_a_standalone_master_with_two_workers_reads_everything_once(stream, tmp_path):
+def test_a_standalone_master_with_two_workers_reads_everything_once(stream: Stream, tmp_path: Path) -> None:
     stream.publish(1000)
     with standalone(tmp_path) as master:
         seen = run_job(master, stream, tmp_path)
@@ -79,7 +81,7 @@ def standalone(folder: Path) -> Iterator[str]:
         for line in process.stderr:
             if found := re.search(pattern, line):
                 return found[1]
-        raise AssertionError(f"{process.args} ended without a line like {pattern}")
+        raise AssertionError(f"{process.args!r} ended without a line like {pattern}")
 
     try:
         master = start("master.Master", "--port", "0")
@@ -96,7 +98,9 @@ def standalone(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.cluster
-def test_a_replicated_stream_is_read_on_while_its_leader_is_killed(query, cluster: NatsCluster, stream_on_cluster):
+def test_a_replicated_stream_is_read_on_while_its_leader_is_killed(
+    query: Query, cluster: NatsCluster, stream_on_cluster: Callable[[NatsCluster], Stream]
+) -> None:
     stream = stream_on_cluster(cluster)
     stream.heard()
     stream.publish(500)
@@ -146,7 +150,7 @@ def counts():
 """
 
 
-def test_the_source_is_found_inside_spark_pipelines(spark, stream, tmp_path):
+def test_the_source_is_found_inside_spark_pipelines(spark: Any, stream: Stream, tmp_path: Path) -> None:
     stream.publish(100)
     (tmp_path / "transformations").mkdir()
     (tmp_path / "storage").mkdir()

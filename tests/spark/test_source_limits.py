@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
@@ -20,12 +22,13 @@ from parti.spark.source_options import SourceOptions
 from parti.spark.stream_reader import JetStreamStreamReader
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
+from support.spark_streams import Query, Stream
 
 SEQUENCE = StructType([StructField("sequence", LongType())])
 
 
 @contextmanager
-def load(stream, *, burst: int = 300, pause: float = 0.003) -> Iterator[None]:
+def load(stream: Stream, *, burst: int = 300, pause: float = 0.003) -> Iterator[None]:
     """Messages come all the time, so many at once."""
     done = threading.Event()
 
@@ -45,19 +48,19 @@ def load(stream, *, burst: int = 300, pause: float = 0.003) -> Iterator[None]:
         thread.join()
 
 
-def batch_of(stream, **options) -> list[list[int]]:
+def batch_of(stream: Stream, **options: Any) -> list[list[int]]:
     """The sequences that each task of a batch query reads."""
     reader = JetStreamReader(SEQUENCE, SourceOptions.parse(stream.options(**options), streaming=False))
     parts = [pickle.loads(pickle.dumps(part)) for part in reader.partitions()]
     return [[row for batch in reader.read(part) for row in batch.column("sequence").to_pylist()] for part in parts]
 
 
-def stream_reader(stream, **options) -> JetStreamStreamReader:
+def stream_reader(stream: Stream, **options: Any) -> JetStreamStreamReader:
     given = stream.options(startingOffsets="earliest") | {key: str(value) for key, value in options.items()}
     return JetStreamStreamReader(SEQUENCE, SourceOptions.parse(given, streaming=True))
 
 
-def next_batch(reader, start) -> tuple[dict, list[int]]:
+def next_batch(reader: Any, start: Any) -> tuple[dict[str, Any], list[int]]:
     end = json.loads(json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit())))
     remote = pickle.loads(pickle.dumps(JetStreamStreamReader(SEQUENCE, reader._options)))
     parts = [pickle.loads(pickle.dumps(part)) for part in reader.partitions(start, end)]
@@ -74,13 +77,15 @@ LIMITS = [
 
 @pytest.mark.parametrize("limit", LIMITS, ids=["msgs", "bytes", "age", "subject"])
 @pytest.mark.parametrize("options", [{}, {"maxRecordsPerPartition": 700}], ids=["defaults", "small tasks"])
-def test_a_stream_at_its_limits_is_read_from_earliest_while_it_loses_messages(make_stream, limit, options):
+def test_a_stream_at_its_limits_is_read_from_earliest_while_it_loses_messages(
+    make_stream: Callable[..., Stream], limit: Any, options: Any
+) -> None:
     stream = make_stream(storage="memory", **limit)
     stream.publish(5_000, payload="x" * 64)
     with load(stream):
         for _ in range(5):
-            for rows in batch_of(stream, **options):
-                assert "max_msgs_per_subject" in limit or all(b == a + 1 for a, b in pairwise(rows))
+            for task in batch_of(stream, **options):
+                assert "max_msgs_per_subject" in limit or all(b == a + 1 for a, b in pairwise(task))
         rows: list[int] = []
         while not rows:  # a slow machine reads none of a batch before it has left the stream: once more from earliest
             reader = stream_reader(stream, **options)
@@ -90,7 +95,7 @@ def test_a_stream_at_its_limits_is_read_from_earliest_while_it_loses_messages(ma
     assert rows
 
 
-def test_what_a_checkpoint_promised_and_is_gone_is_lost_with_exact_numbers(make_stream):
+def test_what_a_checkpoint_promised_and_is_gone_is_lost_with_exact_numbers(make_stream: Callable[..., Stream]) -> None:
     stream = make_stream(max_msgs=100)
     stream.publish(100)
     reader = stream_reader(stream)
@@ -106,7 +111,9 @@ def test_what_a_checkpoint_promised_and_is_gone_is_lost_with_exact_numbers(make_
     assert [(log["first"], log["last"]) for log in logs if log["event"] == "source.data_lost"] == [(101, 130)]
 
 
-def test_a_first_batch_that_is_replayed_from_its_checkpoint_tells_what_is_gone_since(make_stream):
+def test_a_first_batch_that_is_replayed_from_its_checkpoint_tells_what_is_gone_since(
+    make_stream: Callable[..., Stream],
+) -> None:
     stream = make_stream(max_msgs=100)
     stream.publish(100)
     reader = stream_reader(stream)
@@ -117,7 +124,7 @@ def test_a_first_batch_that_is_replayed_from_its_checkpoint_tells_what_is_gone_s
         after_crash.partitions(after_crash.initialOffset(), end)
 
 
-def test_deletions_that_the_front_has_passed_are_no_loss(make_stream):
+def test_deletions_that_the_front_has_passed_are_no_loss(make_stream: Callable[..., Stream]) -> None:
     """Holes that were there before the read are known to the leader; what aged out behind the reader was read."""
     stream = make_stream(max_msgs=300)
     stream.publish(300)
@@ -132,7 +139,7 @@ def test_deletions_that_the_front_has_passed_are_no_loss(make_stream):
     assert rows == [n for n in range(1, 301) if n not in (20, 21, 60, 150)]
 
 
-def test_messages_that_later_ones_supersede_are_no_loss(make_stream):
+def test_messages_that_later_ones_supersede_are_no_loss(make_stream: Callable[..., Stream]) -> None:
     stream = make_stream(max_msgs_per_subject=1)
     stream.publish(50)
     reader = stream_reader(stream)
@@ -147,7 +154,7 @@ def test_messages_that_later_ones_supersede_are_no_loss(make_stream):
 
 
 @pytest.mark.parametrize("wide", [1_000, 100_000])
-def test_a_gap_costs_neither_tasks_nor_batches(stream, wide):
+def test_a_gap_costs_neither_tasks_nor_batches(stream: Stream, wide: Any) -> None:
     stream.publish(10)
     stream.publish(wide, subject="gap")
     stream.connection.api(f"STREAM.PURGE.{stream.name}", {"filter": f"{stream.name}.gap"})
@@ -157,7 +164,7 @@ def test_a_gap_costs_neither_tasks_nor_batches(stream, wide):
     assert [row for task in tasks for row in task] == expected
     assert len(tasks) <= 6
     reader = stream_reader(stream, maxOffsetsPerTrigger=9)
-    start, batches, found = reader.initialOffset(), 0, []
+    start, batches, found = reader.initialOffset(), 0, list[int]()
     while len(found) < 20:
         start, rows = next_batch(reader, start)
         found += rows
@@ -166,17 +173,18 @@ def test_a_gap_costs_neither_tasks_nor_batches(stream, wide):
     assert batches <= 4
 
 
-def test_deletions_and_purges_leave_every_other_message(stream):
+def test_deletions_and_purges_leave_every_other_message(stream: Stream) -> None:
     stream.publish(2_000, subject="k{0}")
     for sequence in (*range(3, 1_500, 7), 1_999, 2_000):
         stream.connection.api(f"STREAM.MSG.DELETE.{stream.name}", {"seq": sequence})
     gone = {*range(3, 1_500, 7), 1_999, 2_000}
     expected = [n for n in range(1, 2_001) if n not in gone]
+    options: dict[str, Any]
     for options in ({"maxRecordsPerPartition": 30}, {"minPartitions": 9, "minRecordsPerPartition": 1}):
         assert [row for task in batch_of(stream, **options) for row in task] == expected
     for options in ({"maxOffsetsPerTrigger": 333}, {"maxBytesPerTrigger": "4KB"}):
         reader = stream_reader(stream, **options)
-        start, found = reader.initialOffset(), []
+        start, found = reader.initialOffset(), list[int]()
         while start["sequence"] < 2_000:
             start, rows = next_batch(reader, start)
             found += rows
@@ -184,7 +192,9 @@ def test_deletions_and_purges_leave_every_other_message(stream):
 
 
 @pytest.mark.spark
-def test_spark_reads_a_stream_at_its_limits_with_defaults(spark, query, make_stream):
+def test_spark_reads_a_stream_at_its_limits_with_defaults(
+    spark: Any, query: Query, make_stream: Callable[..., Stream]
+) -> None:
     stream = make_stream(storage="memory", max_msgs=60_000)
     stream.publish(60_000)
     with load(stream, burst=20, pause=0.01):  # each message stays for half a minute: longer than Spark takes to begin
@@ -195,7 +205,9 @@ def test_spark_reads_a_stream_at_its_limits_with_defaults(spark, query, make_str
 
 
 @pytest.mark.spark
-def test_a_new_pipeline_begins_on_a_stream_at_its_limits(spark, make_stream, tmp_path):
+def test_a_new_pipeline_begins_on_a_stream_at_its_limits(
+    spark: Any, make_stream: Callable[..., Stream], tmp_path: Path
+) -> None:
     stream = make_stream(storage="memory", max_msgs=60_000)
     stream.publish(60_000)
     pipeline = Pipeline(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,12 @@ from parti.spark.tasks import split
 DOCS = Path(__file__).parents[2] / "docs" / "spark.md"
 
 
-def parse(streaming: bool = True, **given: str) -> SourceOptions:
+def parse(**given: Any) -> SourceOptions:
+    streaming = given.pop("streaming", True)
     return SourceOptions.parse({"stream": "S", "servers": "nats://127.0.0.1:1"} | given, streaming=streaming)
 
 
-def test_names_are_found_without_regard_to_case():
+def test_names_are_found_without_regard_to_case() -> None:
     assert parse(maxoffsetspertrigger="7").max_offsets == 7
     assert parse(MAXOFFSETSPERTRIGGER="7").max_offsets == 7
 
@@ -27,12 +29,12 @@ def test_names_are_found_without_regard_to_case():
     ("name", "nearest"),
     [("maxOffsetPerTrigger", "maxOffsetsPerTrigger"), ("server", "servers"), ("failOnDataloss_", "failOnDataLoss")],
 )
-def test_an_unknown_option_is_refused_with_the_nearest_known_name(name, nearest):
+def test_an_unknown_option_is_refused_with_the_nearest_known_name(name: Any, nearest: Any) -> None:
     with pytest.raises(ConfigError, match=f"unknown option '{name}'.*did you mean '{nearest}'"):
         parse(**{name: "1"})
 
 
-def test_an_unknown_connection_option_is_refused_with_the_nearest_known_name():
+def test_an_unknown_connection_option_is_refused_with_the_nearest_known_name() -> None:
     with pytest.raises(ConfigError, match="did you mean 'creds_file'"):
         parse(**{"nats.credfile": "x"})
 
@@ -66,7 +68,7 @@ def test_an_unknown_connection_option_is_refused_with_the_nearest_known_name():
         ({"jsDomain": "a", "apiPrefix": "b"}, "exclude each other"),
     ],
 )
-def test_a_wrong_value_is_refused_in_words(given, words):
+def test_a_wrong_value_is_refused_in_words(given: Any, words: Any) -> None:
     with pytest.raises(ConfigError, match=words):
         parse(**given)
 
@@ -80,28 +82,28 @@ def test_a_wrong_value_is_refused_in_words(given, words):
         ({"endingTimestamp": "5", "endingOffsets": "5"}, "exclude each other"),
     ],
 )
-def test_a_batch_refuses_what_only_a_streaming_query_can_do(given, words):
+def test_a_batch_refuses_what_only_a_streaming_query_can_do(given: Any, words: Any) -> None:
     with pytest.raises(ConfigError, match=words):
         parse(streaming=False, **given)
 
 
-def test_the_stream_must_be_named():
+def test_the_stream_must_be_named() -> None:
     with pytest.raises(ConfigError, match="option stream is missing"):
         SourceOptions.parse({"servers": "nats://127.0.0.1:1"}, streaming=True)
 
 
-def test_subjects_are_a_list_with_commas_or_in_json():
+def test_subjects_are_a_list_with_commas_or_in_json() -> None:
     assert parse(subjects="b.*, a.>").subjects == ("a.>", "b.*")
     assert parse(subjects='["a,1", "b"]').subjects == ("a,1", "b")
 
 
-def test_starts_are_those_of_the_kafka_source_except_for_purge():
+def test_starts_are_those_of_the_kafka_source_except_for_purge() -> None:
     assert parse().starting.at == "latest"
     assert parse(streaming=False).starting.at == "earliest"
     assert parse(commit="purge").starting.at == "earliest"
 
 
-def test_connection_options_reach_the_connection_and_hold_the_credentials_themselves(tmp_path):
+def test_connection_options_reach_the_connection_and_hold_the_credentials_themselves(tmp_path: Path) -> None:
     seed = tmp_path / "user.nk"
     seed.write_text("SUAIBDPBAUTWCWBKIO6XHQNINK5FWJW4OHLXC3HQ2KFE4PEJUA44CNHTC4")
     options = parse(**{"nats.nkeyfile": str(seed), "jsdomain": "hub", "nats.requesttimeout": "9s"}).connect
@@ -123,7 +125,7 @@ def test_connection_options_reach_the_connection_and_hold_the_credentials_themse
         (0, {}, []),
     ],
 )
-def test_tasks_have_a_minimum_and_a_maximum_size_and_cover_the_range(count, given, sizes):
+def test_tasks_have_a_minimum_and_a_maximum_size_and_cover_the_range(count: Any, given: Any, sizes: Any) -> None:
     parts = split("t", 100, 100 + count, parse(**given))
     assert [part.to - part.after for part in parts] == sizes
     if parts:
@@ -131,7 +133,7 @@ def test_tasks_have_a_minimum_and_a_maximum_size_and_cover_the_range(count, give
         assert [part.to for part in parts[:-1]] == [part.after for part in parts[1:]]
 
 
-def test_the_table_in_the_docs_says_what_the_code_says():
+def test_the_table_in_the_docs_says_what_the_code_says() -> None:
     section = DOCS.read_text().split("<!-- source options -->")[1].split("<!-- end of source options -->")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", section, re.MULTILINE)
     assert rows == [

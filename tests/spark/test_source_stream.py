@@ -7,26 +7,29 @@ import json
 import os
 import signal
 import urllib.request
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from parti.testing import eventually_blocking
+from parti.testing import NatsServer, eventually_blocking
+from support.spark_streams import Query, Stream
 
 pytestmark = pytest.mark.spark
 
 EARLIEST = {"startingOffsets": "earliest"}
 
 
-def failure_of(query, options) -> str:
+def failure_of(query: Query, options: Any) -> str:
     with pytest.raises(StreamingQueryException) as error:
         query.run(options)
     return str(error.value)
 
 
-def test_available_now_reads_all_in_batches_and_goes_on_from_its_checkpoint(query, stream):
+def test_available_now_reads_all_in_batches_and_goes_on_from_its_checkpoint(query: Query, stream: Stream) -> None:
     stream.publish(10)
     options = stream.options(**EARLIEST, maxOffsetsPerTrigger=4)
     ran = query.run(options)
@@ -41,7 +44,9 @@ def test_available_now_reads_all_in_batches_and_goes_on_from_its_checkpoint(quer
     assert query.sequences() == list(range(1, 16))
 
 
-def test_workers_use_one_connection_for_many_batches(query, own_server, stream_on):
+def test_workers_use_one_connection_for_many_batches(
+    query: Query, own_server: NatsServer, stream_on: Callable[..., Stream]
+) -> None:
     stream = stream_on(own_server)
     stream.publish(10)
     query.run(stream.options(**EARLIEST, maxOffsetsPerTrigger=1))
@@ -52,14 +57,16 @@ def test_workers_use_one_connection_for_many_batches(query, own_server, stream_o
     assert names.count("parti-spark-driver") == 1
 
 
-def test_trigger_once_reads_everything_in_one_batch(query, stream):
+def test_trigger_once_reads_everything_in_one_batch(query: Query, stream: Stream) -> None:
     stream.publish(10)
     ran = query.run(stream.options(**EARLIEST, maxOffsetsPerTrigger=4), once=True)
     assert query.sequences() == list(range(1, 11))
     assert [batch.numInputRows for batch in ran.recentProgress if batch.numInputRows] == [10]
 
 
-def test_a_processing_time_query_reads_what_comes_and_survives_a_restart_of_the_server(query, own_server, stream_on):
+def test_a_processing_time_query_reads_what_comes_and_survives_a_restart_of_the_server(
+    query: Query, own_server: NatsServer, stream_on: Callable[..., Stream]
+) -> None:
     stream = stream_on(own_server)
     running = query.start(stream.options(), processingTime="100 milliseconds")
     try:
@@ -78,7 +85,7 @@ def test_a_processing_time_query_reads_what_comes_and_survives_a_restart_of_the_
         running.stop()
 
 
-def test_what_is_published_right_after_start_is_read_when_the_moment_is_named(query, stream):
+def test_what_is_published_right_after_start_is_read_when_the_moment_is_named(query: Query, stream: Stream) -> None:
     """`latest` is where the stream ends when the first trigger asks; a time is a time."""
     stream.publish(5)
     started = query.start(stream.options(startingTimestamp=datetime.now(UTC).isoformat()), processingTime="0 seconds")
@@ -90,7 +97,7 @@ def test_what_is_published_right_after_start_is_read_when_the_moment_is_named(qu
     assert query.sequences() == list(range(6, 13))
 
 
-def test_killed_workers_are_replaced_and_nothing_is_lost_or_doubled(query, stream):
+def test_killed_workers_are_replaced_and_nothing_is_lost_or_doubled(query: Query, stream: Stream) -> None:
     stream.publish(1200)
     running = query.start(stream.options(**EARLIEST, maxOffsetsPerTrigger=300), availableNow=True)
     killed_in: set[int] = set()
@@ -129,19 +136,21 @@ def lineage(pid: int, parents: dict[int, int]) -> list[int]:
     return line
 
 
-def test_a_query_that_dies_in_its_first_batch_replays_it_wherever_it_would_start_now(spark, tmp_path, stream):
+def test_a_query_that_dies_in_its_first_batch_replays_it_wherever_it_would_start_now(
+    spark: Any, tmp_path: Path, stream: Stream
+) -> None:
     stream.publish(5)
     seen: list[list[int]] = []
 
-    def run(handle, starting: str) -> None:
+    def run(handle: Any, starting: str) -> None:
         frame = spark.readStream.format("jetstream").options(**stream.options(startingOffsets=starting)).load()
         writer = frame.writeStream.foreachBatch(handle).option("checkpointLocation", str(tmp_path))
         assert writer.trigger(availableNow=True).start().awaitTermination(60)
 
-    def keep(batch, _) -> None:
+    def keep(batch: Any, _: Any) -> None:
         seen.append(sorted(row.sequence for row in batch.select("sequence").collect()))
 
-    def fail(batch, number) -> None:
+    def fail(batch: Any, number: Any) -> None:
         keep(batch, number)
         raise RuntimeError("the sink is down")
 
@@ -152,7 +161,7 @@ def test_a_query_that_dies_in_its_first_batch_replays_it_wherever_it_would_start
     assert seen == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [6, 7, 8, 9]]
 
 
-def test_lost_messages_fail_the_query_or_are_passed_over(query, stream):
+def test_lost_messages_fail_the_query_or_are_passed_over(query: Query, stream: Stream) -> None:
     stream.publish(10)
     options = stream.options(**EARLIEST, maxOffsetsPerTrigger=5)
     query.run(options)
@@ -164,7 +173,7 @@ def test_lost_messages_fail_the_query_or_are_passed_over(query, stream):
     assert query.sequences() == [*range(1, 11), *range(14, 21)]
 
 
-def test_a_stream_made_anew_fails_the_query(query, stream):
+def test_a_stream_made_anew_fails_the_query(query: Query, stream: Stream) -> None:
     stream.publish(5)
     query.run(stream.options(**EARLIEST))
     stream.connection.api(f"STREAM.DELETE.{stream.name}")
@@ -173,7 +182,9 @@ def test_a_stream_made_anew_fails_the_query(query, stream):
     assert "deleted and made anew" in failure_of(query, stream.options())
 
 
-def test_purge_leaves_an_empty_work_queue_behind_also_after_the_last_batch(query, make_stream):
+def test_purge_leaves_an_empty_work_queue_behind_also_after_the_last_batch(
+    query: Query, make_stream: Callable[..., Stream]
+) -> None:
     stream = make_stream(retention="workqueue")
     stream.publish(10)
     query.run(stream.options(commit="purge", maxOffsetsPerTrigger=6))
@@ -181,7 +192,7 @@ def test_purge_leaves_an_empty_work_queue_behind_also_after_the_last_batch(query
     assert stream.state()["messages"] == 0
 
 
-def test_a_durable_shows_the_end_of_the_last_batch(query, make_stream):
+def test_a_durable_shows_the_end_of_the_last_batch(query: Query, make_stream: Callable[..., Stream]) -> None:
     stream = make_stream(retention="interest")
     query.run(stream.options(**EARLIEST, commit="durable", durable="spark"))
     stream.publish(10)
@@ -192,7 +203,9 @@ def test_a_durable_shows_the_end_of_the_last_batch(query, make_stream):
     assert stream.state()["messages"] == 0
 
 
-def test_an_outage_beyond_the_budget_fails_the_query_with_its_cause(query, own_server, stream_on):
+def test_an_outage_beyond_the_budget_fails_the_query_with_its_cause(
+    query: Query, own_server: NatsServer, stream_on: Callable[..., Stream]
+) -> None:
     stream = stream_on(own_server)
     running = query.start(stream.options(retryBudget="500ms"), processingTime="50 milliseconds")
     try:
@@ -204,7 +217,7 @@ def test_an_outage_beyond_the_budget_fails_the_query_with_its_cause(query, own_s
         running.stop()
 
 
-def test_wrong_options_fail_before_the_query_runs(query, stream):
+def test_wrong_options_fail_before_the_query_runs(query: Query, stream: Stream) -> None:
     for given, sentence in [
         ({"endingOffsets": 7}, "option endingOffsets has no meaning for a streaming query"),  # by the reader's options
         ({"startingOffsets": 7}, "startingOffsets 7 lies beyond the last sequence 0"),  # by the first question

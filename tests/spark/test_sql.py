@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 
 from parti.testing import NatsServer
+from support.spark_streams import Stream
 
 pytestmark = pytest.mark.spark
 
 
+@dataclass
+class Sql:
+    """Runs a statement in which names stand for what is the test's own."""
+
+    spark: Any
+    names: dict[str, str]
+
+    def __call__(self, statement: str) -> list[Any]:
+        return list(self.spark.sql(statement.format(**self.names)).collect())
+
+
 @pytest.fixture
-def sql(spark: Any, stream: Any, name: str) -> Iterator[Callable[[str], list[Any]]]:
+def sql(spark: Any, stream: Any, name: str) -> Iterator[Sql]:
     """Run a statement; {t} is a table of the test's own, {v} a view, {o} the options of its stream."""
     names = {"t": f"t_{name.replace('-', '_')}", "v": f"v_{name.replace('-', '_')}", "n": stream.name}
     names["o"] = f"OPTIONS (servers '{stream.url}', stream '{stream.name}')"
 
-    def run(statement: str) -> list[Any]:
-        return list(spark.sql(statement.format(**names)).collect())
-
-    run.names = names  # type: ignore[attr-defined]
-    yield run
+    yield Sql(spark, names)
     spark.sql(f"DROP TABLE IF EXISTS {names['t']}")
     spark.sql(f"DROP VIEW IF EXISTS {names['v']}")
 
@@ -37,7 +46,9 @@ def sentence(call: Callable[[], object]) -> str:
     return text
 
 
-def test_a_catalog_table_is_read_written_and_streamed_with_the_options_it_was_made_with(spark, stream, sql):
+def test_a_catalog_table_is_read_written_and_streamed_with_the_options_it_was_made_with(
+    spark: Any, stream: Stream, sql: Sql
+) -> None:
     stream.publish(10)
     sql("CREATE TABLE {t} USING jetstream {o}")
     table = sql.names["t"]
@@ -53,7 +64,7 @@ def test_a_catalog_table_is_read_written_and_streamed_with_the_options_it_was_ma
     assert spark.readStream.table(table).isStreaming
 
 
-def test_a_temporary_view_is_read_and_written_with_lower_cased_options_of_both_sides(stream, sql):
+def test_a_temporary_view_is_read_and_written_with_lower_cased_options_of_both_sides(stream: Stream, sql: Sql) -> None:
     stream.publish(10)
     sql(
         "CREATE TEMPORARY VIEW {v} (subject string, value binary) USING jetstream OPTIONS "
@@ -66,7 +77,7 @@ def test_a_temporary_view_is_read_and_written_with_lower_cased_options_of_both_s
     assert (found["subject"], found["data"]) == (f"{stream.name}.sql", "YQ==")
 
 
-def test_what_sql_cannot_do_is_refused_in_one_sentence(spark, stream, sql):
+def test_what_sql_cannot_do_is_refused_in_one_sentence(spark: Any, stream: Stream, sql: Sql) -> None:
     assert "LOCATION out" in sentence(lambda: sql("CREATE TABLE {t} USING jetstream {o} LOCATION '/tmp/x'"))
     columns = "CREATE TABLE {t} (value binary, subject string) USING jetstream {o}"
     sql(columns)
@@ -83,7 +94,7 @@ def test_what_sql_cannot_do_is_refused_in_one_sentence(spark, stream, sql):
     assert "has no path" in sentence(lambda: writer.mode("append").save("somewhere"))
 
 
-def test_errors_are_one_sentence_with_the_option_and_what_to_do(spark, stream, name):
+def test_errors_are_one_sentence_with_the_option_and_what_to_do(spark: Any, stream: Stream, name: str) -> None:
     stream.publish(10)
 
     def read(schema: str | None = None, **options: str) -> Callable[[], object]:
@@ -99,7 +110,7 @@ def test_errors_are_one_sentence_with_the_option_and_what_to_do(spark, stream, n
     assert "stream not found" in sentence(read(stream="NO"))
 
 
-def test_headers_are_never_null_however_a_message_is_read(spark, stream):
+def test_headers_are_never_null_however_a_message_is_read(spark: Any, stream: Stream) -> None:
     stream.publish(3)
     stream.connection.send(f"HPUB {stream.name}.empty 12 12\r\nNATS/1.0\r\n\r\n\r\n".encode())
     stream.publish(1, headers={"a": "1"})
@@ -110,7 +121,7 @@ def test_headers_are_never_null_however_a_message_is_read(spark, stream):
         ]  # fmt: skip
 
 
-def test_a_missing_permission_is_named_with_its_subject(spark, name):
+def test_a_missing_permission_is_named_with_its_subject(spark: Any, name: str) -> None:
     config = """
     authorization { users = [
       { user: admin, password: pw }

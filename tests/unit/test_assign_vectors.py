@@ -22,7 +22,8 @@ KINDS = {
 
 
 def strategy_of(case: dict[str, Any]) -> Strategy:
-    return KINDS[case["strategy"]](**(case["options"] or {}))
+    made: Strategy = KINDS[case["strategy"]](**(case["options"] or {}))
+    return made
 
 
 @pytest.mark.parametrize("case", VECTORS["hash"], ids=lambda case: repr(case["keys"]))

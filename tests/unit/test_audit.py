@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -279,7 +280,7 @@ def test_objectives_that_nothing_measured_stay_open() -> None:
     assert slos(took, 0.0, (998.0, 1_000.0))[2].met is False
 
 
-def test_updates_are_summed_over_the_metrics_pages_of_all_workers(tmp_path) -> None:
+def test_updates_are_summed_over_the_metrics_pages_of_all_workers(tmp_path: Path) -> None:
     lines = '# TYPE parti_worker_consumer_updates counter\nparti_worker_consumer_updates_total{result="%s"} %d\n'
     pages = []
     for number, (result, count) in enumerate((("success", 9), ("failure", 1), ("noop", 5))):

@@ -1,10 +1,15 @@
+import ast
 import asyncio
 import random
+from collections.abc import Iterator
 from itertools import islice, pairwise
+from pathlib import Path
 from statistics import median, pstdev
 
 import pytest
 
+import parti
+import parti_lab
 from parti.backoff import Backoff, retry
 from parti.clock import SimulatedClock
 from parti.errors import AuthFailed, ConfigError, PartiError, RequestTimeout
@@ -142,3 +147,31 @@ async def test_a_cancelled_retry_stops_waiting() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert len(op.called_at) == 1
+
+
+def test_two_backoffs_share_no_randomness() -> None:
+    one, other = Backoff(), Backoff()
+    assert one.rng is not other.rng
+    assert list(one.delays()) != list(other.delays())
+
+
+def test_no_module_or_class_makes_randomness_that_all_its_users_would_share() -> None:
+    """Made at import, a fork copies it: workers that should be spread would wait in step."""
+    shared = []
+    for package in (parti, parti_lab):
+        for path in Path(package.__path__[0]).rglob("*.py"):
+            tree = ast.parse(path.read_text())
+            calls = [n for n in at_import(tree) if isinstance(n, ast.Call)]
+            shared += [f"{path.name}:{n.lineno}" for n in calls if ast.unparse(n.func) in ("random.Random", "Random")]
+    assert shared == []
+
+
+def at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """What runs when a module is imported: all of it but the bodies of its functions."""
+    for field, value in ast.iter_fields(node):
+        if isinstance(node, ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef) and field == "body":
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield child
+                yield from at_import(child)

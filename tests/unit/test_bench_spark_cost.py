@@ -13,7 +13,7 @@ NESTED = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN.f
 STAYING = NESTED + "print('ready', flush=True)\nsys.stdin.read()\n"
 
 
-def test_what_ended_below_a_process_is_counted_and_a_branch_can_be_left_out():
+def test_what_ended_below_a_process_is_counted_and_a_branch_can_be_left_out() -> None:
     before = cpu_of_tree(os.getpid())
     with subprocess.Popen([sys.executable, "-c", STAYING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -25,7 +25,7 @@ def test_what_ended_below_a_process_is_counted_and_a_branch_can_be_left_out():
         child.communicate()
 
 
-def test_figures_are_medians_per_million_and_ratios_to_kafka():
+def test_figures_are_medians_per_million_and_ratios_to_kafka() -> None:
     def runs(*client: float, **server: float) -> list[dict[str, float]]:
         return [{"client": each} | server for each in client]
 
@@ -48,7 +48,7 @@ def test_figures_are_medians_per_million_and_ratios_to_kafka():
     }
 
 
-def test_without_a_broker_there_is_nothing_to_be_below():
+def test_without_a_broker_there_is_nothing_to_be_below() -> None:
     assert BENCH.goals_of is not None
     assert BENCH.goals_of({"kafka": ""}) == {}
     assert set(BENCH.goals_of({"kafka": "127.0.0.1:9092"})) == {"batch_of_kafka", "value_of_kafka", "stream_of_kafka"}

@@ -37,7 +37,7 @@ def message(subject: str, reply: str, payload: bytes = b"", header: bytes = b"")
     return b"MSG %s%d\r\n%s\r\n" % (line.encode(), len(payload), payload)
 
 
-def ack(shape: int, numbers: tuple[int, int, int, int, int]) -> str:
+def ack(shape: int, numbers: tuple[int, ...]) -> str:
     tail = ".".join(str(number) for number in numbers)
     if shape == 9:
         return f"$JS.ACK.ORDERS.c-1.{tail}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from parti.config import (
     load_config,
 )
 from parti.config.load import sections
-from parti.config.setting import Key
+from parti.config.setting import Key, Unit
 from parti.errors import ConfigError
 from parti.wire.configured import configured_backoff, configured_options
 from parti.wire.options import ConnectOptions
@@ -271,23 +272,44 @@ def test_a_section_made_in_python_is_held_to_the_bounds_of_a_file(name: str, key
     section, _, field = name.partition(".")
     low = key.setting.at_least
     assert low is not None
-    with pytest.raises(ConfigError, match=rf"{section}\.{field}: .* (is too small|is no duration)"):
+    with pytest.raises(ConfigError, match=rf"{section}\.{field}: .* (is too small|is below 0)"):
         sections()[section](**{field: type(key.default)(low - 1)})
 
 
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (lambda: WorkerConfig(stream="s", ack_wait="30s"), r"worker.ack_wait: '30s' is no number of seconds"),
-        (lambda: WorkerConfig(stream="s", lanes="keys"), r"worker.lanes: 'keys' is not one of partition, key"),
-        (lambda: WorkerConfig(stream="s", max_subjects=2.5), r"worker.max_subjects: 2.5 is not a whole number"),
+        (lambda: WorkerConfig(stream="s", ack_wait="30s"), r"worker.ack_wait: '30s' is no number of seconds"),  # type: ignore[arg-type]
+        (lambda: WorkerConfig(stream="s", lanes="keys"), r"worker.lanes: 'keys' is not one of partition, key"),  # type: ignore[arg-type]
+        (lambda: WorkerConfig(stream="s", max_subjects=2.5), r"worker.max_subjects: 2.5 is not a whole number"),  # type: ignore[arg-type]
         (lambda: WorkerConfig(stream="s", concurrency=True), r"worker.concurrency: True is not a whole number"),
-        (lambda: WorkerConfig(stream=None), r"worker.stream: None is not a text"),
+        (lambda: WorkerConfig(stream=None), r"worker.stream: None is not a text"),  # type: ignore[arg-type]
         (lambda: ControlConfig(heartbeat_ttl=float("nan")), r"control.heartbeat_ttl: nan is not a number"),
-        (lambda: ControlConfig(strategy="stickyy"), r"control.strategy: 'stickyy' is not one of sticky"),
-        (lambda: ControlConfig(partitions=(1, 2)), r"control.partitions: .* is not a list of texts"),
+        (lambda: ControlConfig(strategy="stickyy"), r"control.strategy: 'stickyy' is not one of sticky"),  # type: ignore[arg-type]
+        (lambda: ControlConfig(partitions=(1, 2)), r"control.partitions: .* is not a list of texts"),  # type: ignore[arg-type]
     ],
 )
 def test_a_section_made_in_python_refuses_what_a_file_would(made: Callable[[], object], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         made()
+
+
+_ANYTHING = st.one_of(
+    st.sampled_from([-1, -0.5, 0, 0.5, 3, 2**63, 1e300, float("inf"), float("nan"), True, None, "x", "5s", b"x"]),
+    st.floats(-1e6, 1e6).map(lambda seconds: round(seconds, 6)),
+    st.integers(),
+    st.sampled_from([("a",), (1,), ["a"], ()]),
+)
+
+
+@given(st.sampled_from(sorted(known_keys())), _ANYTHING)
+def test_what_python_may_set_a_file_may_set_too(name: str, value: object) -> None:
+    key, (section, _, field) = known_keys()[name], name.partition(".")
+    try:
+        sections()[section](**{field: value})
+    except ConfigError:
+        return
+    written: object = list(value) if isinstance(value, tuple) else value
+    if key.setting.unit and isinstance(value, int | float):
+        written = f"{Decimal(repr(value)):f}{'s' if key.setting.unit is Unit.DURATION else 'B'}"
+    assert getattr(load_config(environ={}, flags={name: written}).section(section), field) == pytest.approx(value)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from parti.wire.columns import Deliveries, consumer_deliveries
 from parti.wire.cursor import Cursor
+from parti.wire.digits import Ints
 from parti.wire.filters import SubjectFilter
-from parti.wire.frames import Ints, scan_plain
+from parti.wire.frames import scan_plain
 from parti.wire.witness import Witness
 
 
@@ -58,7 +59,7 @@ def test_messages_behind_the_end_are_dropped_and_finish_the_read() -> None:
 
 
 def test_every_gap_is_judged_also_at_the_start_and_between_batches() -> None:
-    cases = (
+    cases: tuple[tuple[list[list[int]], list[tuple[int, int]]], ...] = (
         ([[1, 2], [3, 4]], []),
         ([[2, 3]], [(1, 1)]),
         ([[1, 2], [5]], [(3, 4)]),

@@ -48,7 +48,7 @@ def all_kinds(of: type[PartiError] = PartiError) -> set[type[PartiError]]:
     return {of}.union(*(all_kinds(kind) for kind in of.__subclasses__()))
 
 
-def test_what_may_be_tried_again_is_a_transient_error_and_nothing_else_is():
+def test_what_may_be_tried_again_is_a_transient_error_and_nothing_else_is() -> None:
     assert {kind for kind in all_kinds() if kind.retriable} == all_kinds(TransientError)
     assert {kind for kind in API_ERRORS.values() if kind.retriable} < all_kinds(TransientError)
 

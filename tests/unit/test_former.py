@@ -20,12 +20,12 @@ def test_of_two_positions_the_later_epoch_counts_and_within_it_the_higher_cursor
 
 
 def test_positions_are_handed_on_to_the_same_worker_id_only() -> None:
-    former = Former().and_then(LIVES, W0, {P: (3, 100)})
+    former = Former().and_then(LIVES, W0, {P: (3, 100)}, None)
     assert former.positions_of(W0) == {P: (3, 100)}
     assert former.positions_of(W1) == {}
 
 
 def test_a_life_that_was_fenced_before_it_owned_anything_hands_on_what_it_was_given() -> None:
-    former = Former().and_then(LIVES, W0, {P: (3, 100)}).and_then(LIVES, W0, {Q: (5, 7)})
+    former = Former().and_then(LIVES, W0, {P: (3, 100)}, None).and_then(LIVES, W0, {Q: (5, 7)}, None)
     assert former.positions_of(W0) == {P: (3, 100), Q: (5, 7)}
-    assert former.and_then(LIVES, None, {}) is former
+    assert former.and_then(LIVES, None, {}, None) is former

@@ -27,7 +27,7 @@ from parti.control.signals import (
     WriteClaim,
     WriteFailed,
 )
-from parti.model import Claim, ClaimState, Member, PartitionId, Retention, WorkerId
+from parti.model import Claim, ClaimState, Lease, Member, PartitionId, Retention, WorkerId
 
 P = PartitionId("orders.7")
 A = Member(WorkerId("worker-0"), "a")
@@ -101,7 +101,7 @@ def test_the_owner_goes_on_until_the_next_one_is_ready_then_stops_drains_and_rel
     assert desk.state.unreleased is None
 
 
-def desk_lease(epoch: int) -> object:
+def desk_lease(epoch: int) -> Lease:
     return replace(STABLE, epoch=epoch).lease()
 
 

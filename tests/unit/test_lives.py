@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from hypothesis import given
@@ -124,9 +125,10 @@ class Fleet:
         life = lives.holding(Life(me), P, self.epoch, found) if found.ends else Life(me)
         for first in range(1, 6, 2):  # two lanes: two messages at once, unless one of them is a suspect
             together = [n for n in (first, first + 1) if n <= 5]
-            if found.guilty(self.max_deliver) in together:
-                self.buried = found.guilty(self.max_deliver)
-                together.remove(self.buried)
+            guilty = found.guilty(self.max_deliver)
+            if guilty is not None and guilty in together:
+                together.remove(guilty)
+                self.buried = guilty
             rounds = [[n] for n in together] if set(together) & set(found.suspects) else [together]
             for running in rounds:
                 if found.ends:
@@ -179,9 +181,41 @@ def test_what_failed_survives_its_record(tried: dict[PartitionId, list[Tried]], 
     assert records.decode_lives(records.encode_lives(life.member.worker, [life])) == (life,)
 
 
-@given(st.lists(st.builds(Tried, st.integers(1, 9), st.integers(1, 4), st.booleans())), st.integers(0, 9))
-def test_the_highest_count_of_a_message_counts_until_its_partition_has_passed_it(heard: list[Tried], at: int) -> None:
-    tries = Tries()
-    tries.heard(heard)
-    left = {each.sequence: each.attempts for each in tries.to_tell(at)}
-    assert left == {n: max(t.attempts for t in heard if t.sequence == n) for n in {t.sequence for t in heard} if n > at}
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6), st.booleans()), max_size=40), st.integers(0, 6))
+def test_attempts_of_all_owners_are_added_up_until_their_partition_has_passed_the_message(
+    starts: list[tuple[int, int, bool]], cursor: int
+) -> None:
+    """Owners hear of each other late, twice, or in any order: nothing counts twice, nothing is forgotten."""
+    owners = [Tries() for _ in range(4)]
+    for owner, sequence, told in starts:
+        owners[owner].count(sequence)
+        if told:
+            for number, other in enumerate(owners):
+                if number != owner:
+                    other.heard(member(owner), owners[owner].to_tell(0))
+    asked = owners[0]
+    for _ in range(2):
+        for number in (3, 1, 2):
+            asked.heard(member(number), owners[number].to_tell(0))
+    asked.passed(cursor)
+    expected = Counter(sequence for _, sequence, _ in starts if sequence > cursor)
+    assert {each.sequence: each.attempts for each in asked.failed.values()} == expected
+    again = Tries()  # the same process gets the partition once more
+    again.resume(asked.to_tell(cursor))
+    assert again.to_tell(cursor) == asked.to_tell(cursor)
+
+
+def test_what_a_process_was_at_when_it_ended_is_an_attempt() -> None:
+    life = replace(Life(member(0)), trials=((P, 7), (P, 8), (Q, 7)), tried={P: (Tried(8, 2),)})
+    assert lives.spent(life, P, dead=False) == (Tried(8, 2),)
+    assert lives.spent(life, P, dead=True) == (Tried(8, 2), Tried(7, 1, ended=True))
+
+
+def test_a_process_that_lives_names_the_message_that_cost_it_its_lease() -> None:
+    life = replace(Life(member(0)), trials=((P, 7), (P, 8)), tried={P: (Tried(8, 2),)}, stream="s")
+    first, later = lives.blocked(life, (P, 7), "s"), lives.blocked(life, (P, 8), "s")
+    assert lives.spent(first, P, dead=True) == (Tried(8, 2), Tried(7, 1, ended=True))
+    assert lives.spent(later, P, dead=True) == (Tried(8, 3, ended=True),)
+    assert lives.spent(lives.blocked(life, None, "s"), P, dead=True) == (Tried(8, 2),)
+    anew = lives.blocked(replace(life, stream=""), (P, 8), "s")  # it had nothing to say before, or of another stream
+    assert (anew.stream, lives.spent(anew, P, dead=True)) == ("s", (Tried(8, 1, ended=True),))

@@ -20,7 +20,7 @@ def frame(options: ConnectOptions, **info: object) -> dict[str, object]:
 
 
 def seed() -> str:
-    return nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER).decode()
+    return str(nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER).decode())
 
 
 def creds_text(user_seed: str) -> str:

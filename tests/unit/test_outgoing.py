@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -24,7 +26,7 @@ from parti.wire.outgoing import (
 )
 
 
-def rows(values, subject="o.1", headers=None, msg_id=None) -> Rows:
+def rows(values: Any, subject: Any = "o.1", headers: Any = None, msg_id: Any = None) -> Rows:
     n = len(values)
     return Rows(
         pa.array(values, pa.binary()),
@@ -34,7 +36,7 @@ def rows(values, subject="o.1", headers=None, msg_id=None) -> Rows:
     )
 
 
-def test_a_frame_is_what_the_protocol_asks_for():
+def test_a_frame_is_what_the_protocol_asks_for() -> None:
     built = single_frames(rows([b"hello", b""]), "_INBOX.x", 7, "q-1-0-0-d", b"")
     head = b"NATS/1.0\r\nNats-Msg-Id: q-1-0-0-d-0\r\n\r\n"
     second = head.replace(b"d-0", b"d-1")
@@ -44,7 +46,7 @@ def test_a_frame_is_what_the_protocol_asks_for():
     )
 
 
-def test_an_atomic_batch_numbers_its_messages_and_commits_with_the_last():
+def test_an_atomic_batch_numbers_its_messages_and_commits_with_the_last() -> None:
     frames = atomic_frames(rows([b"a", b"b", b"c"]), "_INBOX.x", 7, "B", "id", b"").frames.to_pylist()
     assert [b"Nats-Batch-Sequence: %d\r\n" % n in frame for n, frame in enumerate(frames, 1)] == [True] * 3
     assert [b"Nats-Batch-Commit: 1\r\n" in frame for frame in frames] == [False, False, True]
@@ -54,7 +56,7 @@ def test_an_atomic_batch_numbers_its_messages_and_commits_with_the_last():
     assert frames[2].startswith(b"HPUB o.1 _INBOX.x.8 ")
 
 
-def test_headers_are_written_in_order_with_repeats_and_without_those_of_the_first_publish():
+def test_headers_are_written_in_order_with_repeats_and_without_those_of_the_first_publish() -> None:
     given = [
         [("a", b"1"), ("Nats-Msg-Id", b"old"), ("a", b"2"), ("nats-expected-last-sequence", b"4")],
         None,
@@ -70,11 +72,11 @@ def test_headers_are_written_in_order_with_repeats_and_without_those_of_the_firs
     ]
 
 
-def _entries(entries):
+def _entries(entries: Any) -> Any:
     return None if entries is None else [{"key": key, "value": value} for key, value in entries]
 
 
-def test_a_slice_of_rows_builds_its_own_frames_only():
+def test_a_slice_of_rows_builds_its_own_frames_only() -> None:
     whole = rows([b"a", b"b", b"c"], headers=[_entries([("k", b"%d" % n)]) for n in range(3)])
     part = single_frames(whole.slice(1, 1), "i", 1, "c", b"").frames.to_pylist()
     assert len(part) == 1
@@ -98,12 +100,12 @@ def test_a_slice_of_rows_builds_its_own_frames_only():
         (b"a.\xff", "UTF-8"),
     ],
 )
-def test_a_subject_that_cannot_be_published_to_is_refused_by_row(bad, why):
+def test_a_subject_that_cannot_be_published_to_is_refused_by_row(bad: Any, why: Any) -> None:
     with pytest.raises(RowRefused, match=f"row 12.*{why}"):
         checked(rows([b"1", b"2", b"3"], subject=[b"fine.x", b"a*b.c>d.$KV.$JS", bad]), first=10)
 
 
-def test_nulls_are_refused_by_row():
+def test_nulls_are_refused_by_row() -> None:
     with pytest.raises(RowRefused, match="row 1: value is null"):
         checked(rows([b"1", None]))
     with pytest.raises(RowRefused, match="row 0: subject is null"):
@@ -113,14 +115,16 @@ def test_nulls_are_refused_by_row():
 @pytest.mark.parametrize(
     "entry", [("", b"x"), ("a b", b"x"), ("a:b", b"x"), ("a\r\nb", b"x"), ("a", b"x\r\ny: z"), ("a", None)]
 )
-def test_a_header_that_would_become_another_is_refused_by_row(entry):
+def test_a_header_that_would_become_another_is_refused_by_row(entry: Any) -> None:
     with pytest.raises(RowRefused, match="row 1: a header"):
         checked(rows([b"1", b"2"], headers=[None, _entries([("fine", b"x"), entry])]))
 
 
 @pytest.mark.parametrize("bad", [b"", b"a\nb"])
-def test_a_message_id_that_is_empty_or_breaks_the_line_is_refused_and_null_is_generated(bad):
-    assert checked(rows([b"1"], msg_id=[None])).msg_id.null_count == 1
+def test_a_message_id_that_is_empty_or_breaks_the_line_is_refused_and_null_is_generated(bad: Any) -> None:
+    ids = checked(rows([b"1"], msg_id=[None])).msg_id
+    assert ids is not None
+    assert ids.null_count == 1
     frame = single_frames(rows([b"1", b"2"], msg_id=[None, b"mine"]), "i", 1, "c", b"").frames.to_pylist()
     assert b"Nats-Msg-Id: c-0\r\n" in frame[0]
     assert b"Nats-Msg-Id: mine\r\n" in frame[1]
@@ -128,14 +132,14 @@ def test_a_message_id_that_is_empty_or_breaks_the_line_is_refused_and_null_is_ge
         checked(rows([b"1"], msg_id=[bad]))
 
 
-def test_a_message_above_the_limit_is_refused_with_its_headers_counted():
+def test_a_message_above_the_limit_is_refused_with_its_headers_counted() -> None:
     built = single_frames(rows([b"x" * 10, b"x" * 100]), "i", 1, "c", b"")
     check_sizes(built, rows([b"", b""]), int(built.sizes[1]))
     with pytest.raises(MessageTooLarge, match=r"row 6 to 'o.1'.*max_payload"):
         check_sizes(built, rows([b"", b""]), int(built.sizes[1]) - 1, first=5)
 
 
-def test_chunks_end_at_the_servers_batch_limit_and_at_the_byte_limit():
+def test_chunks_end_at_the_servers_batch_limit_and_at_the_byte_limit() -> None:
     assert [len(c) for c in chunks([rows([b""] * 2500)])] == [CHUNK_ROWS, CHUNK_ROWS, 500]
     assert [len(c) for c in chunks([rows([b"x" * (CHUNK_BYTES // 2)] * 5, subject="")])] == [2, 2, 1]
     assert [len(c) for c in chunks([rows([b"x" * (2 * CHUNK_BYTES)] * 2)])] == [1, 1]
@@ -144,7 +148,7 @@ def test_chunks_end_at_the_servers_batch_limit_and_at_the_byte_limit():
 
 
 @given(st.lists(st.binary(max_size=4), max_size=60), st.lists(st.integers(1, 20), max_size=8))
-def test_the_same_rows_get_the_same_ids_however_spark_batches_them(values, cuts):
+def test_the_same_rows_get_the_same_ids_however_spark_batches_them(values: Any, cuts: Any) -> None:
     whole = rows(values)
     parts, start = [], 0
     for cut in [*cuts, len(values)]:
@@ -154,7 +158,7 @@ def test_the_same_rows_get_the_same_ids_however_spark_batches_them(values, cuts)
     assert [chunk_id("s", n, c) for n, c in enumerate(chunks(parts))] == ids
 
 
-def test_other_rows_at_the_same_place_get_another_id():
+def test_other_rows_at_the_same_place_get_another_id() -> None:
     base = rows([b"ab", b"c"], headers=[None, None], msg_id=[None, None])
     others = [
         rows([b"a", b"bc"], headers=[None, None], msg_id=[None, None]),

@@ -163,7 +163,7 @@ Death = st.integers(1, 25)
 @example([("leased", (4, ["plain"]))])  # a successor without a lease, that claimed nothing: seldom drawn
 @example([("plain", None), ("leased", (6, ["plain", "leased"]))])
 @example([("plain", None), ("leased", (6, ["plain"] * 3))])  # whose claims forget those before them
-def test_the_position_is_never_lost_and_no_owner_is_older_than_its_predecessor(steps):
+def test_the_position_is_never_lost_and_no_owner_is_older_than_its_predecessor(steps: Any) -> None:
     """Whatever leases owners have or have not, and wherever one of them was frozen or killed on its way."""
     with TemporaryDirectory() as root:
         owners = Owners(root)
@@ -179,7 +179,7 @@ def test_the_position_is_never_lost_and_no_owner_is_older_than_its_predecessor(s
 
 
 @pytest.mark.parametrize("kind", ["plain", "leased"])
-def test_claims_and_folders_of_long_ago_are_forgotten(tmp_path, kind):
+def test_claims_and_folders_of_long_ago_are_forgotten(tmp_path: Path, kind: Any) -> None:
     owners = Owners(str(tmp_path))
     for _ in range(20):
         owners.begins(owners.elected(kind))
@@ -187,7 +187,7 @@ def test_claims_and_folders_of_long_ago_are_forgotten(tmp_path, kind):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_of_all_who_make_a_file_at_once_one_has_made_it(tmp_path, there):
+def test_of_all_who_make_a_file_at_once_one_has_made_it(tmp_path: Path, there: Any) -> None:
     if there:
         create_here(tmp_path / "claim", "before")
     with ThreadPoolExecutor(8) as threads:
@@ -197,7 +197,7 @@ def test_of_all_who_make_a_file_at_once_one_has_made_it(tmp_path, there):
     assert [path.name for path in tmp_path.iterdir()] == ["claim"]
 
 
-def test_what_a_program_does_on_sigint_stays_its_own():
+def test_what_a_program_does_on_sigint_stays_its_own() -> None:
     before = signal.getsignal(signal.SIGINT)
 
     def ours(*_: object) -> None: ...

@@ -30,7 +30,7 @@ def found(
     """The one kind of wrong that is found; empty for none."""
     trigger = Trigger(**({"name": "t", "order": "block", "host": "flaky"} | rules))
     tasks = [Published(f"d-{number}", "t", "d", number, 0.0) for number in range(1, published + 1)]
-    named = {"timeouts": frozenset(timeouts), "processes": 1, "stall": 0.0, "forgetful": forgetful}
+    named: dict[str, Any] = {"timeouts": frozenset(timeouts), "processes": 1, "stall": 0.0, "forgetful": forgetful}
     wrong, words = judge([trigger], tasks, seen, letters, faults, **named)
     assert set(wrong) == set(KINDS)
     assert bool(words) == any(wrong.values())

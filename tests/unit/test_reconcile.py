@@ -389,8 +389,9 @@ class Late(Room):
         if write.expected == self.stored[1]:
             self.revision += 1
             self.stored = (write.assignment, self.revision)
-        if self.stored[0] is not None:
-            self.feed(AssignmentSeen(self.now, *self.stored))
+        assignment, revision = self.stored
+        if assignment is not None:
+            self.feed(AssignmentSeen(self.now, assignment, revision))
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds

@@ -43,7 +43,8 @@ class World:
 
     async def own(self, *, last: bool) -> None:
         """One owner, from its grant to the end of its drain."""
-        rng, flow, ends = self.rng, None, {}
+        rng, ends = self.rng, dict[int, asyncio.Future[None]]()
+        flow: SlotFlow | None = None
 
         async def serve(message: Message, runner: Runner) -> float | None:
             del runner
@@ -60,6 +61,7 @@ class World:
             return None
 
         def judge(_: object, sequence: int, *__: object) -> str:
+            assert flow is not None
             if sequence in flow.state.open:
                 return "ack_when_done"
             return "ack" if sequence in self.done else "process"

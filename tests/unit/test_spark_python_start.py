@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
@@ -23,7 +24,9 @@ def look(python: str, path: str) -> list[str]:
 
 
 @pytest.mark.parametrize("home", [HOME, HOME.resolve()])
-def test_pyspark_comes_compiled_and_what_the_user_put_on_the_path_stays_in_its_order(monkeypatch, tmp_path, home):
+def test_pyspark_comes_compiled_and_what_the_user_put_on_the_path_stays_in_its_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Any
+) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     monkeypatch.delenv("SPARK_HOME", raising=False)
     lib = sorted(str(archive) for archive in (home / "python" / "lib").iterdir())
@@ -40,7 +43,7 @@ def test_pyspark_comes_compiled_and_what_the_user_put_on_the_path_stays_in_its_o
 
 
 @pytest.mark.parametrize(("name", "value"), [("PYSPARK_PYTHON", "/usr/bin/chosen"), ("SPARK_HOME", "/opt/spark")])
-def test_who_chose_a_python_or_a_spark_keeps_it(monkeypatch, name, value):
+def test_who_chose_a_python_or_a_spark_keeps_it(monkeypatch: pytest.MonkeyPatch, name: Any, value: Any) -> None:
     from parti.spark import python_start
 
     python_start._script.cache_clear()
@@ -51,7 +54,7 @@ def test_who_chose_a_python_or_a_spark_keeps_it(monkeypatch, name, value):
     python_start._script.cache_clear()
 
 
-def test_executors_elsewhere_are_given_no_script_of_this_machine(monkeypatch):
+def test_executors_elsewhere_are_given_no_script_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     with quick_python(local=False):
         assert os.environ["PYSPARK_PYTHON"] == sys.executable

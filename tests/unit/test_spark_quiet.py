@@ -42,21 +42,21 @@ def sifted(text: str) -> str:
     return "".join(shown + chatter.rest())
 
 
-def test_greetings_and_farewells_are_dropped_and_everything_else_is_shown_in_order():
+def test_greetings_and_farewells_are_dropped_and_everything_else_is_shown_in_order() -> None:
     assert sifted(GREETING + FAREWELL + FAILURE + FAREWELL + "the end\n") == FAILURE + "the end\n"
 
 
-def test_a_traceback_that_is_cut_off_is_shown_as_far_as_it_came():
+def test_a_traceback_that_is_cut_off_is_shown_as_far_as_it_came() -> None:
     cut = "".join(FAILURE.splitlines(keepends=True)[:3])
     assert sifted(GREETING + cut) == cut
 
 
-def test_a_traceback_without_end_is_not_held_for_ever():
+def test_a_traceback_without_end_is_not_held_for_ever() -> None:
     endless = "Traceback (most recent call last):\n" + "  File\n" * 500
     assert sifted(endless) == endless
 
 
-def test_children_are_sifted_inside_the_block_and_beyond_it(capfd: pytest.CaptureFixture[str]):
+def test_children_are_sifted_inside_the_block_and_beyond_it(capfd: pytest.CaptureFixture[str]) -> None:
     say = [sys.executable, "-c", "import sys; sys.stderr.write(sys.argv[1])"]
     with without_chatter():
         subprocess.run([*say, GREETING + FAILURE], check=True)
@@ -67,7 +67,7 @@ def test_children_are_sifted_inside_the_block_and_beyond_it(capfd: pytest.Captur
     assert capfd.readouterr().err == FAILURE + "ours\nafterwards\n"
 
 
-def test_a_command_draws_its_own_words_at_once_and_fails_as_ever():
+def test_a_command_draws_its_own_words_at_once_and_fails_as_ever() -> None:
     script = (
         "import os, sys\nfrom parti.spark.quiet import without_chatter\n"
         "with without_chatter():\n"

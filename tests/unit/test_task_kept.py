@@ -22,7 +22,8 @@ def test_what_is_kept_and_what_is_counted_is_what_the_server_has(
         kept.begin(key)
     for what, key, number in operations:
         queue = server[key]
-        have = [stored for stored in queue if kept.last(key) and stored.seq <= kept.last(key).seq]
+        newest = kept.last(key)
+        have = [stored for stored in queue if newest and stored.seq <= newest.seq]
         if what == "append":
             sequence += 1
             queue.append(StoredMessage(key, sequence, 0, b"x" * 100 * number))
@@ -49,7 +50,8 @@ def test_what_is_kept_and_what_is_counted_is_what_the_server_has(
             known = len(server[each]) - kept.left(each)
             assert kept.first(each) == (server[each][0] if known else None)
             assert kept.last(each) == (server[each][known - 1] if known else None)
-            assert kept.after(each, kept.first(each).seq if known else 0) == (server[each][1] if known > 1 else None)
+            oldest = kept.first(each)
+            assert kept.after(each, oldest.seq if oldest else 0) == (server[each][1] if known > 1 else None)
     for key in KEYS:
         kept.forget(key)
     assert kept.bytes == 0

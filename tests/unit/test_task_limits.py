@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -316,7 +317,7 @@ async def test_documents_outside_a_host_that_is_down_are_called_one_at_a_time_un
         postponed = await made.admit("a", "t", OPEN)
         assert postponed is not None
         assert postponed.line is not None
-        made.wait_outside(postponed.line, (0, str(number)), lambda number=number: called.append(number))
+        made.wait_outside(postponed.line, (0, str(number)), partial(called.append, number))
     for round_ in range(1, 4):
         await turns()
         clock.advance(31)
@@ -341,7 +342,7 @@ async def test_our_own_trouble_with_a_host_calls_in_one_document_at_a_time_and_b
         postponed = await made.admit("a", "t", OPEN)
         assert postponed is not None
         assert postponed.line is not None
-        made.wait_outside(postponed.line, (0, str(number)), lambda number=number: called.append(number))
+        made.wait_outside(postponed.line, (0, str(number)), partial(called.append, number))
     for round_ in range(1, 4):
         for _ in range(3):  # not before its time, however often somebody looks
             await turns()
@@ -419,7 +420,7 @@ async def _crowd(rng: random.Random, rules: Rules, second_host: bool) -> None:
     for _ in range(3_000):
         await turns()
         if running and rng.random() < 0.7:
-            made.release(*running.pop(rng.randrange(len(running))), Outcome.DELIVERED)  # type: ignore[arg-type]
+            made.release(*running.pop(rng.randrange(len(running))), Outcome.DELIVERED)
         waiting = [task for task in lanes if not task.done()]
         if not waiting and not running:
             break

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from parti.config.deliver import DeliverSection
 from parti.errors import ConfigError
 from parti.observe import delivery_metrics
+from parti.observe.metric import Metric
 from parti.tasks.errors import Reason
 from parti.tasks.order import Hold, Order, RuleBook, Rules, hold
 from parti.tasks.policy import (
@@ -236,6 +237,12 @@ def test_a_malformed_rule_is_refused(entry: str) -> None:
         RuleBook([entry], "block")
 
 
+def listed(metric: Metric, label: str) -> tuple[str, ...]:
+    values = metric.labels[label]
+    assert isinstance(values, tuple)
+    return values
+
+
 def test_every_reason_and_outcome_has_its_label() -> None:
-    assert set(delivery_metrics.DEAD_LETTERS.labels["reason"]) >= {reason.value for reason in Reason}
-    assert set(delivery_metrics.ATTEMPTS.labels["outcome"]) >= {outcome.value for outcome in Outcome}
+    assert set(listed(delivery_metrics.DEAD_LETTERS, "reason")) >= {reason.value for reason in Reason}
+    assert set(listed(delivery_metrics.ATTEMPTS, "outcome")) >= {outcome.value for outcome in Outcome}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,13 +23,13 @@ def identity(ticket: Ticket, where: Place) -> tuple[object, ...]:
     return (ticket.kind, where.query, where.batch, number) if number is not None else (ticket.writer,)
 
 
-def test_a_place_is_read_from_the_tasks_properties():
+def test_a_place_is_read_from_the_tasks_properties() -> None:
     found = Place.of({"sql.streaming.queryId": "a-b", "streaming.sql.batchId": "7", "spark.jobGroup.id": "run"})
     assert found == Place("ab", "run", "7")
     assert Place.of({}) is None
 
 
-def test_the_ledger_lives_in_a_folder_of_the_application_only(tmp_path, monkeypatch):
+def test_the_ledger_lives_in_a_folder_of_the_application_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     assert WriteLedger.of_application() is None  # a folder that outlives the application would remember too much
     own = tmp_path / "blockmgr-1"
@@ -37,7 +39,7 @@ def test_the_ledger_lives_in_a_folder_of_the_application_only(tmp_path, monkeypa
     assert repr(WriteLedger.of_application()) == f"<WriteLedger {own / 'parti-writes.json'}>"
 
 
-def test_a_write_that_failed_is_the_same_write_when_it_is_tried_again(tmp_path):
+def test_a_write_that_failed_is_the_same_write_when_it_is_tried_again(tmp_path: Path) -> None:
     ledger = WriteLedger(tmp_path)
     first = ledger.begin("k")
     ledger.failed(first)
@@ -45,13 +47,13 @@ def test_a_write_that_failed_is_the_same_write_when_it_is_tried_again(tmp_path):
     assert (first.number(place()), second.number(place())) == (0, 0)
 
 
-def test_a_write_beside_an_equal_one_counts_nothing(tmp_path):
+def test_a_write_beside_an_equal_one_counts_nothing(tmp_path: Path) -> None:
     ledger = WriteLedger(tmp_path)
     first, second, other = ledger.begin("k"), ledger.begin("k"), ledger.begin(kind_of("k", "v"))
     assert [ticket.number(place()) for ticket in (first, second, other)] == [0, None, 0]
 
 
-def test_the_ledger_does_not_grow_with_batches_and_queries(tmp_path):
+def test_the_ledger_does_not_grow_with_batches_and_queries(tmp_path: Path) -> None:
     ledger = WriteLedger(tmp_path)
     for batch in range(300):
         ledger.succeeded(ledger.begin("k"), place(batch))
@@ -66,7 +68,7 @@ Step = st.tuples(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(Step, max_size=60))
-def test_whatever_happens_two_writes_never_share_an_identity(steps):
+def test_whatever_happens_two_writes_never_share_an_identity(steps: Any) -> None:
     """Queries, kinds, overlaps, failures, restarts and replays at random."""
     with TemporaryDirectory() as folder:
         ledger = WriteLedger(Path(folder))
@@ -93,7 +95,7 @@ def test_whatever_happens_two_writes_never_share_an_identity(steps):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 2), max_size=12), st.integers(0, 12))
-def test_a_replay_in_the_same_order_gives_every_write_the_identity_it_had(kinds, died_after):
+def test_a_replay_in_the_same_order_gives_every_write_the_identity_it_had(kinds: Any, died_after: Any) -> None:
     with TemporaryDirectory() as folder:
         ledger = WriteLedger(Path(folder))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from worker_bench import Bench, bench_on
 
 from parti.testing import NatsServer
+from support.worker import Bench, bench_on
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 from click.testing import CliRunner, Result
-from worker_bench import Bench, Effects, parts
 
 from parti.cli import main
 from parti.worker import Message, Outcome, Reject
+from support.worker import Bench, Effects, parts
 
 
 async def parti(bench: Bench, *arguments: str) -> Result:

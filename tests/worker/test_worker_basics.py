@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from worker_bench import Bench, Effects, parts
 
 from parti.errors import ConfigError, UsageError
+from parti.model import PartitionId
 from parti.worker import (
     Ack,
     Lease,
@@ -17,6 +17,7 @@ from parti.worker import (
     WorkerConsumer,
     WorkerIdMutation,
 )
+from support.worker import Bench, Effects, parts
 
 
 async def test_a_handler_gets_the_messages_of_its_partitions_and_they_are_acknowledged(bench: Bench) -> None:
@@ -24,7 +25,7 @@ async def test_a_handler_gets_the_messages_of_its_partitions_and_they_are_acknow
     await bench.publish("other", 2)
     effects = Effects()
     worker = bench.worker(effects)
-    await worker.update_worker_consumer("w1", parts("a", "b"), leases={"a": Lease("a", 7)})
+    await worker.update_worker_consumer("w1", parts("a", "b"), leases={"a": Lease(PartitionId("a"), 7)})
     await effects.count(3)
     await bench.publish("b", 2)
     await effects.count(5)
@@ -32,7 +33,7 @@ async def test_a_handler_gets_the_messages_of_its_partitions_and_they_are_acknow
     assert (message.subject, message.partition.id, message.key) == (f"{bench.stream}.a", "a", "a")
     assert (message.sequence, message.delivered, message.attempt, message.data) == (1, 1, 1, b"hello")
     assert dict(message.headers) == {"Kind": "test"}
-    assert message.lease == Lease("a", 7)
+    assert message.lease == Lease(PartitionId("a"), 7)
     assert message.worker_id == "w1"
     assert message.received_at >= message.timestamp > 0
     await bench.settled()
@@ -91,7 +92,7 @@ async def test_a_plain_function_runs_in_a_thread_and_does_not_stop_the_loop(benc
 
 
 async def test_the_decorator_form(bench: Bench) -> None:
-    worker = bench.worker(None)
+    worker: WorkerConsumer = bench.worker(None)
     with pytest.raises(UsageError, match="no handler"):
         await worker.update_worker_consumer("w1", parts("a"))
     effects = Effects()

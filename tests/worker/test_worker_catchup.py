@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from worker_bench import Bench, Effects, parts
 
 from parti.errors import UsageError
+from parti.model import PartitionId
 from parti.testing import eventually
 from parti.wire.options import ConnectOptions
 from parti.worker import Lease, Message
+from support.worker import Bench, Effects, parts
 
 
 async def test_a_partition_that_comes_with_a_position_is_read_from_there_and_goes_on_live(bench: Bench) -> None:
@@ -22,7 +23,9 @@ async def test_a_partition_that_comes_with_a_position_is_read_from_there_and_goe
     await bench.publish("s", 50)
     await bench.publish("a", 1)
     await effects.count(2)
-    await worker.update_worker_consumer("w1", parts("a", "s"), positions={"s": 21}, leases={"s": Lease("s", 3)})
+    await worker.update_worker_consumer(
+        "w1", parts("a", "s"), positions={"s": 21}, leases={"s": Lease(PartitionId("s"), 3)}
+    )
     await bench.publish("s", 10)
     await effects.count(2 + 30 + 10)
     assert effects.of("s") == [*range(22, 52), *range(53, 63)]
@@ -60,20 +63,20 @@ async def test_a_move_between_two_workers_under_load_loses_repeats_and_reorders_
         while not stop.is_set():
             await bench.publish_many(["mine", "other", *names], 1)
 
-    async def move(source: tuple[Bench, object], name: str, epoch: int) -> None:
+    async def move(source: str, name: str, epoch: int) -> None:
         giver, taker = (a, b) if source == "a" else (b, a)
         ids = ("a", "b") if source == "a" else ("b", "a")
         keep, own = list(giver.info().partitions), list(taker.info().partitions)
         await taker.update_worker_consumer(ids[1], [p.partition for p in own] + parts(name), hold=[name])
         cursor = await giver.stop_partition(name)
-        taker.take_over(name, after=cursor, lease=Lease(name, epoch))
+        taker.take_over(name, after=cursor, lease=Lease(PartitionId(name), epoch))
         await giver.update_worker_consumer(ids[0], [p.partition for p in keep if p.partition.id != name])
 
     async with asyncio.TaskGroup() as group:
         group.create_task(load())
         for epoch in range(1, 9):
             for name in names:
-                await move("a" if epoch % 2 else "b", name, epoch)  # type: ignore[arg-type]
+                await move("a" if epoch % 2 else "b", name, epoch)
         stop.set()
     last = (await bench.js.stream_info(bench.stream))["state"]["last_seq"]
     await eventually(lambda: len(a_effects.seen) + len(b_effects.seen) >= last, what="everything is done")
@@ -97,7 +100,7 @@ async def test_a_stopped_partition_can_be_resumed_even_after_its_share_of_the_de
     await effects.count(7)
     assert len(effects.of("s")) == 2
     assert worker.position("s").cursor == 2
-    worker.resume_partition("s", Lease("s", 9))
+    worker.resume_partition("s", Lease(PartitionId("s"), 9))
     await effects.count(67)
     assert effects.of("s") == list(range(1, 63))
     await bench.settled()
@@ -107,7 +110,7 @@ async def test_only_a_held_partition_can_be_taken_over(bench: Bench) -> None:
     worker = bench.worker(Effects())
     await worker.update_worker_consumer("w1", parts("a"))
     with pytest.raises(UsageError, match="not held"):
-        worker.take_over("a", after=0, lease=Lease("a", 1))
+        worker.take_over("a", after=0, lease=Lease(PartitionId("a"), 1))
     with pytest.raises(UsageError, match="not assigned"):
         await worker.stop_partition("zzz")
 
@@ -121,7 +124,7 @@ async def test_live_messages_held_beyond_their_share_move_the_target_instead_of_
     await bench.publish("t", 3)
     await effects.count(3)
     assert effects.of("s") == []
-    worker.take_over("s", after=0, lease=Lease("s", 1))
+    worker.take_over("s", after=0, lease=Lease(PartitionId("s"), 1))
     await bench.publish("s", 50)
     await effects.count(253)
     assert effects.of("s") == [*range(1, 201), *range(204, 254)]
@@ -149,7 +152,7 @@ async def test_partitions_added_on_other_retentions_bring_their_backlog(bench: B
     if retention == "workqueue":
 
         async def empty() -> bool:
-            return (await bench.js.stream_info(bench.stream))["state"]["messages"] == 0
+            return bool((await bench.js.stream_info(bench.stream))["state"]["messages"] == 0)
 
         await eventually(empty, what="what is done has left the queue")
 

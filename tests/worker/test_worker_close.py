@@ -11,10 +11,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from worker_bench import Bench, Effects, parts
 
 from parti.testing import eventually
 from parti.worker import Message, Retry
+from support.worker import Bench, Effects, parts
 
 
 async def test_close_finishes_what_was_received_and_starts_nothing_afterwards(bench: Bench) -> None:
@@ -33,7 +33,7 @@ async def test_close_finishes_what_was_received_and_starts_nothing_afterwards(be
     done = len(effects.seen)
 
     async def acked() -> bool:
-        return (await bench.info())["ack_floor"]["stream_seq"] == done
+        return bool((await bench.info())["ack_floor"]["stream_seq"] == done)
 
     await eventually(acked, what="every ack has reached the server")
     await bench.publish("a", 5)
@@ -99,8 +99,8 @@ async def test_a_crash_repeats_at_most_what_was_in_hand_and_keeps_the_order(benc
     await bench.js.connection.flush()
     engine = first._engine
     assert engine is not None
-    engine.desk.connection.abort()  # type: ignore[union-attr]
-    first._main.cancel()  # type: ignore[union-attr]
+    engine.desk.connection.abort()
+    first._main.cancel()
     await engine.desk.pool.halt()
     bench.workers.remove(first)
     again = Effects()

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable
 
 import pytest
-from worker_bench import Bench, Effects, parts
 
 from parti.backoff import Backoff
 from parti.errors import PartiError
@@ -15,6 +14,7 @@ from parti.testing import NatsCluster, eventually, insist
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
+from support.worker import Bench, Effects, parts
 
 NAMES = [f"p{i}" for i in range(8)]
 

@@ -6,10 +6,11 @@ import asyncio
 import threading
 
 import pytest
-from worker_bench import Bench, Effects, parts
 
+from parti.model import PartitionId
 from parti.testing import eventually
 from parti.worker import Lease, Message
+from support.worker import Bench, Effects, parts
 
 
 class Gate:
@@ -44,15 +45,15 @@ async def test_nothing_is_pulled_while_the_fence_is_closed(bench: Bench) -> None
 async def test_a_refused_start_keeps_the_message_and_the_partition_goes_on_when_it_is_resumed(bench: Bench) -> None:
     gate, effects = Gate(), Effects()
     worker = bench.worker(effects, fence=gate)
-    await worker.update_worker_consumer("w1", parts("a"), leases={"a": Lease("a", 4)})
+    await worker.update_worker_consumer("w1", parts("a"), leases={"a": Lease(PartitionId("a"), 4)})
     gate.start = False
     await bench.publish("a", 3)
     await eventually(lambda: worker.position("a").stopped)
-    assert gate.asked[-1] == Lease("a", 4)
+    assert gate.asked[-1] == Lease(PartitionId("a"), 4)
     assert effects.seen == []
     assert worker.position("a").cursor == 0
     gate.start = True
-    worker.resume_partition("a", Lease("a", 5))
+    worker.resume_partition("a", Lease(PartitionId("a"), 5))
     await effects.count(3)
     assert [(m.sequence, m.attempt, m.lease.epoch) for m in effects.seen] == [(1, 1, 5), (2, 1, 5), (3, 1, 5)]
     await bench.settled()

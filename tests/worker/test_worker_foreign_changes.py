@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from worker_bench import Bench, Effects, parts
 
 from parti.testing import eventually
+from support.worker import Bench, Effects, parts
 
 # An interest stream itself deletes what no filter asks for, so that nobody could help there.
 pytestmark = pytest.mark.parametrize("retention", ["limits", "workqueue"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from worker_bench import Bench, Effects, parts
 
 from parti.testing import eventually
+from support.worker import Bench, Effects, parts
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ async def test_messages_whose_acks_got_lost_are_acknowledged_again_and_not_handl
     connection.write = through
 
     async def empty() -> bool:
-        return (await bench.js.stream_info(bench.stream))["state"]["messages"] == 0
+        return bool((await bench.js.stream_info(bench.stream))["state"]["messages"] == 0)
 
     await eventually(empty, 60, "the stream is empty")
     assert len(effects.seen) == 11

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from worker_bench import Bench, Effects, bench_on, parts
 
 from parti.testing import NatsServer, eventually
 from parti.worker import Message, Outcome, Retry
+from support.worker import Bench, Effects, bench_on, parts
 
-FAST = {"retry_delays": ("10ms",), "max_deliver": 50, "handler_timeout": 0.1}
+FAST: dict[str, Any] = {"retry_delays": ("10ms",), "max_deliver": 50, "handler_timeout": 0.1}
 
 
 both_layouts = pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
@@ -24,7 +26,7 @@ class OwnBaseException(BaseException):
     """What a library of the user's may raise."""
 
 
-RAISED = {
+RAISED: dict[str, Callable[[], BaseException]] = {
     "exit": functools.partial(SystemExit, 3),
     "interrupt": KeyboardInterrupt,
     "own": OwnBaseException,
@@ -218,3 +220,28 @@ async def _play(server: NatsServer, plan: list[str], *, relaxed: bool, keyed: bo
                 of_lane = [m.sequence for m in done if not keyed or m.key == key]
                 assert of_lane == sorted(of_lane)
         await bench.js.stream_delete(name)
+
+
+@both_layouts
+async def test_a_handler_that_blocks_the_loop_does_not_time_its_neighbours_out(bench: Bench) -> None:
+    """The neighbour waits for an event that comes while the loop is blocked for longer than the timeout."""
+    attempts: list[int] = []
+    inside, woken = asyncio.Event(), asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        if message.partition.id == "a":
+            attempts.append(message.attempt)
+            inside.set()
+            await woken.wait()
+            await asyncio.sleep(0.01)  # some more of its own time
+        else:
+            await inside.wait()
+            asyncio.get_running_loop().call_later(0.01, woken.set)
+            time.sleep(1.5)  # noqa: ASYNC251 - that is what is tested
+
+    await bench.publish("a", 1)
+    await bench.publish("b", 1)
+    worker = bench.worker(handle, handler_timeout=1.0, max_deliver=3, retry_delays=("10ms",))
+    await worker.update_worker_consumer("w1", parts("a", "b"))
+    await bench.settled()
+    assert attempts == [1]

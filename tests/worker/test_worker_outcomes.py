@@ -6,14 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from worker_bench import Bench, Effects, parts
 
 from parti.testing import eventually
 from parti.worker import Ack, Message, Outcome, Reject, Retry
 from parti.worker.dead_letters import DeadLetter
+from support.worker import Bench, Effects, parts
 
 pytestmark = pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
-FAST = {"retry_delays": ("10ms",), "max_deliver": 3}
+FAST: dict[str, Any] = {"retry_delays": ("10ms",), "max_deliver": 3}
 
 
 async def letters(bench: Bench) -> list[DeadLetter]:

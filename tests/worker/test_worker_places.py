@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from worker_bench import Bench, bench_on, parts
 
+from parti.model import PartitionId
 from parti.testing import NatsServer, eventually
 from parti.worker import Lease, Message, WorkerConsumer
+from support.worker import Bench, bench_on, parts
 
-SMALL = {"max_ack_pending": 10, "drain_timeout": 0.05, "concurrency": 4}
+SMALL: dict[str, Any] = {"max_ack_pending": 10, "drain_timeout": 0.05, "concurrency": 4}
 
 
 class Gated:
@@ -59,11 +61,11 @@ async def test_a_partition_that_goes_and_returns_during_its_backlog_begins_where
     worker = bench.worker(handler, **SMALL)
     await worker.update_worker_consumer("w1", [])
     await worker.update_worker_consumer("w1", parts("a"), hold=["a"])
-    worker.take_over("a", after=0, lease=Lease("a", 1))
+    worker.take_over("a", after=0, lease=Lease(PartitionId("a"), 1))
     await full(worker)
     await worker.stop_partition("a")
     await worker.hold_partition("a")
-    worker.take_over("a", after=done_elsewhere, lease=Lease("a", 3))
+    worker.take_over("a", after=done_elsewhere, lease=Lease(PartitionId("a"), 3))
     handler.gate.set()
     wanted = list(range(done_elsewhere + 1, 61))
     await eventually(lambda: len(handler.seen) >= len(wanted), what=f"{len(wanted)} handled, have {len(handler.seen)}")
@@ -114,7 +116,7 @@ async def _play(server: NatsServer, moves: list[tuple[str, int]], *, keyed: bool
         )
         await worker.update_worker_consumer("w1", parts("b"), positions={"b": 0})
         await worker.update_worker_consumer("w1", parts("a", "b"), hold=["a"])
-        worker.take_over("a", after=0, lease=Lease("a", 1))
+        worker.take_over("a", after=0, lease=Lease(PartitionId("a"), 1))
         epoch = 1
         for kind, pause in moves:
             await asyncio.sleep(pause / 200)
@@ -127,7 +129,7 @@ async def _play(server: NatsServer, moves: list[tuple[str, int]], *, keyed: bool
                 await worker.update_worker_consumer("w1", parts("b"))
                 await worker.update_worker_consumer("w1", parts("a", "b"), hold=["a"])
             epoch += 2
-            worker.take_over("a", after=cursor, lease=Lease("a", epoch))
+            worker.take_over("a", after=cursor, lease=Lease(PartitionId("a"), epoch))
         await eventually(lambda: len(seen) >= 120, what=f"all handled, have {len(seen)}")
         await eventually(lambda: worker.info().in_hand == 0, what="nothing is left in hand")
         for partition in "ab":

@@ -7,7 +7,6 @@ import io
 import json
 
 import pytest
-from worker_bench import Bench, Effects, bench_on, parts
 
 from parti.backoff import Backoff
 from parti.clock import SystemClock
@@ -26,6 +25,7 @@ from parti.worker.health import HealthTracker, Part
 from parti.worker.info import Unfenced
 from parti.worker.recorder import Recorder
 from parti.worker.runtime import Runtime
+from support.worker import Bench, Effects, bench_on, parts
 
 QUICK = Backoff(base=0.02, cap=0.2)
 
@@ -163,7 +163,7 @@ async def test_the_first_update_after_a_restart_is_kept_although_the_server_answ
         config = WorkerConfig(stream=bench.stream, subject_template=f"{bench.stream}.{{partition}}")
         durable = Durable(Runtime(bench.js, config, print, recorder, Unfenced(), QUICK, SystemClock()))
         durable.name = "d"
-        await durable.create([f"{bench.stream}.a"], Memory(), after=None, retention=Retention.LIMITS)
+        await durable.create([f"{bench.stream}.a"], Memory(), after=0, retention=Retention.LIMITS)
         await asyncio.to_thread(own_server.restart)
         await eventually(lambda: bench.js.connection.is_connected, 60, "the connection is back")
         both, memory = (f"{bench.stream}.a", f"{bench.stream}.b"), Memory({PartitionId("b"): 7})

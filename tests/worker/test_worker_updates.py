@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from worker_bench import Bench, Effects, parts
 
 from parti.errors import ConfigError, PartiError
 from parti.testing import eventually
 from parti.worker import Message
 from parti.worker.routing import Routes, SubjectTemplate
 from parti.worker.updates import Diff
+from support.worker import Bench, Effects, parts
 
 
 async def test_100_updates_within_2_seconds_collapse_by_80_percent_and_end_in_the_last_state(bench: Bench) -> None:
@@ -69,10 +69,10 @@ async def test_the_pull_loop_is_not_restarted_for_an_update(bench: Bench) -> Non
     await worker.update_worker_consumer("w1", parts("a"))
     await bench.publish("a", 1)
     await effects.count(1)
-    pull = worker._engine.desk.pull  # type: ignore[union-attr]
+    pull = worker._engine.desk.pull
     for number in range(5):
         await worker.update_worker_consumer("w1", parts("a", f"p{number}"))
-    assert worker._engine.desk.pull is pull  # type: ignore[union-attr]
+    assert worker._engine.desk.pull is pull
     await bench.publish("p4", 1)
     await effects.count(2)
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from parti import defaults
 from parti.config.setting import Section, Setting, Unit
+from parti.config.units import parse_duration
 from parti.errors import ConfigError
 
 
@@ -27,16 +29,16 @@ class ControlConfig(Section, frozen=True, kw_only=True):
     ] = ""
     heartbeat_interval: Annotated[
         float, Setting("between renewals of a lease; two may be lost", Unit.DURATION, at_least=0.05)
-    ] = 2.0
+    ] = defaults.LEASE_RENEWAL
     heartbeat_ttl: Annotated[
         float, Setting("a crash is covered one TTL later; shorter takes slow machines for dead", Unit.DURATION)
-    ] = 6.0
+    ] = defaults.LEASE_TTL
     lease_margin: Annotated[
         float, Setting("the holder stops this much early, others wait this much longer", Unit.DURATION, at_least=0)
-    ] = 0.3
+    ] = defaults.LEASE_MARGIN
     cold_start_window: Annotated[
         float, Setting("after the first assignment, joins are gathered for this long", Unit.DURATION, at_least=0)
-    ] = 10.0
+    ] = defaults.COLD_START_WINDOW
     planned_scale_window: Annotated[
         float,
         Setting(
@@ -44,10 +46,10 @@ class ControlConfig(Section, frozen=True, kw_only=True):
             Unit.DURATION,
             at_least=0,
         ),
-    ] = 2.0
+    ] = defaults.PLANNED_WINDOW
     rebalance_cooldown: Annotated[
         float, Setting("least time between two planned rebalances; a crash never waits", Unit.DURATION, at_least=0)
-    ] = 2.0
+    ] = defaults.REBALANCE_COOLDOWN
     strategy: Annotated[
         Literal["sticky", "consistent-hash", "weighted-consistent-hash", "round-robin"],
         Setting("sticky moves the least and spreads evenly"),
@@ -62,12 +64,16 @@ class ControlConfig(Section, frozen=True, kw_only=True):
     ] = "start-over"
     prepare_timeout: Annotated[
         float, Setting("for the next owner to be ready and the old one to stop", Unit.DURATION, at_least=0.05)
-    ] = 2.0
-    prepare_retries: Annotated[int, Setting("nudges before a move is aborted; R-111", at_least=0)] = 3
+    ] = defaults.PREPARE_TIMEOUT
+    prepare_retries: Annotated[int, Setting("nudges before a move is aborted; R-111", at_least=0)] = (
+        defaults.PREPARE_RETRIES
+    )
     commit_timeout: Annotated[
         float, Setting("for the next owner to accept; one write", Unit.DURATION, at_least=0.05)
-    ] = 1.0
-    commit_retries: Annotated[int, Setting("nudges before a move is rolled back; R-111", at_least=0)] = 5
+    ] = defaults.COMMIT_TIMEOUT
+    commit_retries: Annotated[int, Setting("nudges before a move is rolled back; R-111", at_least=0)] = (
+        defaults.COMMIT_RETRIES
+    )
     parallel_moves: Annotated[int, Setting("partitions on the move at once", at_least=1)] = 256
     checkpoint_every: Annotated[
         float, Setting("a crash repeats at most this much, and what was in hand", Unit.DURATION, at_least=0.02)
@@ -106,3 +112,5 @@ class ControlConfig(Section, frozen=True, kw_only=True):
             raise ConfigError(f"control.lease_margin ({self.lease_margin:g}s) must be below a quarter of heartbeat_ttl")
         if len(self.alert_after) != 4:
             raise ConfigError("control.alert_after needs four times: info, warning, error, critical")
+        for after in self.alert_after:
+            parse_duration(after)

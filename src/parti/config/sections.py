@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from parti import defaults
 from parti.config.control import ControlConfig
 from parti.config.deliver import DeliverSection
 from parti.config.setting import Section, Setting, Unit
@@ -27,7 +28,7 @@ class NatsSection(Section, frozen=True, kw_only=True):
     context: Annotated[str, Setting("context of the `nats` CLI to start from; empty: the selected one")] = ""
     servers: Annotated[
         tuple[str, ...], Setting("server urls, tried in order; the default is a local server", address=True)
-    ] = ("nats://127.0.0.1:4222",)
+    ] = (defaults.SERVER,)
     user: Annotated[str | None, Setting("user name; unset: no password login")] = None
     password: Annotated[str | None, Setting("password of `user`; better from the environment", secret=True)] = None
     token: Annotated[str | None, Setting("login token; better from the environment", secret=True)] = None
@@ -43,27 +44,29 @@ class NatsSection(Section, frozen=True, kw_only=True):
     domain: Annotated[str | None, Setting("JetStream domain, for leaf nodes")] = None
     api_prefix: Annotated[str | None, Setting("JetStream API prefix, for imported accounts")] = None
     inbox_prefix: Annotated[str, Setting("prefix of reply subjects; NATS' own, change it for tight permissions")] = (
-        "_INBOX"
+        defaults.INBOX_PREFIX
     )
-    name: Annotated[str, Setting("connection name that `nats server report connections` shows")] = "parti"
+    name: Annotated[str, Setting("connection name that `nats server report connections` shows")] = (
+        defaults.CONNECTION_NAME
+    )
     connect_timeout: Annotated[
         float, Setting("for each server; short, so that the next one of the list gets its turn", Unit.DURATION)
-    ] = 2.0
+    ] = defaults.CONNECT_TIMEOUT
     request_timeout: Annotated[
         float, Setting("for an answer; the `nats` CLI's default, a slower one is retried", Unit.DURATION)
-    ] = 5.0
+    ] = defaults.REQUEST_TIMEOUT
     max_reconnects: Annotated[
         int, Setting("tries in a row; -1 is for ever, as a worker outlives any outage", at_least=-1)
-    ] = -1
+    ] = defaults.MAX_RECONNECTS
     reconnect_wait: Annotated[
         float, Setting("between tries; short against a lease of seconds", Unit.DURATION, at_least=0)
-    ] = 0.25
+    ] = defaults.RECONNECT_WAIT
     ping_interval: Annotated[
         float, Setting("a half-open connection is noticed after this x max_outstanding_pings", Unit.DURATION)
-    ] = 10.0
+    ] = defaults.PING_INTERVAL
     max_outstanding_pings: Annotated[
         int, Setting("unanswered pings before a reconnect; 2 forgives one lost", at_least=1)
-    ] = 2
+    ] = defaults.MAX_OUTSTANDING_PINGS
 
 
 class RetrySection(Section, frozen=True, kw_only=True):
@@ -71,16 +74,16 @@ class RetrySection(Section, frozen=True, kw_only=True):
 
     retry_base: Annotated[
         float, Setting("first wait; a JetStream leader election rarely ends sooner", Unit.DURATION, at_least=0.001)
-    ] = 0.2
+    ] = defaults.RETRY_BASE
     retry_multiplier: Annotated[
         float, Setting("mean growth a try; 1.6 reaches the cap after about 7 waits", at_least=1.01, at_most=10.0)
-    ] = 1.6
+    ] = defaults.RETRY_MULTIPLIER
     retry_max: Annotated[
         float, Setting("longest wait; below the lease of 6s, so that a renewal still fits", Unit.DURATION)
-    ] = 5.0
+    ] = defaults.RETRY_MAX
     max_control_retries: Annotated[
         int, Setting("tries before the caller gets the error; about 4s of waiting in all", at_least=1, at_most=1000)
-    ] = 6
+    ] = defaults.MAX_TRIES
 
     def __post_init__(self) -> None:
         super().__post_init__()

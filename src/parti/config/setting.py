@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from parti.config.redact import MASK, redact_address
-from parti.config.units import format_duration, format_size, parse_duration, parse_size
+from parti.config.units import LARGEST, format_duration, format_size, parse_duration, parse_size
 from parti.errors import ConfigError
 
 
@@ -83,9 +83,10 @@ class Key:
     def check(self, value: object) -> None:
         """ConfigError unless this is a value of the field's type, within its bounds."""
         if self.setting.unit:
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                what = "seconds" if self.setting.unit is Unit.DURATION else "bytes"
-                raise ConfigError(f"{value!r} is no number of {what}")
+            what = "seconds" if self.setting.unit is Unit.DURATION else "bytes"
+            whole = self.setting.unit is Unit.SIZE
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                raise ConfigError(f"{value!r} is no {'whole ' if whole else ''}number of {what}")
         elif not (isinstance(self.type, type) and type(value) is self.type):
             try:
                 msgspec.convert(value, self.type, strict=True)
@@ -99,6 +100,8 @@ class Key:
         if isinstance(value, int | float) and not isinstance(value, bool):
             if not math.isfinite(value):
                 raise ConfigError(f"{value} is not a number to calculate with")
+            if self.setting.unit and not 0 <= value < LARGEST:
+                raise ConfigError(f"{value} is {'below 0' if value < 0 else 'too large'}")
             if low is not None and value < low:
                 raise ConfigError(f"{self.show(value)} is too small; the least is {self.show(low)}")
             if high is not None and value > high:

@@ -36,7 +36,7 @@ _BYTES: Final[dict[str, int]] = {
 }
 _SIZE_NAMES: Final = ("TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "KB")
 _PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
-_LARGEST: Final = 2**63  # what the server's counters hold; seconds and bytes beyond it are typing errors
+LARGEST: Final = 2**63  # what the server's counters hold; seconds and bytes beyond it are typing errors
 _LONGEST: Final = 100  # characters; Python itself refuses numbers of more than 4,300 digits, with another error
 
 
@@ -67,7 +67,7 @@ def _total(text: str, factors: dict[str, Fraction], what: str, examples: str) ->
             hint = "it has no unit" if re.fullmatch(r"[\d.]+", cleaned) else f"it is not {what}"
             raise ConfigError(f"{text!r}: {hint}; write {examples}")
         total += Fraction(part[1]) * factor
-        if total >= _LARGEST:
+        if total >= LARGEST:
             raise ConfigError(f"{text!r}: it is too large")
         position = part.end()
     if not position:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from parti import defaults
 from parti.config.setting import Section, Setting, Unit
-from parti.config.units import parse_duration
+from parti.config.units import format_duration, parse_duration
 from parti.errors import ConfigError
 
 
@@ -27,10 +28,12 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         float,
         Setting("3 x p95 of the handler; shorter fails over faster and repeats more", Unit.DURATION, at_least=0.1),
     ] = 30.0
-    max_deliver: Annotated[int, Setting("attempts before the dead-letter stream; 3 outlives a blip", at_least=1)] = 3
+    max_deliver: Annotated[int, Setting("attempts before the dead-letter stream; 3 outlives a blip", at_least=1)] = (
+        defaults.MAX_DELIVER
+    )
     retry_delays: Annotated[
         tuple[str, ...], Setting("waits between the attempts of one message; the last one repeats")
-    ] = ("2s", "5s", "15s")
+    ] = tuple(format_duration(delay) for delay in defaults.RETRY_DELAYS)
     inactive_threshold: Annotated[
         float, Setting("a durable nobody pulls from is removed after this; longer than any outage", Unit.DURATION)
     ] = 86_400.0

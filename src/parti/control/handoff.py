@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import assert_never
 
+from parti import defaults
 from parti.control import claims
 from parti.errors import ConfigError
 from parti.model import Claim, ClaimState, Member, PartitionId
@@ -20,10 +21,10 @@ from parti.model import Claim, ClaimState, Member, PartitionId
 class HandoffTerms:
     """How patient the leader is."""
 
-    prepare_timeout: float = 2.0  # a filter update of 500 subjects takes 16 ms, a slow handler seconds
-    prepare_retries: int = 3  # docs/requirements.md#r-111
-    commit_timeout: float = 1.0  # an accept is one CAS
-    commit_retries: int = 5  # docs/requirements.md#r-111
+    prepare_timeout: float = defaults.PREPARE_TIMEOUT
+    prepare_retries: int = defaults.PREPARE_RETRIES
+    commit_timeout: float = defaults.COMMIT_TIMEOUT
+    commit_retries: int = defaults.COMMIT_RETRIES
     backoff: float = 1.5  # each commit retry waits this much longer
 
     def __post_init__(self) -> None:

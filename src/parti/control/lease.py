@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
+from parti import defaults
 from parti.errors import ConfigError
 
 NEVER: Final = float("-inf")
@@ -24,9 +25,9 @@ _REMEMBERED_WRITES: Final = 8  # renewals whose fate is unknown; older ones are 
 class LeaseTerms:
     """How long a lease lasts, in seconds."""
 
-    ttl: float = 6.0  # a crash is covered one TTL later; below three renewals a single lost packet costs the lease
-    renew_every: float = 2.0  # two renewals may be lost before the lease is
-    margin: float = 0.3  # covers a clock that is 5 % off over one TTL, and the pause between a check and its effect
+    ttl: float = defaults.LEASE_TTL
+    renew_every: float = defaults.LEASE_RENEWAL
+    margin: float = defaults.LEASE_MARGIN
 
     def __post_init__(self) -> None:
         if not 0 < 2 * self.renew_every <= self.ttl:

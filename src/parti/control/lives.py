@@ -45,9 +45,10 @@ class Life:
     buried: Mapping[PartitionId, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """Messages whose letters are stored. With lanes of keys the position may still lie below them."""
     stream: str = ""
-    """When the stream was made that `tried` speaks of."""
+    """When the stream was made that the sequences are of."""
     tried: Mapping[PartitionId, tuple[Tried, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Messages that failed here, or before, and were not done when this was written."""
+    """Attempts of this process at messages that were not done when this was written. The last one that a message may
+    have is written before it starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,32 @@ def suspicion(
         return Suspicion(ends, last.suspects.get(partition, ()), None, buried)
     suspects = tuple(sequence for each, sequence in before.trials if each == partition) if before is not None else ()
     return Suspicion(1 if before is not None else 0, suspects, None, buried)
+
+
+def spent(life: Life, partition: PartitionId, *, dead: bool) -> tuple[Tried, ...]:
+    """The attempts of one process at messages of a partition; what it was at when it ended counts as one."""
+    tried = life.tried.get(partition, ())
+    if not dead or life.ended:
+        return tried
+    known = {each.sequence for each in tried}
+    cut = (sequence for each, sequence in life.trials if each == partition and sequence not in known)
+    return (*tried, *(Tried(sequence, 1, ended=True) for sequence in cut))
+
+
+def blocked(life: Life, message: tuple[PartitionId, int] | None, stream: str) -> Life:
+    """The process of this life lives, and has lost its lease: its end says nothing, but for the message it names.
+
+    That one, whose handler blocked the event loop, has used up an attempt.
+    """
+    if message is None:
+        return replace(life, ended=True, trials=life.trials if life.ended else ())
+    partition, sequence = message
+    before = life.tried if life.stream == stream else {}
+    tried = {each.sequence: each for each in before.get(partition, ())}
+    known = tried.get(sequence, Tried(sequence, 0))
+    tried[sequence] = Tried(sequence, known.attempts + 1, known.timed_out, ended=True)
+    named = MappingProxyType({**before, partition: tuple(tried.values())})
+    return replace(life, ended=True, trials=(message,), stream=stream, tried=named)
 
 
 def survived(life: Life, partition: PartitionId) -> Life:

@@ -398,7 +398,7 @@ class _Life(msgspec.Struct, omit_defaults=True):
     suspects: dict[str, tuple[Count, ...]] = {}
     buried: dict[str, tuple[Count, ...]] = {}
     stream: str = ""
-    tried: dict[str, tuple[tuple[Count, Count, bool], ...]] = {}
+    tried: dict[str, tuple[tuple[Count, Count, bool, bool], ...]] = {}
 
 
 class _Lives(msgspec.Struct):

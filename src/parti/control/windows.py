@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from parti import defaults
 from parti.errors import ConfigError
 
 
@@ -39,9 +40,9 @@ def _urgency(reason: Reason) -> int:
 class Windows:
     """How long changes of the member set are gathered, in seconds."""
 
-    cold_start: float = 10.0  # after the very first assignment: a fleet of pods starts within this
-    planned: float = 2.0  # a rolling start joins several times a second; a move costs milliseconds, so no longer
-    cooldown: float = 2.0  # least time between two planned rebalances
+    cold_start: float = defaults.COLD_START_WINDOW
+    planned: float = defaults.PLANNED_WINDOW
+    cooldown: float = defaults.REBALANCE_COOLDOWN
 
     def __post_init__(self) -> None:
         if min(self.cold_start, self.planned, self.cooldown) < 0:

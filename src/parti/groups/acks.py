@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 
+from parti.backoff import FAST
 from parti.clock import Clock, Deadline
 from parti.errors import ConnectionFailed, ConnectionLost, NoResponders, RequestTimeout
 from parti.groups.errors import OwnershipLost
@@ -17,7 +18,6 @@ from parti.wire.acks import ACK, IN_PROGRESS
 from parti.wire.connect import Connection
 
 _ANSWER_WITHIN = 1.0
-_LOOK_EVERY = 0.05
 
 
 class Acks:
@@ -56,6 +56,7 @@ class Acks:
     async def confirmed(self, message: GroupMessage) -> None:
         """Acknowledge, and return when the server has taken it."""
         deadline = Deadline.after(self._clock, seconds=self._limits.ack_wait)
+        waits = FAST.delays()
         while True:
             ours = self._in_flight.in_hand.get(message.queue_sequence) is message
             if message.doubtful or not self._freeze_detector.fresh() or not ours:
@@ -68,7 +69,7 @@ class Acks:
                 # What waits behind this handler takes all places that the new consumer has: the message comes again
                 # only after the handler has ended.
                 raise self._replaced(message)
-            await self._clock.sleep(_LOOK_EVERY)
+            await self._clock.sleep(next(waits))
         self._in_flight.done(message)
 
     async def _asked(self, message: GroupMessage, deadline: Deadline) -> bool:

@@ -30,7 +30,7 @@ from parti.wire.errors import (
     WorkQueueFilterNotUnique,
 )
 
-_BLOCKED_POLL = 0.25  # the server tells when a consumer goes; this is for when that message got lost
+_BLOCKED_POLL = (0.15, 0.25)  # the server tells when a consumer goes; this is for when that message got lost
 
 
 async def elastic_consume(
@@ -137,7 +137,7 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
 
     def _wait_for(self, what: str) -> None:
         self._be(MemberState.JOINING)
-        self._later(min(next(self._waits), _BLOCKED_POLL))
+        self._later(min(next(self._waits), self._random.uniform(*_BLOCKED_POLL)))
         if not self.events.recent or self.events.recent[-1].detail != what:
             self._tell(EventKind.BLOCKED, partitions=partitions_of(self.record, self.member), detail=what)
 

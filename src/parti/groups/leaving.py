@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Sequence
 from typing import Generic
 
+from parti.backoff import Backoff
 from parti.errors import PartiError
 from parti.groups.common import holder, pinned_id
 from parti.groups.events import EventKind, MemberState
@@ -28,7 +29,7 @@ log = get_logger("groups")
 _PATIENCE = 2.0  # for each call to the server while leaving
 _CANCEL_WITHIN = 1.0  # for handlers to end when they are cancelled; one that does not is left behind
 SECOND_LOOK = 0.1  # a pull of the reference ends and the next one comes within a few milliseconds
-_OTHERS_POLL = 0.05
+_OTHERS = Backoff(base=0.003, cap=0.05, max_tries=None)  # others mostly end within milliseconds
 
 
 class Leaving(Pinned[R], Generic[R]):
@@ -128,7 +129,8 @@ class Leaving(Pinned[R], Generic[R]):
         us does not wait for that: then the consumer stays, without anything of ours.
         """
         deadline = self._clock.now() + self._drain_within + self._limits.ack_wait
-        quiet_since, last, wait = self._clock.now(), -1, _OTHERS_POLL / 16
+        quiet_since, last = self._clock.now(), -1
+        waits = _OTHERS.delays()
         while (info := await self._info_of_ours()) is not None:
             if holder(info) not in (None, pin):
                 return False
@@ -142,8 +144,7 @@ class Leaving(Pinned[R], Generic[R]):
                 break
             if self._stopping.is_set():
                 return False
-            await self._clock.sleep(wait)
-            wait = min(2 * wait, _OTHERS_POLL)
+            await self._clock.sleep(next(waits))
         return True
 
     async def _return_rest(self, pin: str | None) -> None:

@@ -37,7 +37,7 @@ class ConsumerReplaced(TransientError):
 OTHERS_FIRST = (0.6, 0.7)
 """Seconds that an instance which is not pinned leaves to the pinned one; one of the reference takes 0.4 to 0.5, counted
 from when it learns of a change, which may be a little later than when we do."""
-_SETTLE_EVERY = 0.03
+_SETTLE_EVERY = (0.02, 0.04)
 
 
 class Pinned(Core[R], Generic[R]):
@@ -71,7 +71,7 @@ class Pinned(Core[R], Generic[R]):
             return
         several = self._limits.max_pending != 1
         if several and before != self._in_flight.held_under(holding):
-            self._later(_SETTLE_EVERY)
+            self._later(self._random.uniform(*_SETTLE_EVERY))
             return
         if several and int(info["num_ack_pending"]) > len(before):
             self._await_others(int(info["num_ack_pending"]) - len(before))
@@ -94,7 +94,7 @@ class Pinned(Core[R], Generic[R]):
         They come `ack_wait` after that one's last sign of life; one that lives and works on them ends within its
         `drain_timeout`. So this ends by itself, and is told when it takes long.
         """
-        self._later(_SETTLE_EVERY)
+        self._later(self._random.uniform(*_SETTLE_EVERY))
         if not self._told_waiting and self._clock.now() - self._pin_since > 2 * self._limits.pin_ttl:
             self._told_waiting = True
             why = f"{count} messages are in the hands of the instance that was pinned before"

@@ -22,7 +22,8 @@ from parti.wire.connect import Connection
 from parti.wire.errors import ConsumerAlreadyExists
 
 _NOTE_EVERY = 0.25  # seconds; what was done since the last note may be repeated when durable and pinned one go at once
-_GONE_POLL = 0.2
+_RESETTABLE = frozenset({"all", "by_start_sequence"})
+"""Where a durable may start for a reset to be allowed; with any other start the server refuses it (10204)."""
 
 
 async def static_consume(
@@ -58,8 +59,8 @@ class StaticMember(GroupConsumer[StaticRecord]):
     """An instance of a member of a static group."""
 
     kind = GroupKind.STATIC
-    _floor = 0
-    """Everything of this member up to here is acknowledged, as far as this instance knows."""
+    _floor: int | None = None
+    """Everything of this member up to here is acknowledged or not asked for, as far as this instance knows."""
     _floor_revision = 0
     """The record under which that was so: another group under the same name starts by itself."""
     _outdated = False
@@ -79,12 +80,13 @@ class StaticMember(GroupConsumer[StaticRecord]):
     async def _join(self, filters: tuple[str, ...]) -> dict[str, Any] | None:
         same = not self._created or await self._same_group()
         if same is None:
-            self._later(_GONE_POLL)  # the group is deleted; the watch tells, or it is there again
+            self._later(next(self._waits))  # the group is deleted; the watch tells, or it is there again
             return None
         config = self._template.config(self.kind, self._consumer, filters)
+        wanted = self._resumed(config) if same else config
         info: dict[str, Any] | None
         try:
-            info = await self._make(config)
+            info = await self._make(wanted)
         except ConsumerAlreadyExists:
             info = await self._existing(filters)
         if info is None:
@@ -92,11 +94,18 @@ class StaticMember(GroupConsumer[StaticRecord]):
         if self._created and info["created"] != self._created:
             if not same:
                 self._in_flight.forget_done()
-                self._floor = 0
-            elif self._floor and not info["delivered"]["consumer_seq"]:
-                info = await self._put_back(config)
+                self._floor = None
+            elif self._floor is not None and not info["delivered"]["consumer_seq"]:
+                info = await self._put_back(info, config, wanted, self._floor)
         self._note(info)
         return info
+
+    def _resumed(self, config: dict[str, Any]) -> dict[str, Any]:
+        """The durable as it must be made now: behind what was done, where a reset cannot move it there afterwards."""
+        if self._floor is None or (self._api.can_reset and config["deliver_policy"] in _RESETTABLE):
+            return config
+        start = {"deliver_policy": "by_start_sequence", "opt_start_seq": self._floor + 1}
+        return {name: value for name, value in config.items() if name != "opt_start_time"} | start
 
     async def _same_group(self) -> bool | None:
         """Whether the record is the one under which the position was noted; None when there is none at all.
@@ -110,17 +119,20 @@ class StaticMember(GroupConsumer[StaticRecord]):
             return None
         return stored.revision == self._floor_revision
 
-    async def _put_back(self, config: dict[str, Any]) -> dict[str, Any]:
-        """A durable that somebody deleted is new and would replay the stream: set it to where the old one was.
+    async def _put_back(
+        self, info: dict[str, Any], config: dict[str, Any], wanted: dict[str, Any], floor: int
+    ) -> dict[str, Any]:
+        """A durable that somebody deleted is new, and would replay the stream or pass over what came meanwhile: set it
+        to where the old one was.
 
-        By a reset where the server can, so that its configuration stays the one that other instances send.
+        By a reset where the server can, so that its configuration stays the one that other instances send. Otherwise
+        `wanted` has the place in it, and what another instance made meanwhile without it is made anew.
         """
-        if self._api.can_reset:
-            await self._api.consumer_reset(self.stream, self._consumer, self._floor + 1)
-            return await self._api.consumer_info(self.stream, self._consumer)
-        await self._api.consumer_delete(self.stream, self._consumer)
-        start = {"deliver_policy": "by_start_sequence", "opt_start_seq": self._floor + 1}
-        await self._api.consumer_create(self.stream, config | start, action="create")
+        if wanted is config:
+            await self._api.consumer_reset(self.stream, self._consumer, floor + 1)
+        elif _start_of(info["config"]) == _start_of(config):
+            await self._api.consumer_delete(self.stream, self._consumer)
+            await self._api.consumer_create(self.stream, wanted, action="create")
         return await self._api.consumer_info(self.stream, self._consumer)
 
     async def _existing(self, filters: tuple[str, ...]) -> dict[str, Any]:
@@ -177,5 +189,9 @@ class StaticMember(GroupConsumer[StaticRecord]):
                     await self._clear_stray(info)
 
     def _note(self, info: dict[str, Any]) -> None:
-        self._floor = max(self._floor, int(info["ack_floor"]["stream_seq"]))
+        self._floor = max(self._floor or 0, int(info["ack_floor"]["stream_seq"]))
         self._floor_revision = self._revision
+
+
+def _start_of(config: dict[str, Any]) -> tuple[str, int]:
+    return str(config.get("deliver_policy", "all")), int(config.get("opt_start_seq") or 0)

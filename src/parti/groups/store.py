@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from parti.backoff import Backoff
+from parti.backoff import FAST
 from parti.clock import Clock, SystemClock
 from parti.errors import UnknownOutcome
 from parti.groups.errors import GroupNotFound, WriteContended
@@ -32,7 +31,7 @@ from parti.wire.kv_model import Change, KeyExists, KeyNotFound, SnapshotDone
 R = TypeVar("R", bound=Membership)
 
 # Ten tries take about a second; ten administrators who write at once all get through in fewer.
-_WRITES = Backoff(base=0.02, cap=0.5, max_tries=10, rng=random.Random())
+_WRITES = replace(FAST, max_tries=10)
 
 
 @dataclass(frozen=True, slots=True)

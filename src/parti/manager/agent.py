@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Coroutine
 from typing import Any
 
+from parti.backoff import FOREVER
 from parti.control import election, identity
 from parti.control.identity import Pool
 from parti.control.lease import NEVER
@@ -150,7 +151,10 @@ class Agent:
             # It was interrupted in the middle of an effect: that has as long to end as others would give it.
             quiet_at = self.clock.now() + self._terms.ttl + self._terms.margin
         self._former = self._former.and_then(
-            self._lease.identity.afterlife(quiet_at), self._lease.identity.worker, done
+            self._lease.identity.afterlife(quiet_at),
+            self._lease.identity.worker,
+            done,
+            self.lives.last_words() if self.lives is not None else None,
         )
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -222,7 +226,7 @@ class Agent:
         self._log.info("worker.joined", worker=member.worker, nonce=member.nonce)
         self.plane = self._setup.plane(self, member)
         self._checkpointer = Checkpointer(self, member, self._claim_of, self._former.positions_of(member.worker))
-        self.lives = LifeKeeper(self, member, self._former.lives, self._setup.max_deliver, self._blocked)
+        self.lives = LifeKeeper(self, member, self._former, self._setup.max_deliver, self._blocked)
         self.leadership = Leadership(
             self,
             member,
@@ -243,6 +247,7 @@ class Agent:
         assert self.lives is not None
         await asyncio.gather(self._checkpointer.begin(), self.lives.begin())
         early: list[LeaseChange] = []
+        waits = FOREVER.delays()
         while True:
             try:
                 async for told in self.store.changes():
@@ -250,13 +255,14 @@ class Agent:
                         early.append(told)
                     elif isinstance(told, Complete):
                         self._begin(early)
+                        waits = FOREVER.delays()
                     else:
                         self._heard(told)
                     if not isinstance(told, Complete | BucketAnew):
                         self._seen = max(self._seen, told.revision)
             except PartiError as error:
                 self.failed(error)
-                await self.clock.sleep(self._terms.renew_every / 4)
+                await self.clock.sleep(next(waits))
 
     def _begin(self, leases: list[LeaseChange]) -> None:
         if self.live.is_set():

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from parti.control.lives import Life
 from parti.manager.positions import Positions, later
 from parti.model import Member, WorkerId
 
@@ -24,10 +25,14 @@ class Former:
     """The id of the last of them."""
     done: Positions = field(default_factory=lambda: MappingProxyType({}))
     """Its positions when it was fenced."""
+    last: Life | None = None
+    """What it would have told of itself, if it had got round to it."""
 
-    def and_then(self, lives: Mapping[Member, float], worker: WorkerId | None, done: Positions) -> Former:
+    def and_then(
+        self, lives: Mapping[Member, float], worker: WorkerId | None, done: Positions, last: Life | None
+    ) -> Former:
         """One life more. Its positions are added to those it may not have got round to storing."""
-        return Former(lives, worker, later(self.positions_of(worker), done)) if worker is not None else self
+        return Former(lives, worker, later(self.positions_of(worker), done), last) if worker is not None else self
 
     def positions_of(self, worker: WorkerId) -> Positions:
         """What a record of this id may lack."""

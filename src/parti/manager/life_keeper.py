@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
 from dataclasses import replace
 from types import MappingProxyType
 
+from parti.backoff import FAST, FOREVER
 from parti.control import lives, records
 from parti.control.lives import Life, Suspicion
 from parti.control.membership import Membership
 from parti.control.records import Unreadable
 from parti.errors import PartiError
+from parti.manager.former import Former
 from parti.manager.host import Host
 from parti.model import Claim, ClaimState, Lease, Member, PartitionId, Tried, WorkerId
 from parti.observe.logs import get_logger
@@ -22,7 +23,6 @@ from parti.worker.message import Message
 from parti.worker.outcomes import DONE, Bury, DeadLetterReason, Done
 
 _KEYS = "lives."
-_AGAIN = 0.1  # seconds after a write that failed
 _TURN = 0.02  # seconds until another lane asks again whether it is its turn
 _ASKED = 1.0  # seconds after which a message that has not asked again is not waited for
 _TRIES = 500  # failed messages that one record names
@@ -39,7 +39,7 @@ class LifeKeeper:
         self,
         host: Host,
         member: Member,
-        former: Iterable[Member],
+        former: Former,
         max_deliver: int,
         blocked: tuple[PartitionId, int] | None = None,
     ) -> None:
@@ -49,7 +49,7 @@ class LifeKeeper:
         """
         self._host = host
         self._member = member
-        self._former = frozenset(former)
+        self._former = former
         self.max_deliver = max_deliver
         self._blocked = blocked
         self._owners: dict[PartitionId, Member] = {}
@@ -78,8 +78,9 @@ class LifeKeeper:
 
     async def begin(self) -> None:
         """Those who had this id before are remembered in our record; then everybody's is known."""
+        waits = FOREVER.delays()
         while not await self._begin():
-            await self._host.clock.sleep(_AGAIN)
+            await self._host.clock.sleep(next(waits))
         self._begun.set()
 
     async def _begin(self) -> bool:
@@ -101,10 +102,13 @@ class LifeKeeper:
 
     def _judged(self, life: Life) -> Life:
         """A process that reads this lives: its former selves ended in order, but for a message that blocked it."""
-        if life.member not in self._former:
+        if life.member not in self._former.lives:
             return life
+        last = self._former.last
+        if last is not None and last.member == life.member:
+            life = last  # what it counted last may not be stored
         blocked, self._blocked = self._blocked, None
-        return replace(life, ended=True, trials=(blocked,) if blocked else life.trials if life.ended else ())
+        return lives.blocked(life, blocked, self._host.stream_created)
 
     async def run(self) -> None:
         """Follow the others' records, and write our own when there is something new to say."""
@@ -113,10 +117,10 @@ class LifeKeeper:
             group.create_task(self._tell_tries(), name="parti-tries")
             while True:
                 await self._changed.wait()
+                waits = FOREVER.delays()
                 self._changed.clear()
-                if not await self._write():
-                    await self._host.clock.sleep(_AGAIN)
-                    self._changed.set()
+                while not await self._write():
+                    await self._host.clock.sleep(next(waits))
 
     async def _tell_tries(self) -> None:
         while True:
@@ -135,6 +139,11 @@ class LifeKeeper:
                 async with asyncio.timeout(1.0):
                     await self._write()
 
+    async def _tries_noted(self) -> None:
+        """A message is about to have its last attempt: should that end us, those after us know that it was the last."""
+        self._note_tries()
+        await self.noted()
+
     def _note_tries(self) -> None:
         tried: dict[PartitionId, tuple[Tried, ...]] = {}
         left = _TRIES
@@ -145,14 +154,17 @@ class LifeKeeper:
         self._life = replace(self._life, stream=self._host.stream_created, tried=MappingProxyType(tried))
 
     async def _follow(self) -> None:
+        waits = FOREVER.delays()
         while True:
             try:
                 async for change in self._host.store.kv.watch(f"{_KEYS}*"):
-                    if not isinstance(change, SnapshotDone) and change.value is not None:
+                    if isinstance(change, SnapshotDone):
+                        waits = FOREVER.delays()
+                    elif change.value is not None:
                         self._heard(change.key, change.value)
             except PartiError as error:
                 self._host.failed(error)
-                await self._host.clock.sleep(_AGAIN)
+                await self._host.clock.sleep(next(waits))
 
     def _heard(self, key: str, value: bytes) -> None:
         found = records.decode_lives(value)
@@ -163,7 +175,12 @@ class LifeKeeper:
             if life.stream == self._host.stream_created and life.member != self._member:
                 for partition, tried in life.tried.items():
                     if partition in self._states:
-                        self._states[partition].tries.heard(tried)
+                        self._states[partition].tries.heard(life.member, tried)
+
+    def last_words(self) -> Life:
+        """Our life when it is over, for the next one of this process: not all of it need be stored."""
+        self._note_tries()
+        return self._life
 
     async def finish(self) -> None:
         """We end in order: nothing is to be held against the partitions we had. A note that fails only costs care."""
@@ -211,7 +228,7 @@ class LifeKeeper:
     def granted(self, lease: Lease, state: PartitionState, previous: Member | None, members: Membership | None) -> None:
         """A partition is ours: whoever had it before may have been ended by one of its messages."""
         partition = lease.partition
-        self._count_on(partition, state)
+        self._count_on(partition, state, members)
         watched = self._watched.get(partition)
         other, taken_from = self._owners.pop(partition, None), self._taken_from.get(partition)
         came = (previous, taken_from)
@@ -237,20 +254,26 @@ class LifeKeeper:
             guilty=found.guilty(self.max_deliver),
         )
 
-    def _count_on(self, partition: PartitionId, state: PartitionState) -> None:
+    def _count_on(self, partition: PartitionId, state: PartitionState, members: Membership | None) -> None:
         """What failed before it came to us has so many attempts less."""
         self._states[partition] = state
-        state.tries.changed = self._failing.set
-        for known in (*self._known.values(), self._before, (self._life,)):
-            for life in known:
-                if life.stream == self._host.stream_created:
-                    state.tries.heard(life.tried.get(partition, ()))
+        state.tries.changed, state.tries.tell = self._failing.set, self._tries_noted
+        for life in self._told().values():
+            if life.member == self._member:
+                state.tries.resume(life.tried.get(partition, ()))
+            elif life.stream == self._host.stream_created:
+                spent = lives.spent(life, partition, dead=self._is_dead(life.member, members))
+                state.tries.heard(life.member, spent)
+
+    def _told(self) -> dict[Member, Life]:
+        """What is known of every life, ours too."""
+        told = {life.member: life for known in self._known.values() for life in known}
+        return told | {life.member: life for life in (*self._before, self._life)}
 
     def _suspicion(
         self, partition: PartitionId, previous: set[Member], members: Membership | None, taken_from: Member | None
     ) -> Suspicion:
-        told = {life.member: life for known in self._known.values() for life in known}
-        told |= {life.member: life for life in (*self._before, self._life)}
+        told = self._told()
         dead = {member for member in told if self._is_dead(member, members)}
         taken_from = taken_from if taken_from != self._member else None
         return lives.suspicion(partition, told.values(), previous=previous, dead=dead, taken_from=taken_from)
@@ -319,14 +342,15 @@ class LifeKeeper:
         starts because a record cannot be written would be worse.
         """
         until = self._host.clock.now() + self._host.config.heartbeat_ttl
+        waits = FAST.delays()
         while not await self._write():
             if self._host.clock.now() > until or not self._host.may_act():
                 log.warning("lives.not_noted", worker_id=self._member.worker)
                 return
-            await self._host.clock.sleep(_AGAIN)
+            await self._host.clock.sleep(next(waits))
 
     def _note_trials(self) -> None:
-        self._life = replace(self._life, trials=tuple(self._trials))
+        self._life = replace(self._life, stream=self._host.stream_created, trials=tuple(self._trials))
 
 
 def _passed(state: PartitionState) -> int:

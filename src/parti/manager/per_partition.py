@@ -127,9 +127,12 @@ class PerPartitionPlane(SlotProgress):
         while not self._closed:
             await self._host.clock.sleep(_LOOK_EVERY)
             try:
-                filters = {info["name"]: filters_of(info["config"]) for info in await js.consumer_list(stream)}
+                infos = {info["name"]: info for info in await js.consumer_list(stream)}
             except PartiError:
                 continue  # the pulls have the same trouble, and say so
+            ours = [infos.get(self._durables[p].name) for p in self.owned() if p in self._flows]
+            self._desk.waits(sum(int(info.get("num_pending") or 0) for info in ours if info is not None))
+            filters = {name: filters_of(info["config"]) for name, info in infos.items()}
             for partition in [p for p in self.owned() if p in self._flows and self._flows[p].pulling]:
                 durable = self._durables[partition]
                 if filters.get(durable.name, durable.filters) == durable.filters:

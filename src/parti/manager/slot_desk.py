@@ -36,6 +36,8 @@ class SlotDesk:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._last_read = 0.0
+        self._pending = 0
+        """Messages that waited at the server at the last look at the durables."""
 
     def __repr__(self) -> str:
         return f"<SlotDesk in_hand={self.in_hand} bytes={self.bytes} flows={self.flows}>"
@@ -81,7 +83,7 @@ class SlotDesk:
         self.in_hand -= 1
         self.bytes -= len(message.data) + len(message._head)
         if not self.in_hand:
-            self._recorder.metrics.set(m.INFLIGHT, 0)
+            self._show()
         if self._starved and not self._kick_due and self._has_share():
             self._kick_due = True
             self._loop.call_soon(self._kick)
@@ -97,6 +99,14 @@ class SlotDesk:
         for kick in starved.values():
             kick()
 
+    def waits(self, pending: int) -> None:
+        """So many messages of our partitions wait at the server: a full worker reads nothing that would tell."""
+        self._pending = pending
+        self._show()
+
+    def _show(self) -> None:
+        self._recorder.metrics.set(m.INFLIGHT, self._pending + self.in_hand)
+
     def read(self, messages: int, again: int, dropped: int) -> None:
         """One read of the socket brought so many."""
         metrics, now = self._recorder.metrics, self._loop.time()
@@ -105,7 +115,8 @@ class SlotDesk:
         if self._last_read:
             metrics.observe(m.PULL_CYCLE, now - self._last_read)
         self._last_read = now
-        metrics.set(m.INFLIGHT, self.in_hand)
+        self._pending = max(0, self._pending - messages)
+        self._show()
         if again:
             metrics.count(m.REDELIVERIES, again)
         if dropped:

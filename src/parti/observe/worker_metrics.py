@@ -20,7 +20,8 @@ REDELIVERIES: Final = Metric(
 INFLIGHT: Final = Metric(
     "parti_consumer_inflight",
     Kind.GAUGE,
-    "Messages that wait at the server (as of the last read) and those held by the worker: pending and ack pending.",
+    "Messages that wait at the server (as of the last read or look) and those held by the worker: pending and ack "
+    "pending.",
 )
 UPDATE_DURATION: Final = Metric(
     "parti_consumer_update_duration_seconds",

@@ -11,13 +11,13 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
-from parti import __version__
+from parti import __version__, defaults
 from parti.config.units import parse_duration
 from parti.errors import ConfigError
 from parti.wire.address import ServerAddress, UrlSecrets, parse_servers
 from parti.wire.auth import Identity, read_secret_file
 
-DEFAULT_SERVER = "nats://127.0.0.1:4222"
+DEFAULT_SERVER = defaults.SERVER
 _SECRET = frozenset({"password", "token", "nkey_seed", "creds"})
 _DURATIONS = frozenset({"connect_timeout", "request_timeout", "reconnect_wait", "ping_interval"})
 _INTEGERS = frozenset({"max_reconnects", "max_outstanding_pings"})
@@ -53,15 +53,14 @@ class ConnectOptions:
     """The name to expect in the server's certificate, when it is not the host of the url."""
     domain: str | None = None
     api_prefix: str | None = None
-    inbox_prefix: str = "_INBOX"
-    name: str = "parti"
-    connect_timeout: float = 2.0  # a LAN answers in milliseconds; the next server of the list gets its turn soon
-    request_timeout: float = 5.0  # the `nats` CLI's default; a leader election takes up to 6 s, so callers retry
-    # nats-py gives up after 60 tries and then stays closed for good (docs/evidence/jetstream.md#j19)
-    max_reconnects: int = -1
-    reconnect_wait: float = 0.25  # short against a lease of seconds; nats-py's 2 s would cost most of one
-    ping_interval: float = 10.0  # a half-open connection is noticed after ping_interval x max_outstanding_pings
-    max_outstanding_pings: int = 2
+    inbox_prefix: str = defaults.INBOX_PREFIX
+    name: str = defaults.CONNECTION_NAME
+    connect_timeout: float = defaults.CONNECT_TIMEOUT
+    request_timeout: float = defaults.REQUEST_TIMEOUT
+    max_reconnects: int = defaults.MAX_RECONNECTS
+    reconnect_wait: float = defaults.RECONNECT_WAIT
+    ping_interval: float = defaults.PING_INTERVAL
+    max_outstanding_pings: int = defaults.MAX_OUTSTANDING_PINGS
 
     def __post_init__(self) -> None:
         addresses, found = parse_servers(self.servers)

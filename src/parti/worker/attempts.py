@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from parti.errors import PartiError
+from parti.model import Tried
 from parti.observe import worker_metrics as m
 from parti.worker.dead_letters import DeadLetterOffice
 from parti.worker.errors import HandlerCancelled, HandlerTimeout, LeaseOver
@@ -20,14 +21,14 @@ from parti.worker.health import Part
 from parti.worker.lanes import Runner, Why
 from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
-from parti.worker.outcomes import Ack, Again, Bury, DeadLetterReason, Retry, RetryPolicy, describe
+from parti.worker.outcomes import Ack, Again, Bury, DeadLetterReason, Decision, Reject, Retry, RetryPolicy, describe
 from parti.worker.runtime import Runtime
 from parti.worker.wary import Wary
 
 _FLUSH_AFTER = 0.05  # seconds that a latency may wait for others
 _FLUSH_AT = 256
-_COUNTED = (DeadLetterReason.MAX_DELIVER, DeadLetterReason.TIMEOUT)
 _BEFORE = "it failed as often as it may before it came to this process"
+_ENDED = "processes ended, or lost their lease, while they handled it, as often as it may be tried"
 _LONG = 0.25  # seconds of a handler after which the lease is looked at again: less than its margin
 
 
@@ -71,11 +72,14 @@ class Attempts:
             return answer if answer >= 0 else None
         failed = state.tries.failed
         before = failed.get(message.sequence) if failed else None
-        if before is not None and before.attempts > message.attempt:  # it failed elsewhere
-            message.attempt = before.attempts
-            if before.attempts >= self._policy.max_deliver:
-                message.lease = state.lease
-                return await self._follow(message, Retry(error=_BEFORE, timed_out=before.timed_out))
+        last = False
+        if before is not None:
+            message.attempt = max(message.attempt, before.attempts)
+            last = message.attempt + 1 >= self._policy.max_deliver
+            if last and (answer := await self._last_attempt(message, before)) is not None:
+                if wary is not None:
+                    wary.leave(message)
+                return answer if answer >= 0 else None
         message.attempt += 1
         message.lease = state.lease
         now = self.now
@@ -85,9 +89,14 @@ class Attempts:
         try:
             outcome = await self.handler.call(message)
         except asyncio.CancelledError:
-            outcome = self._cancelled(runner)
+            try:
+                outcome = self._cancelled(runner)
+            except asyncio.CancelledError:
+                if last:
+                    state.tries.take_back(message.sequence)
+                raise
         except LeaseOver:
-            return self._refuse(message)
+            return self._refuse(message, counted=last)
         except BaseException as error:  # SystemExit from a library is a failed attempt, not the end of a lane
             outcome = Retry(error=describe(error))
         finally:
@@ -104,7 +113,7 @@ class Attempts:
                 if why is None and not self.handler.in_thread:
                     # Nobody resumed it beyond the lease: its last step took until then, and kept the loop from running.
                     self._recorder.blocked = (state.id, message.sequence)
-                return self._refuse(message)
+                return self._refuse(message, counted=last)
         latencies = self._latencies
         if not latencies:
             self._loop.call_later(_FLUSH_AFTER, self.flush)
@@ -117,7 +126,23 @@ class Attempts:
             self.let_go(message)
             return None
         runner.handling = None
-        return await self._follow(message, outcome)
+        return await self._follow(message, outcome, counted=last)
+
+    async def _last_attempt(self, message: Message, before: Tried) -> float | None:
+        """Count the last attempt, and tell of it, before it starts: it may end this process. Answers as `_ask` does."""
+        state = message._lane.state
+        if before.attempts >= self._policy.max_deliver:
+            message.lease = state.lease
+            spent = Retry(error=_BEFORE, timed_out=before.timed_out)
+            decision = self._policy.decide(spent, message.attempt)
+            answer = await self._conclude(message, Bury(DeadLetterReason.CRASH, _ENDED) if before.ended else decision)
+            return answer if answer is not None else -1.0
+        state.tries.count(message.sequence)
+        if state.tries.tell is not None:
+            await state.tries.tell()
+            if not self._may_start(state.lease):  # the note took its time
+                return self._refuse(message, counted=True)
+        return None
 
     async def _ask(self, message: Message, wary: Wary) -> float | None:
         """None when the message may start; below 0 when it was let go instead; else how long to wait."""
@@ -141,9 +166,11 @@ class Attempts:
         self.let_go(message)
         return -1.0
 
-    def _refuse(self, message: Message) -> float:
+    def _refuse(self, message: Message, *, counted: bool = False) -> float:
         """The lease is over: nothing starts, and nothing that ended counts, but for the next owner."""
         state = message._lane.state
+        if counted:
+            state.tries.take_back(message.sequence)
         state.stopped, state.finish = True, 0
         self._recorder.event(
             "worker.fenced", op="start", result="refused", partition=state.id, sequence=message.sequence, warn=True
@@ -173,12 +200,17 @@ class Attempts:
             self.ended += len(gathered)
             self._recorder.metrics.observe_all(m.HANDLER_LATENCY, gathered)
 
-    async def _follow(self, message: Message, outcome: object) -> float | None:
+    async def _follow(self, message: Message, outcome: object, *, counted: bool) -> float | None:
         state = message._lane.state
-        decision = self._policy.decide(outcome, message.attempt)
-        if isinstance(decision, Again) or (isinstance(decision, Bury) and decision.reason in _COUNTED):
+        if not isinstance(outcome, Reject):
             timed_out = isinstance(outcome, Retry) and outcome.timed_out
-            state.tries.count(message.sequence, message.attempt, timed_out)
+            tries, sequence = state.tries, message.sequence
+            total = tries.timed_out(sequence, timed_out) if counted else tries.count(sequence, timed_out=timed_out)
+            message.attempt = max(message.attempt, total)  # another owner may have spent some meanwhile
+        return await self._conclude(message, self._policy.decide(outcome, message.attempt))
+
+    async def _conclude(self, message: Message, decision: Decision) -> float | None:
+        state = message._lane.state
         if isinstance(decision, Again):
             message.last_error = decision.error
             state.retries += 1

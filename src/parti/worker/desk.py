@@ -324,6 +324,11 @@ class Desk:
         if dropped:
             metrics.count(m.SKIPPED, dropped)
 
+    def waits(self, pending: int) -> None:
+        """So many messages wait at the server: when all places are taken nothing is read that would tell."""
+        self._pending = pending
+        self._metrics.set(m.INFLIGHT, pending + self.ledger.in_hand)
+
     # -- letting go ---------------------------------------------------------------------------------------------------
 
     def let_go(self, message: Message) -> None:

@@ -165,6 +165,7 @@ class Durable:
         info = await self._look()
         if info is None:
             return None
+        self.pending = int(info.get("num_pending") or 0)
         return self._as_we_made_it(info)
 
     def _as_we_made_it(self, info: Json) -> bool:

@@ -311,6 +311,7 @@ class Engine:
                 with contextlib.suppress(PartiError):  # the pull loop has the same trouble, and says so
                     async with self._lock:
                         await self.assigner.mender.verify()
+                    self.desk.waits(self.durable.pending)
                     if self.desk.by_reset and self.desk.ledger.in_hand <= _ALMOST_IDLE:
                         await self._clear_leftovers()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from parti import defaults
 from parti.errors import UsageError
 
 _LONGEST_ERROR = 1_000  # characters; an error text goes into a header of the dead letter
@@ -79,8 +80,8 @@ DONE = Done()
 class RetryPolicy:
     """How often and how far apart a message is tried."""
 
-    max_deliver: int = 3
-    delays: tuple[float, ...] = (2.0, 5.0, 15.0)
+    max_deliver: int = defaults.MAX_DELIVER
+    delays: tuple[float, ...] = defaults.RETRY_DELAYS
 
     def decide(self, outcome: object, attempt: int) -> Decision:
         """What to do after attempt number `attempt` (from 1) ended so; what is no outcome counts as a failure."""

@@ -347,4 +347,4 @@ class Session:
         except PartiError as error:
             self._no_catch_up_before = self._clock.now() + _WITHOUT
             self._note(error)
-            await self._clock.sleep(self._backoff.base)
+            await self._clock.sleep(next(self._backoff.delays(), self._backoff.base))

@@ -94,8 +94,16 @@ class Watch:
             self._each_second(now)
 
     def _stood_still(self, seconds: float) -> None:
-        """What waits in a handler is ended here, and what was about to go on by the pool itself (worker.resumed)."""
+        """What waits in a handler is ended here, and what was about to go on by the pool itself (worker.resumed).
+
+        Those that could not run meanwhile get the time back: the timeout is for who takes it.
+        """
         cancelled, fenced = 0, not self._fence.may_pull()
+        blocking, now = self._recorder.blocked, self._loop.time()
+        for runner in self._pool.handling():
+            message = runner.handling
+            if message is not None and (message.partition.id, message.sequence) != blocking:
+                runner.since = min(now, runner.since + seconds)
         if fenced:
             cancelled = self._pool.fence()
         else:

@@ -23,7 +23,7 @@ from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.report import Option, Proof, RunContext
 from parti_lab.prove.cluster_faults import Servers
-from parti_lab.prove.poison_worker import POISON
+from parti_lab.prove.poison_worker import ANY, POISON
 from parti_lab.prove.torture_fleet import TortureFleet
 from parti_lab.prove.torture_judge import Judgement, Ledger
 from parti_lab.prove.torture_scenario import LANES, LAYOUTS, RETENTIONS, Scenario
@@ -39,6 +39,7 @@ REASONS: Final = {
     "base": ("crash", "max_deliver"),
     "block": ("crash", "timeout"),
     "memory": ("crash", "max_deliver"),
+    ANY: ("crash", "max_deliver", "timeout"),
 }
 _MAX_DELIVER: Final = 3  # the default of worker.max_deliver
 _BURIED_WITHIN: Final = 30.0
@@ -192,7 +193,8 @@ def _figures(trials: list[Trial]) -> dict[str, Figure]:
         "poisons": sum(len(trial.took) + len(trial.missing) for trial in trials),
         "not_quarantined": sum(len(trial.missing) for trial in trials),
         "wrong_reason": sum(len(trial.wrong) for trial in trials),
-        "lives_max": max((lives for trial in trials for lives in trial.lives.values()), default=0),
+        "lives_max": max((n for trial in trials for kind, n in trial.lives.items() if kind != ANY), default=0),
+        "lives_any_max": max((trial.lives.get(ANY, 0) for trial in trials), default=0),
         "messages": total("messages"),
         **{name: total(name) for name in ("lost", "inversions", "two_owners", "stale_started", "unexplained")},
         "letters_unexpected": total("letters_unexpected"),
@@ -214,6 +216,8 @@ PROOF = Proof(
         "not_quarantined": "== 0",
         "wrong_reason": "== 0",
         "lives_max": f"<= {_MAX_DELIVER}",
+        # A process that is killed by a message it was never warned of could not say what it was at.
+        "lives_any_max": f"<= {_MAX_DELIVER + 1}",
         "lost": "== 0",
         "inversions": "== 0",
         "two_owners": "== 0",
@@ -222,7 +226,7 @@ PROOF = Proof(
         "letters_unexpected": "== 0",
     },
     options=(
-        Option("kinds", "", "only these, with commas: exit, kill, hang, base, block, memory"),
+        Option("kinds", "", "only these, with commas: exit, kill, hang, base, block, memory, any"),
         Option("layout", "", "only per-worker or per-partition"),
         Option("lanes", "", "only partition or key"),
         Option("retention", "", "only limits, workqueue or interest; else drawn"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import resource
 import signal
 import time
@@ -14,6 +15,8 @@ from parti.worker import Message, Outcome
 from parti_lab.prove.torture_worker import Handler, Misbehaviour, main
 
 POISON = "poison:"
+HARMS = ("exit", "kill", "hang", "base", "block", "memory")
+ANY = "any"  # another harm in each life
 _ROOM = 256 << 20  # bytes that a handler may eat before the system says no
 
 
@@ -23,8 +26,9 @@ class PoisonHandler(Handler):
     async def __call__(self, message: Message) -> Outcome:
         unit, counter, fate = json.loads(message.data)
         if fate.startswith(POISON):
-            await self.sink.ask("life", f"{unit}#{counter}", self.owner)
-            await self._harm(fate.removeprefix(POISON))
+            value, kind = f"{unit}#{counter}", fate.removeprefix(POISON)
+            await self.sink.ask("life", value, self.owner)
+            await self._harm(kind if kind != ANY else random.choice(HARMS))
         return await super().__call__(message)
 
     async def _harm(self, kind: str) -> None:

@@ -93,9 +93,10 @@ class Files:
         self._fs.delete(self._path(name), True)
 
     def copy(self, source: str, target: str) -> None:
-        """Copy a file, or a folder with all in it."""
+        """Copy a file, or a folder with all in it; afterwards it is there, or an error was raised."""
         utils = self._jvm.org.apache.hadoop.fs.FileUtil
-        utils.copy(self._fs, self._path(source), self._fs, self._path(target), False, True, self._conf)
+        if not utils.copy(self._fs, self._path(source), self._fs, self._path(target), False, True, self._conf):
+            raise FatalError(f"{self.at(source)} could not be copied to {self.at(target)}: see the file system's log")
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self.at(name))

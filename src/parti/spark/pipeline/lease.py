@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from parti import defaults
 from parti.backoff import PATIENT
 from parti.clock import SystemClock
 from parti.control import election
@@ -43,9 +44,9 @@ class Standby:
     """How drivers of the same pipeline share it."""
 
     bucket: str = "parti-pipelines"
-    ttl: float = 6.0  # seconds; the standby takes over this long after the last sign of life
-    renew_every: float = 2.0
-    margin: float = 0.3
+    ttl: float = defaults.LEASE_TTL  # seconds; the standby takes over this long after the last sign of life
+    renew_every: float = defaults.LEASE_RENEWAL
+    margin: float = defaults.LEASE_MARGIN
     replicas: int = 1  # of the bucket, when this makes it; 3 on a cluster
 
     @property

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from parti.manager import manager
+from parti.manager.sweep import sweep
 from parti.worker import WorkerConsumer
 from parti.worker.seal import Seal
 
-_metadata, _sweep = Seal.metadata, manager.sweep
+_metadata, _sweep = Seal.metadata, sweep
 
 
 @contextmanager

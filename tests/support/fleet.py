@@ -20,7 +20,7 @@ from parti.worker import Message, WorkerConfig, WorkerConsumer
 
 # A busy test machine starves a process for seconds: that must not be taken for a crash where a test is about
 # something else.
-PATIENT = {
+PATIENT: dict[str, Any] = {
     "heartbeat_ttl": 20.0,
     "heartbeat_interval": 4.0,
     "cold_start_window": 0.2,
@@ -66,26 +66,22 @@ class Fleet:
         connection = await self.connection(url)
         number = len(self.managers)
         if consumer is None:
-            consumer = WorkerConsumer(
-                JetStreamApi(connection),
-                WorkerConfig(
-                    **{
-                        "stream": self.stream,
-                        "subject_template": f"{self.stream}.{{partition}}",
-                        "pull_timeout": 1.0,
-                        "idle_heartbeat": 0.25,
-                        "min_update_interval": 0.05,
-                    }
-                    | (worker or {})
-                ),
-                metrics=self.metrics,
-            )
+            settings: dict[str, Any] = {
+                "stream": self.stream,
+                "subject_template": f"{self.stream}.{{partition}}",
+                "pull_timeout": 1.0,
+                "idle_heartbeat": 0.25,
+                "min_update_interval": 0.05,
+            }
 
-            @consumer.handler
             async def handle(message: Message) -> None:
                 self.entered.append(message)
                 await self.gate.wait()
                 self.seen.append((f"m{number}", message))
+
+            consumer = WorkerConsumer(
+                JetStreamApi(connection), WorkerConfig(**settings | (worker or {})), handle, metrics=self.metrics
+            )
 
         manager = Manager(
             ControlConfig(**({"namespace": self.stream} | PATIENT | control)),

@@ -102,7 +102,7 @@ class Scene:
         last = (await self.js.stream_info(self.stream))["state"]["last_seq"]
         info = await self.js.consumer_info(self.stream, durable)
         reached = info["ack_floor"]["stream_seq"] >= last
-        return reached and info["num_pending"] == 0 and info["num_ack_pending"] == 0
+        return bool(reached and info["num_pending"] == 0 and info["num_ack_pending"] == 0)
 
     async def settles_after_outage(self) -> None:
         """Wait until `settled`, where no answer counts as no; what never settles tells the last answer."""
