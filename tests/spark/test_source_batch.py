@@ -123,7 +123,7 @@ def test_streams_of_every_kind_are_read(spark, make_stream, config):
 def test_wrong_options_are_refused_when_the_frame_is_made(spark, stream):
     with pytest.raises(AnalysisException, match="did you mean 'maxOffsetsPerTrigger'"):
         load(spark, stream, maxOffsetPerTrigger=1)
-    with pytest.raises(AnalysisException, match="endingOffsets [0-9]+ lies beyond the last sequence"):
+    with pytest.raises(AnalysisException, match="endingOffsets 99 lies beyond the last sequence"):
         load(spark, stream, endingOffsets=99).collect()
 
 

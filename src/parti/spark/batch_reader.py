@@ -63,8 +63,8 @@ class JetStreamReader(DataSourceReader):
         for option, place in (("startingOffsets", first), ("endingOffsets", end)):
             if place > state.last_seq + 1:
                 raise ConfigError(
-                    f"{option} {place} lies beyond the last sequence {state.last_seq} of stream {state.name!r}: a batch "
-                    f"reads what is there, so that {state.last_seq + 1} is the highest, or latest"
+                    f"{option} {place} lies beyond the last sequence {state.last_seq} of stream {state.name!r}: a "
+                    f"batch reads what is there, up to {state.last_seq + 1} (or latest)"
                 )
         starting = self._options.starting
         if first > end and starting.at != "earliest" and not starting.is_time:
