@@ -1,4 +1,4 @@
-"""A task of `order=skip` that an owner had put aside when it died, before it said so, is delivered once."""
+"""A task of `order=skip` that an owner had put aside, or had delivered, before the server knew of it is sent once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from parti.clock import SystemClock
+from parti.tasks.feed import Feed
 from parti.tasks.held import Held, Reader
 from parti.tasks.lane import alone_key
 from parti.tasks.names import Names
@@ -15,6 +16,8 @@ from parti.tasks.order import RuleBook
 from parti.tasks.park import Park
 from parti.tasks.storage import ensure_consumer, ensure_streams
 from parti.testing import NatsServer, eventually
+from parti.testing.http_server import Answer
+from parti.wire.acks import ACK
 from parti.wire.live import LiveConnection
 from support.delivery import Scene, scene
 
@@ -90,3 +93,33 @@ async def test_a_task_that_waits_alone_and_came_again_is_sent_once(stage: Scene,
     for request in stage.endpoint.received:
         attempts[request.json()["documentId"]].append(int(request.headers["x-parti-attempt"]))
     assert attempts == {"a": [3 if where == "scheduled again" else 2], "b": [1]}
+
+
+async def test_a_planned_stop_repeats_no_task_that_had_waited_alone_when_the_server_is_slow_to_take_its_word(
+    stage: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server answers others before it has dealt with an acknowledgement: here it has none of them yet."""
+    names, said = Names(stage.stream), Feed._write
+
+    def lost(feed: Feed, reply: bytes, verb: bytes) -> None:
+        if "-wake-" not in feed.durable or verb != ACK:
+            said(feed, reply, verb)
+
+    stage.endpoint.on("/hook", Answer(503), Answer(200))
+    await stage.publish(stage.task("a"))
+    config = stage.config(order="skip")
+    with monkeypatch.context() as patched:
+        patched.setattr(Feed, "_write", lost)
+        async with stage.delivering(config):
+            await stage.endpoint.wait_for(2)
+            await eventually(stage.settled)
+    async with stage.delivering(config):
+        await stage.publish(stage.task("b"))
+        await eventually(lambda: "b" in [body["documentId"] for body in stage.endpoint.bodies("/hook")])
+
+        async def nothing_left() -> bool:
+            info = await stage.js.consumer_info(names.park, "TriggerDeliveryWorker-wake-0")
+            return not info["num_pending"] and not info["num_ack_pending"]
+
+        await eventually(nothing_left)
+    assert [body["documentId"] for body in stage.endpoint.bodies("/hook")] == ["a", "a", "b"]

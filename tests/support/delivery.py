@@ -133,6 +133,7 @@ async def scene(server: NatsServer, stream: str, storage: str = "memory") -> Asy
         await js.stream_create({"name": stream, "subjects": [f"{stream}.>"], "storage": storage})
         async with FaultHttpServer() as endpoint:
             yield Scene(server, stream, endpoint, js)
+        await eventually(lambda: connection.is_connected)  # a test may have restarted the server
         for name in await js.stream_names():
             if name.removeprefix("KV_").startswith(stream):
                 await js.stream_delete(name)

@@ -56,15 +56,16 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """Of those that are open: which were tried, and wait in memory."""
 
     @classmethod
-    async def load(cls, bucket: KeyValue, slot: int) -> Checkpoint | None:
+    async def load(cls, bucket: KeyValue, slot: int, what: str = "done") -> Checkpoint | None:
         """What the last owner of the partition has left; None when that is nothing, or cannot be read."""
         try:
-            return msgspec.json.decode((await bucket.get(f"done.{slot}")).value, type=cls)
+            return msgspec.json.decode((await bucket.get(f"{what}.{slot}")).value, type=cls)
         except (KeyNotFound, msgspec.DecodeError):
             return None
 
-    async def save(self, bucket: KeyValue, slot: int) -> None:
-        await bucket.put(f"done.{slot}", msgspec.json.encode(self))
+    async def save(self, bucket: KeyValue, slot: int, what: str = "done") -> None:
+        """`what`: of tasks ("done"), or of wake-ups ("woken")."""
+        await bucket.put(f"{what}.{slot}", msgspec.json.encode(self))
 
 
 def made_at(stream: Mapping[str, Any], consumer: Mapping[str, Any]) -> str:

@@ -152,6 +152,9 @@ class Slot:
             async with asyncio.timeout(2):
                 await (await self._link.connected()).ping()  # the server has what we sent
                 await self._checkpoint()
+                # Its answer to a ping does not mean that the server has dealt with our acknowledgements: a task that
+                # had waited alone would come again. (Of other tasks the journal and the checkpoint tell.)
+                await self.wakes.checkpoint().save(self._bucket, self.lease.slot, "woken")
         await self._tools.gate.fit(self._others, ends - clock.now())
         self._tools.recorder.event("deliver.partition_released", partition=self.lease.slot, handed_back=handed_back)
 
@@ -206,8 +209,8 @@ class Slot:
             self._trouble.clear()
             started = clock.now()
             try:
-                saved = await self._arrive() if first else None
-                await self.wakes.attach(connection)
+                saved, woken = await self._arrive() if first else (None, None)
+                await self.wakes.attach(connection, woken)
                 await self.main.attach(connection, saved)
                 first = False
             except LeaseLost:
@@ -235,7 +238,7 @@ class Slot:
                 waits = _BACKOFF.delays()
             await clock.sleep(next(waits))
 
-    async def _arrive(self) -> Checkpoint | None:
+    async def _arrive(self) -> tuple[Checkpoint | None, Checkpoint | None]:
         """Learn what the owner before left behind: parked documents, and what is done above the ack floor."""
         assert self.lanes is not None
         self.lease.check()
@@ -243,7 +246,8 @@ class Slot:
         await self._sweep(self.lanes)
         if self.lanes.sleepers.strangers <= _FEW:  # more would keep what comes in waiting
             self.lanes.sleepers.look_at_all()
-        return await Checkpoint.load(self._bucket, self.lease.slot)
+        slot = self.lease.slot
+        return await Checkpoint.load(self._bucket, slot), await Checkpoint.load(self._bucket, slot, "woken")
 
     async def _sweep(self, lanes: Lanes) -> None:
         """No parked document stays asleep: one without a schedule is a stranger, unless somebody will call it."""

@@ -85,6 +85,7 @@ class Ground:
                     epoch=int(request.headers["x-parti-epoch"]),
                     wait=float(reply.headers.get("Retry-After", 0)) if isinstance(reply, Answer) else 0.0,
                     ended=now + delay,
+                    partition=request.headers["x-parti-partition"],
                 )
             )
             return reply

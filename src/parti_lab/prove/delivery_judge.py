@@ -37,6 +37,7 @@ class Seen:
     wait: float = 0.0
     """Of Retry-After."""
     ended: float = 0.0
+    partition: str = ""
 
     @property
     def accepted(self) -> bool:

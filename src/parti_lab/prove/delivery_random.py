@@ -44,6 +44,7 @@ from parti_lab.prove.delivery_worker import Worker
 
 _LEASE, _LEASE_SPARK = 3, 6
 _IDLE = 2.0  # seconds that tell what processes say without a task
+_WITHIN, _WITHIN_SPARK = 90.0, 240.0  # seconds until all has arrived; a session takes minutes to start at worst
 _FALLS = 0.9  # times the rate before: then it still falls
 _ALONE = 20  # tasks that tell how long a host takes that is alone
 _ORDINARY = 15  # tasks of each trigger that tell what a delivery costs when all is well
@@ -183,19 +184,21 @@ class Run:
         sent, took = _sent(self.server, self.js) - before, self.ground.clock.now() - began
         return max(0, int(sent - idle * took)), len(triggers)
 
-    async def alone(self) -> list[str]:
+    async def alone(self, within: float = 60.0) -> list[str]:
         """Tasks of the host that is always well, with nobody beside them: their ids, once all have arrived."""
         before = len(self.published)
         await self.publish([self.scenario.triggers[-1]] * _ALONE)
         with suppress(NeverHappened):
-            await eventually(self.settled, 60, "the tasks of a host that is alone")
+            await eventually(self.settled, within, "the tasks of a host that is alone")
         return [task.id for task in self.published[before:]]
 
     def slowest(self, ids: Collection[str]) -> float:
         """The 95th percentile, over tasks of the host that is always well, from the publishing to the acceptance."""
-        first = {request.id: request.at for request in reversed(self.ground.seen) if request.accepted}
-        begin = min(first.values(), default=0.0)  # a backlog waits for the first process
-        waits = sorted(first[t.id] - max(t.at, begin) for t in self.published if t.id in ids and t.id in first)
+        first = {request.id: request for request in reversed(self.ground.seen) if request.accepted}
+        # A backlog waits until its partition is delivered, which the first request of any trigger tells.
+        begins = {request.partition: request.at for request in reversed(self.ground.seen)}
+        found = [(task, first[task.id]) for task in self.published if task.id in ids and task.id in first]
+        waits = sorted(request.at - max(task.at, begins[request.partition]) for task, request in found)
         return waits[int(len(waits) * 0.95)] if waits else 0.0
 
 
@@ -224,7 +227,7 @@ async def run_scenario(
             await asyncio.to_thread(worker.start)
         before: list[str] = []
         if warm:
-            before = await run.alone()
+            before = await run.alone(_WITHIN_SPARK)
             ground.heals_at = math.inf
             await run.publish(tasks[:half])
         publishing = asyncio.create_task(run.publish(tasks[half:]))
@@ -233,7 +236,7 @@ async def run_scenario(
         await publishing
         well = {task.id for task in run.published if task.trigger == scenario.triggers[-1].name} - set(before)
         with suppress(NeverHappened):  # what has not arrived by then is lost
-            await eventually(run.settled, 90.0 if spark is None else 240.0, "every task accepted or at rest")
+            await eventually(run.settled, _WITHIN if spark is None else _WITHIN_SPARK, "every task accepted or at rest")
         sent, took = _sent(server, js) - sent_before, ground.clock.now() - began
         costs: dict[str, int] = {}
         if spark is None:  # which asks for messages, with or without tasks
