@@ -2,6 +2,12 @@
 
 The names a worker needs can be imported from here; each is loaded when it is first used, so that `import parti` stays
 cheap and a Spark job need not load what it does not use. Types are in `__init__.pyi`.
+
+Promises: nothing is lost; messages of a key are handled in order; a partition has one owner at a time, and its position
+moves with it. docs/guarantees.md has the whole list.
+
+Flow: NATS -> `wire` -> `worker`, `groups`, `tasks` or `spark` -> your handler -> acknowledgement; `control` decides and
+`manager` performs who owns which partition.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""The module that Spark finds by its name: with it installed, `format("jetstream")` needs no registration."""
+"""The module that Spark finds by its name: with it installed, `format("jetstream")` needs no registration.
+
+Promises: nothing but the source of `parti.spark`.
+
+Flow: Spark -> `pyspark_jetstream` -> `parti.spark.source`.
+"""
 
 from parti.spark.source import JetStreamDataSource
 

@@ -35,6 +35,7 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection, connect
 from parti.wire.errors import ApiError, ConsumerNotFound
 from parti.wire.kv import KeyValue
+from parti.wire.live import ReaderBroke
 from parti.wire.options import ConnectOptions
 from parti.worker.outcomes import Ack, Reject, Retry, RetryPolicy
 
@@ -548,6 +549,25 @@ async def test_nothing_of_a_member_is_left_behind_when_it_has_ended(own_server: 
         for stream in ("KV_elastic-consumer-groups", bench.queue):
             assert (await bench.api.stream_info(stream))["state"]["consumer_count"] == 0
         await eventually(lambda: asyncio.all_tasks() <= before, what="the end of all tasks")
+
+
+async def test_a_bug_where_messages_are_read_ends_the_member_and_the_standby_goes_on(bench: Bench) -> None:
+    await bench.create(members=["m1"])
+    one, two = Log(), Log()
+    sick = await bench.join("m1", one, template=ConsumerTemplate(ack_wait=1))
+    await bench.publish(2)
+    await eventually(lambda: len(one.seen) == 2, what="the first messages")
+    await bench.join("m1", two, template=ConsumerTemplate(ack_wait=1))
+
+    def bug(*_: object) -> None:
+        raise ZeroDivisionError("a bug of ours")
+
+    live: Any = sick._puller._live
+    live._dispatch = bug
+    await bench.publish(4)
+    with pytest.raises(ReaderBroke, match="a bug of ours"):
+        await sick.wait()
+    await eventually(lambda: len(two.seen) == 4, what="the rest at the standby")
 
 
 async def test_stopping_does_not_hang_on_a_server_that_is_gone(own_server: NatsServer) -> None:

@@ -52,11 +52,25 @@ async def gave_up(fleet: Fleet, one: Manager, two: Manager, seen: list[int], bec
     fleet.managers.remove(one)
 
 
-async def test_a_worker_whose_engine_ended_on_a_bug_hands_its_partitions_on(server: NatsServer, name: str) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("where", ["in a lane", "where messages are read"])
+async def test_a_worker_that_ended_on_a_bug_hands_its_partitions_on(
+    server: NatsServer, name: str, layout: str, where: str
+) -> None:
+    """A bug where messages are read made asyncio close the connection 58 times a second; all were healthy."""
+
+    def bug(*_: object) -> None:
+        raise ZeroDivisionError("a bug of ours")
+
     async with fleet_on(server, name, count=4) as fleet:
-        one, sick, two, seen = await pair(fleet, "per-worker")
-        assert sick._engine is not None
-        sick._engine._bug(ZeroDivisionError("a bug of ours"))
+        one, sick, two, seen = await pair(fleet, layout)
+        assert one._agent is not None
+        plane: Any = one._agent.plane if layout == "per-partition" else sick._engine
+        if where == "in a lane":
+            plane._bug(ZeroDivisionError("a bug of ours"))
+        else:
+            connection = plane._connection if layout == "per-partition" else plane.desk.connection
+            connection._dispatch = bug
         await gave_up(fleet, one, two, seen, "ZeroDivisionError")
 
 

@@ -127,7 +127,7 @@ def test_streams_of_every_kind_are_read(spark: Any, make_stream: Callable[..., S
 def test_wrong_options_are_refused_when_the_frame_is_made(spark: Any, stream: Stream) -> None:
     with pytest.raises(AnalysisException, match="did you mean 'maxOffsetsPerTrigger'"):
         load(spark, stream, maxOffsetPerTrigger=1)
-    with pytest.raises(AnalysisException, match="reach beyond the last one"):
+    with pytest.raises(AnalysisException, match="endingOffsets 99 lies beyond the last sequence"):
         load(spark, stream, endingOffsets=99).collect()
 
 

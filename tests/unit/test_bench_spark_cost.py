@@ -9,7 +9,7 @@ import sys
 from parti_lab.bench.spark_cost import BENCH, _figures, cpu_of_tree
 
 BURN = "import time\nwhile time.process_time() < {0}: pass\n"
-NESTED = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN.format(0.2)!r}])\n"
+NESTED = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN.format(0.3)!r}])\n"
 STAYING = NESTED + "print('ready', flush=True)\nsys.stdin.read()\n"
 
 

@@ -287,6 +287,10 @@ def test_a_section_made_in_python_is_held_to_the_bounds_of_a_file(name: str, key
         (lambda: ControlConfig(heartbeat_ttl=float("nan")), r"control.heartbeat_ttl: nan is not a number"),
         (lambda: ControlConfig(strategy="stickyy"), r"control.strategy: 'stickyy' is not one of sticky"),  # type: ignore[arg-type]
         (lambda: ControlConfig(partitions=(1, 2)), r"control.partitions: .* is not a list of texts"),  # type: ignore[arg-type]
+        (lambda: ControlConfig(worker_id_prefix="a.b"), r"control.worker_id_prefix 'a.b' contains a dot"),
+        (lambda: ControlConfig(alert_after=("1s", "2s", "3s", "never")), r"'never': it is not a duration"),
+        (lambda: WorkerConfig(consumer_prefix="a b"), r"worker.consumer_prefix 'a b': token 1 contains a blank"),
+        (lambda: WorkerConfig(subject_template="x..{partition}"), r"worker.subject_template .*: token 2 is empty"),
     ],
 )
 def test_a_section_made_in_python_refuses_what_a_file_would(made: Callable[[], object], why: str) -> None:
@@ -296,7 +300,7 @@ def test_a_section_made_in_python_refuses_what_a_file_would(made: Callable[[], o
 
 _ANYTHING = st.one_of(
     st.sampled_from([-1, -0.5, 0, 0.5, 3, 2**63, 1e300, float("inf"), float("nan"), True, None, "x", "5s", b"x"]),
-    st.floats(-1e6, 1e6).map(lambda seconds: round(seconds, 6)),
+    st.floats(-1e6, 1e6).map(lambda seconds: round(seconds, 6) + 0.0),
     st.integers(),
     st.sampled_from([("a",), (1,), ["a"], ()]),
 )

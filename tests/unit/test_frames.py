@@ -104,10 +104,16 @@ def deliveries(draw: st.DrawFn) -> list[bytes]:
         )
         first, pending = draw(st.sampled_from([1, 95, 9_990, 10**8 - 5])), draw(st.sampled_from([10**6, 100]))
         longest = draw(st.sampled_from([1, 12, 130]))
+        headed = draw(st.sampled_from([1, 3, 1_000]))  # each so many has headers
         for n in range(draw(st.integers(60, 220))):
             subject, payload = b"s" * (1 + n * 7 % longest), draw(payloads) if n % 40 == 39 else b"x" * (n % longest)
             reply = b"$JS.ACK.S.%s.1.%d.%d.1790000000%09d.%d" % (consumer, first + n, n + 1, n, max(pending - n, 0))
-            parts.append(b"MSG %s %d %s %d\r\n%s\r\n" % (subject, sid, reply, len(payload), payload))
+            if n % headed:
+                parts.append(b"MSG %s %d %s %d\r\n%s\r\n" % (subject, sid, reply, len(payload), payload))
+            else:
+                header = b"NATS/1.0\r\nk:%s\r\n\r\n" % (b"v" * (n % longest))
+                sizes = (len(header), len(header) + len(payload))
+                parts.append(b"HMSG %s %d %s %d %d\r\n%s%s\r\n" % (subject, sid, reply, *sizes, header, payload))
         for _ in range(draw(st.integers(0, 2))):
             parts.insert(draw(st.integers(0, len(parts))), draw(st.one_of(message(), controls)))
     return parts

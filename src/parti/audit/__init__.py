@@ -2,6 +2,10 @@
 
 After `audit(...)` returned a report with `ok`, every message of the range took effect or rests in the dead letters, no
 key went backwards, and no partition had two owners in an epoch. It trusts no counter of any worker.
+
+Promises: see above; what cannot be read is an error, never a pass.
+
+Flow: `sources` -> `scan` -> `order`, `presence` and `effects` -> `assemble` -> `html`, `table`.
 """
 
 from parti.audit.model import Finding, Report, Side

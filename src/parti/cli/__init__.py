@@ -1,4 +1,9 @@
-"""The `parti` command. One file per noun; each is imported only when it is called."""
+"""The `parti` command. One file per noun; each is imported only when it is called.
+
+Promises: an error is one sentence and an exit code; `--json` prints nothing but JSON on stdout; no secret is shown.
+
+Flow: flags and files -> `settings` -> one command -> `output`.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
+from parti.cli.connected import run_connected
 from parti.cli.dlq import tell_replayed
 from parti.cli.output import json_option, note, plain, print_json, print_table
-from parti.cli.settings import log_quietly, with_config
+from parti.cli.settings import with_config
 from parti.config import LoadedConfig
 from parti.errors import UsageError
 
@@ -202,19 +202,8 @@ def _redacted(data: bytes) -> bytes:
 
 def _with_api(loaded: LoadedConfig, work: Callable[[JetStreamApi], Awaitable[T]]) -> T:
     from parti.wire.api import JetStreamApi
-    from parti.wire.configured import configured_options
-    from parti.wire.connect import connect
 
-    log_quietly(loaded)
-
-    async def main() -> T:
-        connection = await connect(configured_options(loaded).options)
-        try:
-            return await work(JetStreamApi(connection))
-        finally:
-            await connection.close()
-
-    return asyncio.run(main())
+    return run_connected(loaded, lambda connection: work(JetStreamApi(connection)))
 
 
 def _with_letters(loaded: LoadedConfig, work: Callable[[DeadLetters], Awaitable[T]], nothing: T) -> T:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from parti.cli.connected import run_connected
 from parti.cli.output import json_option, note, plain, print_json, print_table
-from parti.cli.settings import log_quietly, with_config
+from parti.cli.settings import with_config
 from parti.config import LoadedConfig
 from parti.errors import FatalError, UsageError
+
+if TYPE_CHECKING:
+    from parti.wire.connect import Connection
 
 T = TypeVar("T")
 
@@ -195,16 +198,11 @@ async def _tell_if_none(letters: Any) -> None:
 
 def _run(loaded: LoadedConfig, stream: str, act: Callable[[Any], Awaitable[T]]) -> T:
     from parti.wire.api import JetStreamApi
-    from parti.wire.configured import configured_options
-    from parti.wire.connect import connect
     from parti.worker.letters import DeadLetters
 
-    log_quietly(loaded)
+    async def work(connection: Connection) -> T:
+        letters = DeadLetters(JetStreamApi(connection), stream)
+        await _tell_if_none(letters)
+        return await act(letters)
 
-    async def main() -> T:
-        async with await connect(configured_options(loaded).options) as connection:
-            letters = DeadLetters(JetStreamApi(connection), stream)
-            await _tell_if_none(letters)
-            return await act(letters)
-
-    return asyncio.run(main())
+    return run_connected(loaded, work)

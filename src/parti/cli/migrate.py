@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from parti.cli.connected import run_connected
 from parti.cli.output import json_option, note, print_table
-from parti.cli.settings import log_quietly, with_config
+from parti.cli.settings import with_config
 from parti.config import LoadedConfig
 
 if TYPE_CHECKING:
     from parti.manager.migrate import Plan
+    from parti.wire.connect import Connection
 
 
 @click.group()
@@ -26,7 +27,7 @@ def migrate() -> None:
 @with_config
 def plan(loaded: LoadedConfig, as_json: bool) -> None:
     """Show the legacy durable and the position of each partition."""
-    _show(asyncio.run(_run(loaded, "plan")), as_json)
+    _show(_run(loaded, "plan"), as_json)
 
 
 @migrate.command()
@@ -34,7 +35,7 @@ def plan(loaded: LoadedConfig, as_json: bool) -> None:
 @with_config
 def shadow(loaded: LoadedConfig, as_json: bool) -> None:
     """Count what parti would have to do, beside what the legacy durables have left. Reads only."""
-    _show(asyncio.run(_run(loaded, "shadow")), as_json)
+    _show(_run(loaded, "shadow"), as_json)
 
 
 @migrate.command()
@@ -42,7 +43,7 @@ def shadow(loaded: LoadedConfig, as_json: bool) -> None:
 @with_config
 def verify(loaded: LoadedConfig, as_json: bool) -> None:
     """Fail unless both sides have the same work left in every partition."""
-    _show(asyncio.run(_run(loaded, "verify")), as_json)
+    _show(_run(loaded, "verify"), as_json)
 
 
 @migrate.command()
@@ -52,22 +53,20 @@ def verify(loaded: LoadedConfig, as_json: bool) -> None:
 @with_config
 def switch(loaded: LoadedConfig, as_json: bool, execute: bool, allow_repeat: bool) -> None:
     """Give parti the positions of the legacy durables; they are deleted only with --execute."""
-    done = asyncio.run(_run(loaded, "switch", execute=execute, allow_repeat=allow_repeat))
+    done = _run(loaded, "switch", execute=execute, allow_repeat=allow_repeat)
     _show(done, as_json)
     note("the legacy durables are deleted" if execute else "the legacy durables are kept; --execute deletes them")
 
 
-async def _run(loaded: LoadedConfig, step: str, **options: Any) -> Plan:
+def _run(loaded: LoadedConfig, step: str, **options: Any) -> Plan:
     from parti.manager.configured import source_of
     from parti.manager.kv_store import Store
     from parti.manager.migrate import Migration
     from parti.wire.api import JetStreamApi
-    from parti.wire.configured import configured_options
-    from parti.wire.connect import connect
 
-    log_quietly(loaded)
     control, worker = loaded.config.control, loaded.config.worker
-    async with await connect(configured_options(loaded).options) as connection:
+
+    async def work(connection: Connection) -> Plan:
         js = JetStreamApi(connection)
         store = await Store.open(
             js, control.namespace, replicas=control.bucket_replicas, storage=control.bucket_storage
@@ -76,6 +75,8 @@ async def _run(loaded: LoadedConfig, step: str, **options: Any) -> Plan:
         migration = Migration(js, store, worker, partitions)
         result: Plan = await getattr(migration, step)(**options)
         return result
+
+    return run_connected(loaded, work)
 
 
 def _show(plan: Plan, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from parti import defaults
 from parti.config.setting import Section, Setting, Unit
 from parti.config.units import parse_duration
 from parti.errors import ConfigError
+from parti.subjects import validate_token
 
 
 class ControlConfig(Section, frozen=True, kw_only=True):
@@ -99,6 +100,7 @@ class ControlConfig(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        validate_token(self.worker_id_prefix, what="control.worker_id_prefix")
         if self.worker_id_max < self.worker_id_min:
             raise ConfigError(
                 f"control.worker_id_max ({self.worker_id_max}) is below control.worker_id_min ({self.worker_id_min})"

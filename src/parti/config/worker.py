@@ -8,6 +8,7 @@ from parti import defaults
 from parti.config.setting import Section, Setting, Unit
 from parti.config.units import format_duration, parse_duration
 from parti.errors import ConfigError
+from parti.subjects import validate_subject, validate_token
 
 
 class WorkerConfig(Section, frozen=True, kw_only=True):
@@ -128,6 +129,8 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
             raise ConfigError(
                 f"worker.subject_template {self.subject_template!r} lacks {{partition}}: every partition would be all"
             )
+        validate_subject(self.subject_template, wildcards=True, what="worker.subject_template")
+        validate_token(self.consumer_prefix, what="worker.consumer_prefix")
         if self.pull_timeout < 2 * self.idle_heartbeat:
             raise ConfigError(
                 f"worker.pull_timeout ({self.pull_timeout:g}s) must be at least twice worker.idle_heartbeat "

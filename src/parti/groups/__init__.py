@@ -1,4 +1,10 @@
-"""Partitioned consumer groups, wire-compatible with the Go reference (orbit.go pcgroups)."""
+"""Partitioned consumer groups, wire-compatible with the Go reference (orbit.go pcgroups).
+
+Promises: in order and one at a time for each partition, while the server confirms the pin; a member of the Go library
+sees the same records, consumers and messages.
+
+Flow: `elastic` or `static` joins -> `puller` pulls -> `pinned` checks -> `in_flight` runs the handler -> `acks`.
+"""
 
 from parti.groups import errors
 from parti.groups.automatic import AutomaticMembership

@@ -26,6 +26,7 @@ from parti.observe.logs import get_logger
 from parti.wire.acks import NAK
 from parti.wire.columns import Deliveries
 from parti.wire.errors import ConsumerDeleted, NoResponder, WrongPinId
+from parti.wire.live import ReaderBroke
 
 log = get_logger("groups")
 
@@ -144,6 +145,9 @@ class Pinned(Core[R], Generic[R]):
         if isinstance(error, WrongPinId):
             if self._puller.pin is None:  # otherwise we are pinned again since
                 self._unpinned(str(error))
+            return
+        if isinstance(error, ReaderBroke):
+            self._fail(error)
             return
         if self._puller.pulling:
             return  # it was healed meanwhile

@@ -61,7 +61,7 @@ class ConsumerTemplate:
     new_only: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Any other field of a consumer's configuration, as the server names it and with its values (durations are in
-    nanoseconds): `description`, `metadata`, `sample_freq`, `rate_limit_bps`, `max_waiting`, `max_batch`,
+    nanoseconds): `description`, `metadata`, `sample_freq`, `max_waiting`, `max_batch`,
     `deliver_policy`, and whatever servers will know. Only what is the group's own is refused."""
 
     def __post_init__(self) -> None:

@@ -1,4 +1,10 @@
-"""The control plane on real NATS: a manager per worker, partition sources, layouts, hooks."""
+"""The control plane on real NATS: a manager per worker, partition sources, layouts, hooks.
+
+Promises: nothing starts without a lease that its own clock says is valid; every change of a claim is a compare-and-set.
+
+Flow: bucket -> `agent` -> `leading` (the leader) and a plane (`per_worker`, `per_partition`) -> `parti.worker` or a
+durable per partition -> `claim_writer` -> bucket.
+"""
 
 from parti.config.control import ControlConfig
 from parti.manager.hooks import AlertLevel, Hooks, ManagerState

@@ -40,7 +40,7 @@ from parti.model import Ahead, Claim, Member, PartitionId, Retention
 from parti.observe import worker_metrics as m
 from parti.wire.api_consumers import filters_of
 from parti.wire.errors import MessageNotFound, SequenceNotFound
-from parti.wire.live import LiveConnection
+from parti.wire.live import LiveConnection, ReaderBroke
 from parti.worker.attempts import Attempts
 from parti.worker.dead_letters import DeadLetterOffice
 from parti.worker.health import Part
@@ -369,12 +369,8 @@ class PerPartitionPlane(SlotProgress):
             flow.removed(sequence)
 
     def _bug(self, bug: BaseException) -> None:
-        """A lane that ended on a bug would stand still without a word: it ends the member instead."""
-
-        async def raised() -> None:
-            raise bug
-
-        self._host.spawn(raised(), "parti-lane-bug")
+        """A lane that ended on a bug would stand still without a word: others get what this worker has instead."""
+        self._runtime.recorder.broke(bug, self._runtime.clock.now())
 
     async def _confirm(self, partition: PartitionId, connection: LiveConnection) -> None:
         try:
@@ -392,5 +388,8 @@ class PerPartitionPlane(SlotProgress):
 
     async def _until_lost(self, connection: LiveConnection) -> None:
         await asyncio.wait({connection.lost})
+        if isinstance(reason := connection.lost.result(), ReaderBroke):
+            self._bug(reason.bug)
+            return
         for partition in list(self._slots):
             self._feed(partition, Gap())

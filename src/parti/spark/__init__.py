@@ -6,6 +6,10 @@ spark = session("orders")
 orders = spark.readStream.format("jetstream").option("stream", "ORDERS").load()
 
 Pipeline(name="orders", stream="ORDERS", handler=handle, checkpoint="checkpoints/orders").run(spark)
+
+Promises: a batch holds every message of its range once, in order, or fails; a replay gives the same batch.
+
+Flow: `stream_reader` plans ranges on the driver -> `tasks` read them on executors -> rows; `sink` stores rows once.
 """
 
 from typing import TYPE_CHECKING, Any

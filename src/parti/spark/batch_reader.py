@@ -60,11 +60,12 @@ class JetStreamReader(DataSourceReader):
         state = reader.state(self._options.stream)
         first = self._options.starting.first_sequence(reader, state)
         end = self._options.ending.first_sequence(reader, state)  # the first that is not read, as Kafka's
-        if max(first, end) > state.last_seq + 1:
-            raise ConfigError(
-                f"the sequences {first} to {end - 1} reach beyond the last one of stream {state.name!r}, "
-                f"{state.last_seq}: a batch reads what is there"
-            )
+        for option, place in (("startingOffsets", first), ("endingOffsets", end)):
+            if place > state.last_seq + 1:
+                raise ConfigError(
+                    f"{option} {place} lies beyond the last sequence {state.last_seq} of stream {state.name!r}: a "
+                    f"batch reads what is there, up to {state.last_seq + 1} (or latest)"
+                )
         starting = self._options.starting
         if first > end and starting.at != "earliest" and not starting.is_time:
             raise ConfigError(

@@ -1,4 +1,10 @@
-"""Delivery of tasks to HTTP endpoints, in order per document, without ever losing one."""
+"""Delivery of tasks to HTTP endpoints, in order per document, without ever losing one.
+
+Promises: a task is delivered, or rests as a dead letter; tasks of a document arrive in order; no request to an address
+that is not allowed.
+
+Flow: `feed` -> `lanes` -> `gate` -> `courier` -> `policy` -> acknowledgement, park or dead letter.
+"""
 
 from parti.config.deliver import DeliverSection
 from parti.tasks.consumer import TaskConsumer

@@ -1,4 +1,9 @@
-"""Real parts to test with: a nats-server, a cluster of them, and a proxy that breaks connections."""
+"""Real parts to test with: a nats-server, a cluster of them, and a proxy that breaks connections.
+
+Promises: every part is real, listens on loopback, and is gone when its block ends.
+
+Flow: `binary` finds the server -> `server`, `cluster` and `proxy` run it -> `eventually` waits for what it did.
+"""
 
 from parti.errors import ServerTooOld
 from parti.testing.binary import find_binary

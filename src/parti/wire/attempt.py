@@ -28,7 +28,7 @@ from parti.wire.state import StreamState
 from parti.wire.stored import parse_time
 from parti.wire.witness import LISTED
 
-_PLACE, _PLACE_AND_TIME = (1, 2), (1, 2, 3)  # rows of `Deliveries.numbers`: the sequences, and when it was stored
+_PLACE, _COUNT, _TIME = 1, 2, 3  # rows of `Deliveries.numbers`: the two sequences, and when it was stored
 _PULL_BATCH = 32_000
 _WAITING = 8  # pulls that a consumer may hold; we never have more than two open
 # bytes of two pulls; far beyond it the server cuts us off as a slow consumer (docs/evidence/spark.md#s10)
@@ -95,13 +95,17 @@ class Attempt(ABC):
     def _frames(self) -> Frames:
         """The next frames of this attempt, maybe none; raises when the server gives no sign of life."""
         try:
-            frames = self.connection.frames(_STALL)
+            frames = self.connection.frames(_STALL, self._bytes_due())
         except RequestTimeout:
             frames = self._sign_of_life()
         frames = frames.select(frames.sid == self._sid)
         if len(frames):
             self._stalls = 0
         return frames
+
+    def _bytes_due(self) -> int:
+        """How many bytes of messages should be on their way, or a few less."""
+        return 0
 
     def _sign_of_life(self) -> Frames:
         self._stalls += 1
@@ -131,7 +135,7 @@ class ConsumerAttempt(Attempt):
         Without `times` the deliveries have none.
         """
         super().__init__(connection, state.name, cursor)
-        self._numbers = _PLACE_AND_TIME if times else _PLACE
+        self._numbers = (_PLACE, _TIME) if times else (_PLACE,)
         self._last_seq = state.last_seq
         self._selective = selective
         self._leader = state.leader if state.replicas > 1 else None
@@ -146,8 +150,8 @@ class ConsumerAttempt(Attempt):
         self._sated = False  # the server said that it has no more than is on its way
         half = _IN_FLIGHT // 2
         self._limit = max(half, connection.max_payload + _ENVELOPE)  # a single message must always fit
-        average = state.bytes // max(state.messages, 1) + 1
-        self._batch = max(1, min(_PULL_BATCH, half // average))
+        self._average = state.bytes // max(state.messages, 1) + 1
+        self._batch = max(1, min(_PULL_BATCH, half // self._average))
         self._ask_at = self._batch // 2 if self._limit <= half + _ENVELOPE else 0
 
     def run(self) -> Iterator[Deliveries]:
@@ -248,15 +252,29 @@ class ConsumerAttempt(Attempt):
             body = {"batch": batch, "max_bytes": self._limit, "no_wait": True}
             self._call(f"CONSUMER.MSG.NEXT.{self.stream}.{self._consumer}", body, str(self._asked))
 
+    def _bytes_due(self) -> int:
+        return self._due * self._average
+
     def _overtaken(self) -> Frames:
         frames = self.connection.frames(_AFTERMATH)
         return frames.select(frames.sid == self._sid)
 
     def _consecutive(self, deliveries: Deliveries) -> int:
-        """How many messages from the first on have the consumer sequence that must come next."""
-        sequence = deliveries.consumer_seq
-        wrong = sequence != np.arange(self._next, self._next + len(sequence))
-        good = int(np.argmax(wrong)) if wrong.any() else len(sequence)
+        """How many messages from the first on have the consumer sequence that must come next.
+
+        Where no stream sequence is left out, none of the other can be; so these are read from the first gap on only.
+        """
+        count = len(deliveries)
+        if _COUNT not in self._numbers:
+            if np.array_equal(
+                deliveries.stream_seq, np.arange(self.cursor.position + 1, self.cursor.position + 1 + count)
+            ):
+                self._next += count
+                return count
+            self._numbers = (*self._numbers, _COUNT)
+            deliveries = consumer_deliveries(deliveries.frames, (_COUNT,))
+        wrong = deliveries.consumer_seq != np.arange(self._next, self._next + count)
+        good = int(np.argmax(wrong)) if wrong.any() else count
         self._next += good
         return good
 

@@ -32,6 +32,7 @@ from parti.wire.options import ConnectOptions
 _BUFFER = 2 << 20  # measured at 128 B and 1 KiB: half of it costs more CPU, twice it keeps the server waiting
 _STREAMING = 64 << 10  # so much at once means that more is on its way
 _QUIET = 0.002  # ... and is worth this wait: a scan costs 0.2 ms however little it covers
+_PAUSE = 0.02  # ... and this one, where much more is due: a server that has to share its processor sends in spurts
 _STATUS_END = b"\r\n\r\n\r\n"  # a status frame is the end of an answer: there is nothing to wait for behind it
 
 
@@ -192,16 +193,19 @@ class BlockingConnection:
             raise api_error(error, request=suffix)
         return response
 
-    def frames(self, timeout: float) -> Frames:
+    def frames(self, timeout: float, due: int = 0) -> Frames:
         """The next frames, at least one; raises RequestTimeout when none comes. Valid until the next call.
 
-        PINGs are answered here. An error line of the server raises: nothing after it can be trusted.
+        `due` says how many bytes should be on their way: then it waits a little for many of them, as few cost nearly
+        the same. PINGs are answered here. An error line of the server raises: nothing after it can be trusted.
         """
         self._compact()
         needed = 0
         while True:
             if not self._unscanned:
-                self._receive(max(timeout, 0.001))  # each time anew: a large frame on a slow line may take its time
+                self._receive(
+                    max(timeout, 0.001), due
+                )  # each time anew: a large frame on a slow line may take its time
             self._unscanned = False
             if self._have < needed:
                 continue
@@ -246,7 +250,7 @@ class BlockingConnection:
             self._buffer[:rest] = self._buffer[self._used : self._have].copy()
         self._have, self._used = rest, 0
 
-    def _receive(self, timeout: float) -> None:
+    def _receive(self, timeout: float, due: int) -> None:
         """Take in what is there, at least a byte, or raise."""
         if self._have == len(self._buffer):
             self._grow()
@@ -261,6 +265,10 @@ class BlockingConnection:
                     with contextlib.suppress(ssl.SSLWantReadError):
                         while more and self._have < len(self._buffer):
                             more = self._take(view)
+                due = min(due, len(self._buffer) // 2)
+                while more and self._have < due - _STREAMING:
+                    self._sock.settimeout(_PAUSE)
+                    more = self._take(view)
                 if self._have >= _STREAMING:
                     self._sock.settimeout(_QUIET)
                     while more and self._have < len(self._buffer) and not self._ends_in_status():

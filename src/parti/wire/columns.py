@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from parti.errors import ProtocolError
-from parti.wire.digits import Bytes, Ints, aligned_uints, word_of, words
+from parti.wire.digits import LONGEST_NUMBER, Bytes, Ints, aligned_uints, word_of, words
 from parti.wire.frames import Frames, binary_array, compact, uints
 from parti.wire.stored import AnsweredElsewhere
 
@@ -27,7 +27,7 @@ _FEW = 128
 NUMBERS = (0, 1, 2, 3, 4)
 """The rows of `Deliveries.numbers`. To read all of them is a third of what a range read costs: it may choose."""
 _SPANS = np.array([0, 1, 6])  # rows of `Frames.positions`: subject start, subject end, payload start
-_LAYOUTS = 6  # a scan seldom sees more: each of four numbers changes its length once in a while
+_MODELS = 6  # layouts of replies; few: each of four numbers changes its length once in a while
 # How many dots a reply subject has, and how many of its last tokens come after `num_pending` (ADR-15).
 _ACK_SHAPES = {8: 0, 10: 0, 11: 1}
 # The lines Direct Get puts behind the message's own headers, in this order (nats-server 2.11 to 2.15).
@@ -146,53 +146,59 @@ def is_delivery(frames: Frames) -> npt.NDArray[np.bool_]:
 
 def consumer_deliveries(frames: Frames, wanted: tuple[int, ...] = NUMBERS) -> Deliveries:
     """The positions of frames that are all consumer deliveries; rows of `numbers` that nobody wants may be zeros."""
-    numbers = _ack_numbers(frames, wanted) if len(frames) >= _FEW else None
-    if numbers is None:
-        numbers = _ack_numbers_plain(frames)
+    numbers = _ack_numbers(frames, wanted) if len(frames) >= _FEW else _ack_numbers_plain(frames)
     return Deliveries(frames, numbers, frames.positions[_SPANS])
 
 
-def _ack_numbers(frames: Frames, wanted: tuple[int, ...]) -> Ints | None:
-    """The five numbers of every reply subject, or None when the replies are not all of one known shape.
+def _ack_numbers(frames: Frames, wanted: tuple[int, ...]) -> Ints:
+    """The five numbers of every reply subject.
 
-    Replies of one consumer differ in digits only, until a number gets one digit more or less. So each run of them is
-    read where the first one's numbers stand, counted from the end: a third of the cost of looking for the dots.
+    Replies of one consumer differ in digits only, until a number gets one digit more or less. So all are read where the
+    first one's numbers stand, counted from the end, and what is not like it once more by the first of the rest: a third
+    of the cost of looking for the dots.
     """
-    n = len(frames)
-    numbers = np.zeros((5, n), dtype=np.int64)
-    at = 0
-    for _ in range(_LAYOUTS):
-        if at == n:
-            return numbers
-        read = _run(frames, at, numbers, wanted)
-        if not read:
+    numbers = np.zeros((5, len(frames)), dtype=np.int64)
+    like = _like_first(frames, numbers, wanted)
+    if like.all():
+        return numbers
+    rest = np.flatnonzero(~like)
+    for _ in range(_MODELS):
+        if len(rest) < _FEW:
             break
-        at += read
-    return _ack_numbers_by_dots(frames)
+        others = Frames(frames.data, frames.positions[:, rest], (), 0)
+        some = np.zeros((5, len(rest)), dtype=np.int64)
+        like = _like_first(others, some, wanted)
+        if not like[0]:
+            break
+        numbers[:, rest[like]] = some[:, like]
+        rest = rest[~like]
+    if len(rest):
+        others = Frames(frames.data, frames.positions[:, rest], (), 0)
+        found = _ack_numbers_by_dots(others) if len(rest) >= _FEW else None
+        numbers[:, rest] = _ack_numbers_plain(others) if found is None else found
+    return numbers
 
 
-def _run(frames: Frames, first: int, numbers: Ints, wanted: tuple[int, ...]) -> int:
-    """Read the replies from `first` on, as long as they are laid out as this one; returns how many were."""
-    reply = frames.reply(first)
+def _like_first(frames: Frames, numbers: Ints, wanted: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """Read all replies as if they were laid out as the first one; returns of which ones that is true."""
+    reply = frames.reply(0)
     tokens = reply.split(b".")
-    behind = _ACK_SHAPES.get(len(tokens) - 1)
-    if behind is None:
-        return 0
+    behind = _ACK_SHAPES.get(len(tokens) - 1, -1)
     numerals = tokens[-5 - behind : len(tokens) - behind]
-    if max(map(len, numerals)) > 19 or not all(numeral.isdigit() for numeral in numerals):
-        return 0
-    data, ends = frames.data, frames.reply_end[first:]
-    alike: npt.NDArray[np.bool_] = ends - frames.reply_start[first:] == len(reply)
+    if behind < 0 or max(map(len, numerals)) > LONGEST_NUMBER or not all(numeral.isdigit() for numeral in numerals):
+        return np.zeros(len(frames), dtype=bool)
+    data, ends = frames.data, frames.reply_end
+    like: npt.NDArray[np.bool_] = ends - frames.reply_start == len(reply)
     at = ends - sum(len(token) + 1 for token in tokens[-5 - behind :])  # the dot before the first number
     for row, numeral in enumerate(numerals):
-        alike &= data[at] == _DOT
+        like &= data[at] == _DOT
         at += len(numeral) + 1
         if row in wanted:
-            numbers[row, first:], right = aligned_uints(data, at, len(numeral))
-            alike &= right
+            numbers[row], right = aligned_uints(data, at, len(numeral))
+            like &= right
     if behind:
-        alike &= data[at] == _DOT
-    return len(ends) if alike.all() else int(np.argmin(alike))
+        like &= data[at] == _DOT
+    return like
 
 
 def _ack_numbers_by_dots(frames: Frames) -> Ints | None:

@@ -26,8 +26,9 @@ _LONGEST_LINE = 1 << 16  # the server's own default limit (max_control_line) is 
 # Below this many bytes the plain loop (1.5 us a frame) is cheaper than ~60 NumPy calls (150 us in all).
 _PLAIN_BELOW = 16_384
 
-_MANY = 128  # lines from which reading them in runs pays
-_RUNS = 6  # a scan seldom sees more: each number in a line changes its length once in a while
+_MANY = 128  # lines from which NumPy pays
+_FEW = 16  # lines that are read one by one rather than once more by NumPy
+_MODELS = 8  # layouts of lines; few: each number in a line changes its length once in a while
 _ACK = b"$JS.ACK."
 _ACK_WORD = word_of(_ACK)
 
@@ -36,12 +37,9 @@ _MESSAGE_VERBS = (b"MSG ", b"HMSG ")
 _CONTROL_VERBS = (b"PING", b"PONG", b"+OK\r", b"-ERR", b"INFO")
 
 
-def _word(verb: bytes) -> int:
-    return int.from_bytes(verb[:4], "little")
-
-
-_MSG, _HMSG = _word(b"MSG "), _word(b"HMSG")
-_CONTROL_WORDS = np.array([_word(verb) for verb in _CONTROL_VERBS], dtype=np.uint32)
+_FOUR_BYTES, _FIVE_BYTES = word_of(b"\xff" * 4), word_of(b"\xff" * 5)
+_MSG, _HMSG = (word_of(verb) for verb in _MESSAGE_VERBS)
+_CONTROL_WORDS = np.array([word_of(verb[:4]) for verb in _CONTROL_VERBS])
 _FIRST_BYTES = np.zeros(256, dtype=bool)
 _FIRST_BYTES[list(b"MHP+-I")] = True
 
@@ -177,7 +175,7 @@ def bytes_of_first(data: Bytes, length: int) -> int:
 def _scan_vector(data: Bytes, length: int) -> Frames | None:
     """The same as `scan_plain`, or None when the framing cannot be proven this way."""
     newline = np.flatnonzero(data[:length] == _LF)
-    if newline.size == 0:
+    if newline.size == 0 or length < 8:
         return None
     starts = np.empty_like(newline)
     starts[0] = 0
@@ -186,12 +184,11 @@ def _scan_vector(data: Bytes, length: int) -> Frames | None:
     starts = starts[lines]
     if starts.size == 0 or starts[0] != 0:
         return None
-    word = _words_at(data, starts, length)
-    is_msg = word == _MSG
-    is_hmsg = (word == _HMSG) & (data[np.minimum(starts + 4, length - 1)] == _SPACE)
+    word = words(data, np.minimum(starts, len(data) - 8))  # one nearer to the end matches nothing
+    is_msg, is_hmsg = word & _FOUR_BYTES == _MSG, word & _FIVE_BYTES == _HMSG
     known = is_msg | is_hmsg
     if not known.all():
-        known |= np.isin(word, _CONTROL_WORDS)
+        known |= np.isin(word & _FOUR_BYTES, _CONTROL_WORDS)
         starts, lines, is_msg, is_hmsg = starts[known], lines[known], is_msg[known], is_hmsg[known]
     line_end = newline[lines] - 1
     if starts.size == 0 or starts[0] != 0 or not (data[line_end] == _CR).all():
@@ -221,20 +218,84 @@ def _scan_vector(data: Bytes, length: int) -> Frames | None:
     return Frames(data, positions, controls, consumed)
 
 
-def _words_at(data: Bytes, starts: Ints, length: int) -> npt.NDArray[np.uint32]:
-    """The four bytes at each position as one number; positions near the end read short and match nothing."""
-    word = data[starts].astype(np.uint32)
-    for offset in (1, 2, 3):
-        word |= data[np.minimum(starts + offset, length - 1)].astype(np.uint32) << np.uint32(8 * offset)
-    return word
-
-
 def _message_positions(data: Bytes, starts: Ints, line_end: Ints, is_hmsg: npt.NDArray[np.bool_]) -> Ints | None:
-    """The positions of `Frames` for these message lines."""
-    if len(starts) >= _MANY and not is_hmsg.any():
-        positions = _positions_in_runs(data, starts, line_end)
-        if positions is not None:
-            return positions
+    """The positions of `Frames` for these message lines; None when one of them is not understood."""
+    if len(starts) < _MANY:
+        return _by_spaces(data, starts, line_end, is_hmsg)
+    positions = np.empty((8, len(starts)), dtype=np.int64)
+    rest = np.flatnonzero(~_like_first(data, starts, line_end, is_hmsg, positions))
+    for _ in range(_MODELS):
+        if len(rest) < _FEW:
+            break
+        some = np.empty((8, len(rest)), dtype=np.int64)
+        like = _like_first(data, starts[rest], line_end[rest], is_hmsg[rest], some)
+        if not like[0]:
+            break
+        positions[:, rest[like]] = some[:, like]
+        rest = rest[~like]
+    if len(rest):
+        read = _one_by_one if len(rest) < _FEW else _by_spaces
+        odd = read(data, starts[rest], line_end[rest], is_hmsg[rest])
+        if odd is None:
+            return None
+        positions[:, rest] = odd
+    return positions
+
+
+def _like_first(
+    data: Bytes, starts: Ints, line_end: Ints, is_hmsg: npt.NDArray[np.bool_], positions: Ints
+) -> npt.NDArray[np.bool_]:
+    """Read all lines as if they were laid out as the first one, a delivery; returns of which ones that is true.
+
+    Lines of one consumer differ in digits and in their subjects only, until a number gets one digit more. So everything
+    behind the subject stands where it stands in the first line, counted from the line's end: a third of the cost of
+    looking for the blanks. That the server puts no blank into a subject or a reply is taken for granted here.
+    """
+    line = _MESSAGE_LINE.match(data[starts[0] : line_end[0] + 2].tobytes())
+    if line is None or line[4] is None or not line[4].startswith(_ACK):
+        return np.zeros(len(starts), dtype=bool)
+    sid, reply, header, size = (len(line[group] or b"") for group in (3, 4, 5, 6))
+    reply_end, reply_start, body = positions[_REPLY_END], positions[_REPLY], positions[_HEADER]
+    np.subtract(line_end, size + 1 + (header + 1 if header else 0), out=reply_end)
+    np.subtract(reply_end, reply, out=reply_start)
+    np.subtract(reply_start, sid + 2, out=positions[_SUBJECT_END])
+    np.add(starts, line.start(2), out=positions[_SUBJECT])
+    np.add(line_end, 2, out=body)
+    total, like = aligned_uints(data, line_end, size)
+    positions[_SID], right = aligned_uints(data, reply_start - 1, sid)
+    like &= right
+    like &= is_hmsg == bool(header)
+    like &= positions[_SUBJECT] < positions[_SUBJECT_END]
+    for blank in (reply_end, positions[_SUBJECT_END], reply_start - 1):
+        like &= data[blank] == _SPACE
+    like &= words(data, reply_start) == _ACK_WORD
+    positions[_PAYLOAD] = body
+    if header:
+        own, right = aligned_uints(data, line_end - (size + 1), header)
+        like &= right & (own <= total) & (data[line_end - (size + 1)] == _SPACE)
+        positions[_PAYLOAD] += own
+    np.add(body, total, out=positions[_PAYLOAD_END])
+    return like
+
+
+def _one_by_one(data: Bytes, starts: Ints, line_end: Ints, is_hmsg: npt.NDArray[np.bool_]) -> Ints | None:  # noqa: ARG001
+    """The positions for a few lines: statuses between deliveries, and whatever else is like no other."""
+    rows: list[int] = []
+    for start, end in zip(starts.tolist(), line_end.tolist(), strict=True):
+        line = _MESSAGE_LINE.fullmatch(data[start : end + 2].tobytes())
+        if line is None or (header := int(line[5] or 0)) > int(line[6]):
+            return None
+        reply, reply_end = line.span(4)
+        if reply < 0:
+            reply = reply_end = line.end(3) + 1
+        body = end + 2
+        rows += (line.start(2) + start, line.end(2) + start, int(line[3]), reply + start, reply_end + start)
+        rows += (body, body + header, body + int(line[6]))
+    return np.array(rows, dtype=np.int64).reshape(-1, 8).T
+
+
+def _by_spaces(data: Bytes, starts: Ints, line_end: Ints, is_hmsg: npt.NDArray[np.bool_]) -> Ints | None:
+    """The positions for lines of any kind, by the blanks in them."""
     lines, offsets = compact(data, starts, line_end)
     first, last = offsets[:-1], offsets[1:]
     spaces = np.flatnonzero(lines == _SPACE)
@@ -270,41 +331,6 @@ def _message_positions(data: Bytes, starts: Ints, line_end: Ints, is_hmsg: npt.N
     positions[_PAYLOAD] = body + header
     positions[_PAYLOAD_END] = body + total
     return positions
-
-
-def _positions_in_runs(data: Bytes, starts: Ints, line_end: Ints) -> Ints | None:
-    """The same for deliveries of one consumer without headers, whose lines differ in digits and in their subjects only.
-
-    Then everything behind the subject stands where it stands in the first line of the run, counted from the line's end:
-    a third of the cost. That the server puts no blank into a subject or a reply is taken for granted here.
-    """
-    positions = np.empty((8, len(starts)), dtype=np.int64)
-    first = 0
-    for _ in range(_RUNS):
-        line = _MESSAGE_LINE.match(data[starts[first] : line_end[first] + 2].tobytes())
-        if line is None or line[4] is None or not line[4].startswith(_ACK):
-            return None
-        ends, rows = line_end[first:], positions[:, first:]
-        sid, reply, size = len(line[3]), len(line[4]), len(line[6])
-        np.subtract(ends, size + 1, out=rows[_REPLY_END])
-        np.subtract(rows[_REPLY_END], reply, out=rows[_REPLY])
-        np.subtract(rows[_REPLY], sid + 2, out=rows[_SUBJECT_END])
-        np.add(starts[first:], 4, out=rows[_SUBJECT])
-        total, alike = aligned_uints(data, ends, size)
-        rows[_SID], right = aligned_uints(data, rows[_REPLY] - 1, sid)
-        alike &= right
-        alike &= rows[_SUBJECT] < rows[_SUBJECT_END]
-        for row in (_REPLY_END, _SUBJECT_END):
-            alike &= data[rows[row]] == _SPACE
-        alike &= data[rows[_REPLY] - 1] == _SPACE
-        alike &= words(data, rows[_REPLY]) == _ACK_WORD
-        np.add(ends, 2, out=rows[_HEADER])
-        rows[_PAYLOAD] = rows[_HEADER]
-        np.add(rows[_HEADER], total, out=rows[_PAYLOAD_END])
-        if alike.all():
-            return positions
-        first += int(np.argmin(alike))
-    return None
 
 
 def binary_array(data: Bytes, starts: Ints, ends: Ints) -> pa.Array:

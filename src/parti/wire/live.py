@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from parti.errors import ConnectionFailed, PartiError
+from parti.errors import ConnectionFailed, FatalError, PartiError
 from parti.waiting import first_of
 from parti.wire.address import ServerAddress
 from parti.wire.digits import Bytes
@@ -30,6 +30,14 @@ _BUFFER = 1 << 20
 _WRITE_HIGH = 4 << 20  # bytes waiting to be sent before `writable` is cleared
 
 OnFrames = Callable[[Frames], None]
+
+
+class ReaderBroke(FatalError):
+    """What takes the messages raised: a bug, and what comes again would meet it again. End, and let others go on."""
+
+    def __init__(self, bug: Exception) -> None:
+        super().__init__(f"a bug in what takes messages: {type(bug).__name__}: {bug}")
+        self.bug = bug
 
 
 class LiveConnection(asyncio.BufferedProtocol):
@@ -206,7 +214,12 @@ class LiveConnection(asyncio.BufferedProtocol):
         for line in frames.controls:
             self._control(line)
         if len(frames):
-            self._dispatch(frames)
+            try:
+                self._dispatch(frames)
+            except PartiError as error:
+                self._fail(error)
+            except Exception as bug:  # otherwise the event loop would only close the connection, again and again
+                self._fail(ReaderBroke(bug))
         rest = self._have - frames.consumed
         if rest:
             self._buffer[:rest] = self._buffer[frames.consumed : self._have].copy()

@@ -1,4 +1,10 @@
-"""The worker plane: one durable consumer per worker; a handler gets ordered, fenced, acknowledged messages."""
+"""The worker plane: one durable consumer per worker; a handler gets ordered, fenced, acknowledged messages.
+
+Promises: in order for each key, one at a time; nothing starts without the lease; a message is acknowledged only after
+its effect, or its dead letter, is certain.
+
+Flow: `session` pulls -> `desk` -> `lanes` -> `attempts` -> handler -> `outcomes` -> ack; `ledger` keeps positions.
+"""
 
 from parti.config.worker import WorkerConfig
 from parti.model import Lease, Partition

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import traceback
 from dataclasses import replace
 
 from parti.backoff import FAST
@@ -135,16 +134,7 @@ class Engine:
                 # The first filter makes pyarrow look for pandas, whose import takes a second: not in a take-over.
                 group.create_task(asyncio.to_thread(SubjectFilter, ("warm.up",)), name="parti-worker-warm-up")
         except BaseExceptionGroup as bug:
-            self.recorder.health.broke(self.clock.now(), repr(bug.exceptions[0]))
-            self.recorder.show_health()
-            self.recorder.event(
-                "worker.broke",
-                op="run",
-                result="failure",
-                error=repr(bug.exceptions[0]),
-                where=str(traceback.extract_tb(bug.exceptions[0].__traceback__)[-1:]),
-                warn=True,
-            )
+            self.recorder.broke(bug.exceptions[0], self.clock.now())
             self.coalescer.fail(WorkerClosed(f"the worker ended: {bug.exceptions[0]!r}"))
             raise
         finally:

@@ -6,9 +6,10 @@ Neither loses, skips or repeats anything that is done: positions are our own, an
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NoReturn
 
-from parti.backoff import Backoff, retry
+from parti.backoff import retry
 from parti.errors import PartiError
 from parti.observe import worker_metrics as m
 from parti.worker.desk import Desk
@@ -126,13 +127,7 @@ class Mender:
         try:
             await retry(
                 attempt,
-                backoff=Backoff(
-                    self._backoff.base,
-                    self._backoff.multiplier,
-                    self._backoff.cap,
-                    self._config.max_recreation_retries,
-                    self._backoff.rng,
-                ),
+                backoff=replace(self._backoff, max_tries=self._config.max_recreation_retries),
                 clock=self._clock,
                 on_retry=lambda tries, wait, error: self._recorder.retried("create", tries, wait, error),
             )

@@ -5,6 +5,7 @@ See docs/requirements.md#r-107.
 
 from __future__ import annotations
 
+import traceback
 from typing import Any, Literal
 
 from parti.model import PartitionId
@@ -79,6 +80,15 @@ class Recorder:
                 self.metrics.count(m.STALLS, kind=stall.value)
             self.event(f"worker.{stall.value}", op="health", result=result, error=error or "", warn=error is not None)
         self.show_health()
+
+    def broke(self, bug: BaseException, now: float) -> None:
+        """What nobody expected ended the worker: health shows it, and its manager gives its partitions to others."""
+        if self.health.broken:
+            return
+        self.health.broke(now, repr(bug))
+        self.show_health()
+        where = str(traceback.extract_tb(bug.__traceback__)[-1:])
+        self.event("worker.broke", op="run", result="failure", error=repr(bug), where=where, warn=True)
 
     def show_health(self) -> None:
         """Bring the gauges up to date, and log a change."""

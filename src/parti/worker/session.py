@@ -16,7 +16,7 @@ from parti.model import Retention
 from parti.observe import worker_metrics as m
 from parti.waiting import first_of
 from parti.wire.errors import MaxAckPendingReached, TooManyPulls
-from parti.wire.live import LiveConnection
+from parti.wire.live import LiveConnection, ReaderBroke
 from parti.wire.pull import HeartbeatMissed, LivePull, PullSettings
 from parti.worker.catchup import CatchUp
 from parti.worker.desk import Desk
@@ -269,7 +269,10 @@ class Session:
         self._quiet.clear()
         try:
             await first_of(trouble, connection.lost)
-            return trouble.result() if trouble.done() else connection.lost.result()
+            error = trouble.result() if trouble.done() else connection.lost.result()
+            if isinstance(error, ReaderBroke):
+                raise error.bug
+            return error
         finally:
             stable.cancel()
             self._stop_pull()

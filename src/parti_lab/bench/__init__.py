@@ -1,4 +1,9 @@
-"""Benchmarks: `parti bench NAME`. One module a benchmark, each with a module-level `BENCH`; all register here."""
+"""Benchmarks: `parti bench NAME`. One module a benchmark, each with a module-level `BENCH`; all register here.
+
+Promises: figures are ratios within one run, or say what they were measured on.
+
+Flow: `command` -> one benchmark -> `report` -> JSON and HTML.
+"""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ from parti.tasks.collector import calm_collector
 from parti.tasks.guard import AddrInfo
 from parti.tasks.transport import HttpTransport
 from parti.testing import NatsServer
+from parti.waiting import first_of
 from parti.wire.api import JetStreamApi, Outgoing
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
@@ -196,13 +197,11 @@ async def _ours(
         gc.collect()
         cpu, wall = time.process_time(), time.perf_counter() - _queued()
         running = asyncio.create_task(consumer.start())
-        done = asyncio.create_task(counter.done.wait())
         try:
-            await asyncio.wait({running, done}, timeout=_WITHIN, return_when=asyncio.FIRST_COMPLETED)
+            await first_of(running, counter.done.wait(), timeout=_WITHIN)
             cpu, wall = time.process_time() - cpu, time.perf_counter() - _queued() - wall
         finally:
             let_go.set()
-            done.cancel()
             await consumer.stop()
             await running
         if counter.left > 0:

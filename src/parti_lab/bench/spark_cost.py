@@ -5,7 +5,8 @@ hardly does. With `--kafka` Spark's own Kafka source reads the same messages fro
 
     parti bench spark-cost --kafka 127.0.0.1:9092 --kafka-jars /tmp/kafka-jars --kafka-pid $(cat broker.pid)
 
-The jars are those of spark-sql-kafka-0-10, for the Spark that is installed, and what it depends on.
+The jars are those of spark-sql-kafka-0-10, for the Spark that is installed, and what it depends on. `bound` is a source
+that hands over the same columns and does nothing else: what Spark itself costs for any source in Python.
 """
 
 from __future__ import annotations
@@ -27,14 +28,18 @@ from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.load import create_stream, fill
 from parti_lab.bench.report import Benchmark, Option, RunContext
+from parti_lab.bench.spark_bound import BoundSource
 
 _TINY = 1  # rows of a query that is all start
 _SETTLED = 0.3  # seconds after a query in which its processes end, and are counted
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def cpu_of_tree(root: int, *, without: frozenset[int] = frozenset()) -> float:
-    """CPU-seconds of a process and all below it, with those of children that ended; whole branches may be left out."""
+def cpu_of_tree(root: int, *, without: frozenset[int] = frozenset(), only: str = "") -> float:
+    """CPU-seconds of a process and all below it, with those of children that ended; whole branches may be left out.
+
+    With `only` those of the programs of that name, without their children.
+    """
     children: dict[int, list[int]] = {}
     spent: dict[int, float] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -45,7 +50,8 @@ def cpu_of_tree(root: int, *, without: frozenset[int] = frozenset()) -> float:
         words = text[text.rindex(")") + 2 :].split()
         pid = int(stat.parent.name)
         children.setdefault(int(words[1]), []).append(pid)
-        spent[pid] = sum(map(int, words[11:15])) / _TICKS
+        mine = not only or text[text.index("(") + 1 : text.rindex(")")] == only
+        spent[pid] = sum(map(int, words[11 : 13 if only else 15])) / _TICKS if mine else 0.0
     total, todo = 0.0, [root]
     while todo:
         pid = todo.pop()
@@ -70,7 +76,8 @@ class Meter:
 
     def _now(self) -> dict[str, float]:
         spent = {name: cpu_of_tree(pid) for name, pid in self._servers.items()}
-        return spent | {"client": cpu_of_tree(os.getpid(), without=self._without)}
+        jvm = cpu_of_tree(os.getpid(), without=self._without, only="java")
+        return spent | {"client": cpu_of_tree(os.getpid(), without=self._without), "jvm": jvm}
 
 
 class Sources:
@@ -95,6 +102,7 @@ class Sources:
         found: dict[str, Callable[[], None]] = {
             "batch": lambda: _batch(self.ours(read, 0).load()),
             "value": lambda: _batch(self.ours(self.spark.read.schema("value binary"), 0).load()),
+            "bound": lambda: _batch(read.format("jetstream-bound").option("rows", rows).load()),
             "stream": lambda: _stream(self.ours(stream, 0).load(), rows),
             "batch_start": lambda: _batch(self.ours(read, _TINY).load()),
             "stream_start": lambda: _stream(self.ours(stream, _TINY).load(), _TINY),
@@ -139,6 +147,7 @@ def run(ctx: RunContext) -> dict[str, Figure]:
     conf: dict[str, Any] = {"spark.ui.enabled": "false"} | ({"spark.jars": ",".join(map(str, jars))} if brokers else {})
     spark = session("parti-bench-spark-cost", master="local[2]", **conf)
     spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(BoundSource)
     found: dict[str, list[dict[str, float]]] = {}
     try:
         with NatsServer() as server, ctx.progress("spark-cost", total=warm + rounds) as advance:
@@ -166,9 +175,9 @@ def _figures(found: Mapping[str, list[dict[str, float]]], rows: int) -> dict[str
     for name, runs in found.items():
         server = "kafka" if name.startswith("kafka") else "nats"
         unit, per = ("s", 1.0) if name.endswith("_start") else ("s_per_m", rows / 1e6)
-        for part in ("client", server):
-            if part in runs[0]:
-                label = "client" if part == "client" else "server"
+        for part in ("client", "jvm", server):
+            if part in runs[0] and (part != server or name != "bound"):
+                label = "server" if part == server else part
                 figures[f"{name}_{label}_{unit}"] = round(statistics.median(each[part] for each in runs) / per, 2)
     for name in ("batch", "value", "stream"):
         if f"kafka_{name}" in found:

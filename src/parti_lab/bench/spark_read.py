@@ -1,7 +1,8 @@
 """`parti bench spark-read`: a stream through `format("jetstream")` into Spark's noop sink.
 
 Beside it stand the raw-socket bound, nats-py's `fetch`, the same source yielding rows instead of Arrow batches, and for
-the cost of a batch as such Spark's own rate source. All figures come from one run on one server, in turns.
+the cost of a batch as such Spark's own rate source, and a source in Python that does nothing. All figures come from one
+run on one server, in turns.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.load import best_rate, create_stream, delete_stream, fetch_read, fill, raw_read
 from parti_lab.bench.report import Benchmark, Option, RunContext
+from parti_lab.bench.spark_bound import BoundSource
 
 _FETCHED = 20_000  # nats-py manages some 30,000 messages a second: enough to measure, short enough to wait for
 _TINY = 10  # rows of a batch whose cost is all Spark's
@@ -68,6 +70,7 @@ def run(ctx: RunContext) -> dict[str, Figure]:
     spark = session("parti-bench-spark-read", master="local[2]", **_SETTINGS)
     spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(RowSource)
+    spark.dataSource.register(BoundSource)
     try:
         with NatsServer() as server, ctx.progress("spark-read", total=count + 5 * runs) as advance:
             options = ConnectOptions(servers=(server.url,))
@@ -132,6 +135,7 @@ def _floor(spark: Any, options: ConnectOptions, batches: int) -> dict[str, Figur
         "rate_batch": spark.readStream.format("rate-micro-batch")
         .options(rowsPerBatch=str(_TINY), numPartitions="1")
         .load(),
+        "bound_batch": spark.readStream.format("jetstream-bound").option("rows", _TINY).load(),
     }
     times: dict[str, list[float]] = {name: [] for name in sources}
     for turn in range(4):
@@ -143,7 +147,10 @@ def _floor(spark: Any, options: ConnectOptions, batches: int) -> dict[str, Figur
     medians = {name: statistics.median(found) for name, found in times.items()}
     figures: dict[str, Figure] = {f"{name}_ms": round(value, 1) for name, value in medians.items()}
     figures |= {f"{name}_least_ms": min(found) for name, found in times.items()}
-    return figures | {"floor_of_rate": round(medians["batch"] / medians["rate_batch"], 2)}
+    return figures | {
+        "floor_of_rate": round(medians["batch"] / medians["rate_batch"], 2),
+        "floor_of_bound": round(medians["batch"] / medians["bound_batch"], 2),
+    }
 
 
 def _progress(frame: Any, batches: int = 0, **trigger: Any) -> list[Any]:

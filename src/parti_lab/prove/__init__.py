@@ -1,4 +1,9 @@
-"""Proofs: `parti prove NAME`. One module a proof, each with a module-level `PROOF`; all register here."""
+"""Proofs: `parti prove NAME`. One module a proof, each with a module-level `PROOF`; all register here.
+
+Promises: a proof that cannot run is no proof: it fails.
+
+Flow: `command` -> a proof -> real processes and faults -> a judge -> figures and goals.
+"""
 
 from __future__ import annotations
 

@@ -115,6 +115,8 @@ def _stream(rng: random.Random, replicas: int) -> StreamPlan:
         some -= {"sealed", "ttl", "counter", "schedule", "per_subject"}
     if "counter" in some:
         some -= {"ttl", "schedule", "headers", "sealed"}  # a sealed one refuses new messages, a counter may not
+    if "sealed" in some:
+        some -= {"schedule"}  # for the same reason
     # A mirror of a work queue takes its messages out of it: then nobody could say what a reader has to see.
     mirrors = 0 if retention == "workqueue" else rng.choice((0, 1, 2))
     messages = rng.choice((0, 1, 7, 200, 499, 501, 900, 900, 2_500, 2_500))
@@ -163,7 +165,9 @@ def _reader(rng: random.Random, stream: StreamPlan) -> ReaderPlan:
     if streaming and rng.random() < 0.5:
         options["maxOffsetsPerTrigger"] = rng.choice((25 if stream.messages < 100 else 250, 1_000, 60_000))
     elif streaming and rng.random() < 0.4:
-        options["maxBytesPerTrigger"] = rng.choice(("20KB", "200KB", "2MB"))
+        # Never thousands of batches: each is a job for Spark.
+        sizes = ("200KB", "2MB", "20MB") if stream.sizes == "large" else ("20KB", "200KB", "2MB")
+        options["maxBytesPerTrigger"] = rng.choice(sizes)
     options["failOnDataLoss"] = "true" if rng.random() < 0.6 else "false"
     names: tuple[str, ...] = ("publish", "delete", "run", "purge_subject", "front", "limit", "bytes", "tail", "storm")
     names += ("flood", "flood", "aging", "aging", *["age"] * 4)

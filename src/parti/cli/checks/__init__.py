@@ -1,4 +1,9 @@
-"""The checks of `parti doctor`: facts are gathered in one place, judged by pure functions in another."""
+"""The checks of `parti doctor`: facts are gathered in one place, judged by pure functions in another.
+
+Promises: nothing on the server is changed.
+
+Flow: `local` and `server` gather -> `judge` -> `parti doctor` prints.
+"""
 
 from __future__ import annotations
 

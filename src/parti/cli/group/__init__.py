@@ -1,4 +1,9 @@
-"""`parti group`: consumer groups, with the verbs and aliases of the reference's `cg`."""
+"""`parti group`: consumer groups, with the verbs and aliases of the reference's `cg`.
+
+Promises: what `cg` prints and refuses, this prints and refuses.
+
+Flow: `parse` -> `session` -> `verbs` -> `parti.groups`.
+"""
 
 from __future__ import annotations
 

@@ -9,14 +9,13 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from parti.cli.settings import log_quietly
+from parti.cli.connected import run_connected
 from parti.config import LoadedConfig, load_config
 from parti.errors import PartiError
 from parti.groups.elastic_groups import ElasticGroups
 from parti.groups.names import GroupKind
 from parti.groups.static_groups import StaticGroups
-from parti.wire.configured import configured_options
-from parti.wire.connect import connect
+from parti.wire.connect import Connection
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,16 +25,13 @@ _COMPLETE_WITHIN = 1.0  # a shell that waits longer for a suggestion feels broke
 
 def run(loaded: LoadedConfig, kind: GroupKind, act: Callable[[Any], Awaitable[T]]) -> T:
     """The result of `act` with the groups of this kind over one connection."""
-    log_quietly(loaded)
-    options = configured_options(loaded).options
 
-    async def connected() -> T:
-        async with await connect(options) as connection:
-            if kind is GroupKind.STATIC:
-                return await act(StaticGroups(connection))
-            return await act(ElasticGroups(connection, compact=kind is GroupKind.COMPACT))
+    def groups(connection: Connection) -> Groups:
+        if kind is GroupKind.STATIC:
+            return StaticGroups(connection)
+        return ElasticGroups(connection, compact=kind is GroupKind.COMPACT)
 
-    return asyncio.run(connected())
+    return run_connected(loaded, lambda connection: act(groups(connection)))
 
 
 def stream_argument(command: F) -> F:

@@ -4,6 +4,10 @@
 
 Every strategy gives each partition to exactly one worker and lists each worker, also one without work. Input order
 does not matter for `sticky`; the other three follow the Go library bit for bit, so that its users can compare.
+
+Promises: every partition has exactly one worker; nothing moves without need (`sticky`).
+
+Flow: `base` checks -> one strategy -> `capacity` takes away what does not fit.
 """
 
 from __future__ import annotations

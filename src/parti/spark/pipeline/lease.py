@@ -23,6 +23,7 @@ from parti.control.records import Unreadable, decode_leader, encode_leader
 from parti.errors import Category, FatalError, PartiError, TransientError, UsageError
 from parti.model import Member, WorkerId
 from parti.observe.logs import get_logger
+from parti.waiting import first_of
 from parti.wire.api import JetStreamApi
 from parti.wire.blocking import BlockingConnection
 from parti.wire.connect import Connection, connect
@@ -188,21 +189,16 @@ class DriverLease:
 
     async def _elect(self, kv: KeyValue) -> None:
         assert self._stop is not None
-        stopping = asyncio.ensure_future(self._stop.wait())
-        try:
-            while not self._stop.is_set():
-                await self._step(kv, election.Tick(self._clock.now()))
-                wait = max(self._state.next_tick - self._clock.now(), 0.01)
-                coming = asyncio.ensure_future(self._events.get())
-                await asyncio.wait(
-                    {coming, stopping}, timeout=min(wait, self._standby.renew_every), return_when="FIRST_COMPLETED"
-                )
-                if coming.done():
-                    await self._step(kv, coming.result())
-                else:
-                    coming.cancel()
-        finally:
-            stopping.cancel()
+        while not self._stop.is_set():
+            await self._step(kv, election.Tick(self._clock.now()))
+            wait = max(self._state.next_tick - self._clock.now(), 0.01)
+            coming = asyncio.ensure_future(self._events.get())
+            try:
+                await first_of(coming, self._stop.wait(), timeout=min(wait, self._standby.renew_every))
+            finally:
+                came = not coming.cancel()
+            if came:
+                await self._step(kv, coming.result())
         await self._step(kv, election.Resign(self._clock.now()))
 
     async def _step(self, kv: KeyValue, event: election.Event) -> None:

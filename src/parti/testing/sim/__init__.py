@@ -7,6 +7,10 @@ its lanes, retries, dead letters and catch-up, the pull loop and the wire. Simul
 
 outcome = simulate(seed)
 assert outcome.ok, outcome.story()
+
+Promises: one seed is one history.
+
+Flow: `run` -> `cluster` makes machines -> `world` moves time -> `faults` break things -> the history is judged.
 """
 
 from parti.testing.sim.cluster import Shape

@@ -4,6 +4,10 @@
 those of docs/requirements.md#r-101: a missing consumer is `not_found` (create it anew), a missing stream, a refused
 permission or a refused configuration is `policy` (a person has to act), timeouts and 5xx are `transient` (try again),
 and what nobody listed is `unknown`.
+
+Promises: every code that the server has is here, or becomes `unknown`; none is swallowed.
+
+Flow: code or status -> the class of `account`, `stream`, `consumer`, `publish` or `status` -> its category.
 """
 
 from __future__ import annotations

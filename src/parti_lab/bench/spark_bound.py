@@ -1,0 +1,92 @@
+"""`format("jetstream-bound")`: the same columns, made once and handed to Spark again and again.
+
+It costs what Spark itself needs for a source that is written in Python: no such source can be cheaper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from parti.spark.columns import default_schema
+
+BATCH = 9_000  # rows of a batch, as ours are of 128 bytes
+_PAYLOAD = 128
+_MADE: dict[int, pa.RecordBatch] = {}
+
+
+def batch_of(rows: int) -> pa.RecordBatch:
+    """So many messages, the same ones each time."""
+    if rows not in _MADE:
+        subjects = pa.array([f"cost.{number % 2_000}" for number in range(rows)])
+        columns = {
+            "key": subjects,
+            "value": pa.array([bytes(_PAYLOAD)] * rows),
+            "subject": subjects,
+            "partition": pa.array([0] * rows, pa.int32()),
+            "sequence": pa.array(range(1, rows + 1), pa.int64()),
+            "timestamp": pa.array([datetime(2026, 1, 1, tzinfo=UTC)] * rows, pa.timestamp("us", tz="UTC")),
+            "stream": pa.array(["cost"] * rows),
+        }
+        _MADE[rows] = pa.RecordBatch.from_pydict(columns)
+    return _MADE[rows]
+
+
+class _Rows(DataSourceReader):
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [InputPartition(self._rows // 2), InputPartition(self._rows - self._rows // 2)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        for begin in range(0, partition.value, BATCH):
+            yield batch_of(BATCH).slice(0, min(BATCH, partition.value - begin))
+
+
+class _Steps(DataSourceStreamReader):
+    """Batches of `rows` rows without end."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"sequence": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._rows)
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: ARG002
+        return {"sequence": start["sequence"] + self._rows}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [InputPartition(end["sequence"] - start["sequence"])]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        yield batch_of(partition.value)
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Nothing is kept."""
+
+
+class BoundSource(DataSource):
+    """`format("jetstream-bound")` with the option `rows`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "jetstream-bound"
+
+    def schema(self) -> StructType:
+        return default_schema(include_headers=False)
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
+        return _Rows(int(self.options["rows"]))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002
+        return _Steps(int(self.options["rows"]))
