@@ -11,6 +11,7 @@ from parti.tasks.journal import Journal
 from parti.tasks.names import Names
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, Hang
+from parti.wire.live import LiveConnection
 from support.delivery import Scene, scene
 
 
@@ -51,6 +52,31 @@ async def test_a_crash_repeats_what_was_in_flight_and_nothing_that_was_done(
     paths = [request.path for request in stage.endpoint.received]
     assert paths.count("/hook") == 100
     assert paths.count("/stuck") >= 2
+
+
+async def test_what_was_said_into_a_connection_that_broke_is_said_again_by_the_next_one(
+    stage: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is killed has not dealt with all that was written to it; then the lease is lost."""
+    monkeypatch.setattr(slot, "_CHECKPOINT_EVERY", 3600.0)
+    stage.endpoint.on("/stuck", Hang())
+    journal = Journal(stage.js, Names(stage.stream), 0)
+    await stage.publish(stage.task("stuck", "/stuck"))
+    await stage.publish_many(20, documents=10)
+    async with stage.delivering() as consumer:
+        with monkeypatch.context() as patched:
+            patched.setattr(LiveConnection, "write", lambda *_: None)  # acknowledgements and entries get lost
+            await stage.endpoint.wait_for(20, path="/hook")
+            assert consumer._shares is not None
+            feed = consumer._shares.slots[0].main
+            await eventually(lambda: len(feed) == 1)
+            assert feed._connection is not None
+            feed._connection.abort()
+
+        async def written() -> bool:
+            return len(await journal.done(await created(stage))) == 20
+
+        await eventually(written)
 
 
 async def test_what_a_checkpoint_covers_is_dropped_from_the_journal(stage: Scene) -> None:

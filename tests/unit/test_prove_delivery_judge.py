@@ -12,6 +12,7 @@ from parti_lab.prove.delivery_judge import KINDS, Published, Rested, Seen, judge
 from parti_lab.prove.delivery_scenario import ORDERS, Trigger, draw
 
 KILL = Fault("kill", 10.0, 10.1)
+AWAY = Fault("server", 0.5, 4.0)
 
 
 def request(at: float, number: int = 1, attempt: int = 1, status: int = 200, **more: Any) -> Seen:
@@ -47,6 +48,11 @@ def found(
         ("inversions", [request(1, 2), request(2, 1)], {}),
         ("", [request(1, 2), request(2, 1)], {"order": "skip"}),
         ("inversions", [request(1, 2), request(2, 1)], {"order": "latest"}),
+        # Nobody could be told of the newer one: its owner lost its lease while the server was away.
+        ("", [request(1, 2, epoch=1), request(2, 1, epoch=2)], {"order": "latest", "faults": (AWAY,)}),
+        ("inversions", [request(1, 2, epoch=1), request(2, 1, epoch=1)], {"order": "latest", "faults": (AWAY,)}),
+        ("inversions", [request(1, 2, epoch=1), request(2, 1, epoch=2)], {"order": "block", "faults": (AWAY,)}),
+        ("inversions", [request(20, 2, epoch=1), request(30, 1, epoch=2)], {"order": "latest", "faults": (AWAY,)}),
         ("attempts_without_a_request", [request(1, attempt=2)], {}),
         ("", [request(1, attempt=2)], {"host": "dead"}),
         ("", [request(1, attempt=2)], {"timeouts": (("d-1", 1),)}),

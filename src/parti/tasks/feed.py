@@ -107,6 +107,7 @@ class Feed:
         self._due_beat: dict[int, int] = {}  # of what is in hand: which heartbeat it is due for
         self._unsaid: list[int] = []  # done and acknowledged since the journal was last written
         self._untold: list[int] = []  # done while the server could not be told
+        self._uncovered: list[int] = []  # done since the last checkpoint that was saved
         self._js = js
         self._config = config
         self._filters = filters
@@ -185,6 +186,9 @@ class Feed:
             ),
         )
         self._pull.start()
+        # What we wrote into a connection that broke may have reached nobody. All of it is said at once: whoever takes
+        # over must not hear that a task is done, and that an older one, which it had replaced, is not.
+        self._untold, self._unsaid, self._new_tries = [*self._uncovered], [], [*self._tries]
         self._say()
 
     def detach(self) -> None:
@@ -249,6 +253,7 @@ class Feed:
             self._write(reply, verb)
         if self._keeps:
             (self._unsaid if reply and self._connection is not None else self._untold).append(sequence)
+            self._uncovered.append(sequence)
 
     def tried(self, sequence: int, attempts: int, due: float) -> None:
         """The task has failed and waits in memory until `due`: whoever takes over will know."""
@@ -299,6 +304,15 @@ class Feed:
         still = sorted([*self._replies, *self._owed])
         tries = tuple(self._tries[sequence] for sequence in still if sequence in self._tries)
         return Checkpoint(self._created, self.high, tuple(still), tries)
+
+    @property
+    def uncovered(self) -> int:
+        """How many are done of which no checkpoint tells that was saved."""
+        return len(self._uncovered)
+
+    def covered(self, count: int) -> None:
+        """A checkpoint was saved that tells of the first so many of them."""
+        del self._uncovered[:count]
 
     def _write(self, reply: bytes, verb: bytes) -> None:
         if self._connection is not None:

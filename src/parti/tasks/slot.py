@@ -322,8 +322,10 @@ class Slot:
             return
         told = await self._journal.end()
         checkpoint = self.main.checkpoint()  # after the look at the journal: so it covers all that stands there
+        covered = self.main.uncovered
         await checkpoint.save(self._bucket, self.lease.slot)
         self._saved = checkpoint
+        self.main.covered(covered)
         if told:
             await self._journal.forget(told)
 

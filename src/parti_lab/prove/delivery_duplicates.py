@@ -44,7 +44,7 @@ def explain(
     known = sorted(faults, key=lambda fault: fault.begin)
     pairs = [(task, *pair) for task, times in accepted.items() for pair in pairwise(times)]
     for task, first, again in sorted(pairs, key=lambda pair: pair[1].at):
-        fitting = [fault for fault in known if _fits(fault, first, again)]
+        fitting = [fault for fault in known if fits(fault, first.at, again.at)]
         counted_on = again.epoch > first.epoch or again.attempt > first.attempt
         if (task, first.attempt) in unheard and counted_on:
             found[UNHEARD] += 1
@@ -61,6 +61,6 @@ def explain(
     return dict(found)
 
 
-def _fits(fault: Fault, first: Accepted, again: Accepted) -> bool:
+def fits(fault: Fault, first: float, again: float) -> bool:
     """Whether the first was on its way when the fault came, or could not be told of, and the second came after."""
-    return fault.begin - _TOLD <= first.at <= fault.last + READ and fault.begin <= again.at
+    return fault.begin - _TOLD <= first <= fault.last + READ and fault.begin <= again

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from parti_lab.prove.delivery_duplicates import fits
 from parti_lab.prove.delivery_faults import READ, Fault
 from parti_lab.prove.delivery_scenario import Trigger
 
@@ -99,7 +100,7 @@ def judge(
         latest = by_name[task.trigger].order == "latest" and newest[task.trigger, task.document] != task.id
         if task.id not in accepted and task.id not in rested and not latest:
             blame("lost", f"{task.id} of {by_name[task.trigger].rules}")
-    _order(by_name, seen, blame)
+    _order(by_name, seen, faults, blame)
     _attempts(by_name, prompt(seen, timeouts), rested, faults, Counter(task for task, _ in timeouts), blame)
     for letter in letters:
         if letter.id in accepted and not faults:
@@ -137,18 +138,28 @@ def prompt(seen: Sequence[Seen], timeouts: Collection[tuple[str, int]]) -> list[
     return found
 
 
-def _order(triggers: Mapping[str, Trigger], seen: Sequence[Seen], blame: Blame) -> None:
-    """First acceptances of a document come in the order of their publishing; `skip` promises none."""
-    last: dict[tuple[str, str], int] = defaultdict(int)
+def _order(triggers: Mapping[str, Trigger], seen: Sequence[Seen], faults: Sequence[Fault], blame: Blame) -> None:
+    """First acceptances of a document come in the order of their publishing; `skip` promises none.
+
+    Where nobody could be told of an acceptance the next owner repeats what came before it. With `latest` that may be a
+    task which was never sent, as the accepted one had replaced it; the newest comes last all the same.
+    """
+    last: dict[tuple[str, str], Seen] = {}
     known: set[str] = set()
     for request in seen:
         if not request.accepted or request.id in known or triggers[request.trigger].order == "skip":
             continue
         known.add(request.id)
         place = request.trigger, request.document
-        if request.number < last[place]:
-            blame("inversions", f"{request.id} of {triggers[request.trigger].rules} after {last[place]}")
-        last[place] = max(last[place], request.number)
+        before = last.get(place)
+        if before is None or request.number > before.number:
+            last[place] = request
+        elif not (
+            triggers[request.trigger].order == "latest"
+            and request.epoch > before.epoch
+            and any(fits(fault, before.at, request.at) for fault in faults)
+        ):
+            blame("inversions", f"{request.id} of {triggers[request.trigger].rules} after {before.number}")
 
 
 def _attempts(

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ class SharedWorker(Worker):
 
     def signal(self, number: signal.Signals) -> None:
         for pid in (self.pid, *(process.pid for process in below(self.pid))):
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # Spark lets workers end that it has no use for
+                os.kill(pid, number)
 
     def kill(self) -> None:
         """SIGKILL of processes that run its tasks; Spark runs those again."""
