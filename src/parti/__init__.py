@@ -6,8 +6,8 @@ cheap and a Spark job need not load what it does not use. Types are in `__init__
 Promises: nothing is lost; messages of a key are handled in order; a partition has one owner at a time, and its position
 moves with it. docs/guarantees.md has the whole list.
 
-Flow: NATS -> `wire` -> `worker`, `groups`, `tasks` or `spark` -> your handler -> acknowledgement; `control` decides and
-`manager` performs who owns which partition.
+Flow: NATS -> `wire` -> `worker`, `groups`, `delivery` or `spark` -> your handler -> acknowledgement; `control` decides
+and `manager` performs who owns which partition.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from parti.wire.api import JetStreamApi, Outgoing, expectations
 from parti.wire.api_call import check_version
 from parti.wire.api_consumers import filters_of
 from parti.wire.connect import Connection, connect
-from parti.wire.events import ConnectionEvent, EventKind
+from parti.wire.events import ConnectionEvent, ConnectionEventKind
 from parti.wire.options import ConnectOptions
 from parti.wire.stored import parse_time
 
@@ -373,12 +373,12 @@ async def test_a_payload_above_the_limit_is_refused_before_it_is_sent(api: JetSt
 async def test_requests_in_flight_fail_when_the_server_dies_and_later_ones_are_not_queued(
     own_server: NatsServer, name: str
 ) -> None:
-    seen: list[EventKind] = []
+    seen: list[ConnectionEventKind] = []
     back = asyncio.Event()
 
     def note(event: ConnectionEvent) -> None:
         seen.append(event.kind)
-        if event.kind is EventKind.RECONNECTED:
+        if event.kind is ConnectionEventKind.RECONNECTED:
             back.set()
 
     options = ConnectOptions(servers=(own_server.url,), reconnect_wait=0.05)
@@ -395,8 +395,8 @@ async def test_requests_in_flight_fail_when_the_server_dies_and_later_ones_are_n
         await asyncio.to_thread(own_server.restart)
         await asyncio.wait_for(back.wait(), 60)
         assert await api.stream_names() == []
-    assert seen[-1] is EventKind.CLOSED
-    assert EventKind.DISCONNECTED in seen
+    assert seen[-1] is ConnectionEventKind.CLOSED
+    assert ConnectionEventKind.DISCONNECTED in seen
 
 
 async def test_a_listener_that_raises_does_not_hurt_the_connection(own_server: NatsServer) -> None:
@@ -409,7 +409,7 @@ async def test_a_listener_that_raises_does_not_hurt_the_connection(own_server: N
     async with await connect(options, on_event=broken) as connection:
 
         def note(event: ConnectionEvent) -> None:
-            if event.kind is EventKind.RECONNECTED:
+            if event.kind is ConnectionEventKind.RECONNECTED:
                 back.set()
 
         remove = connection.add_listener(note)

@@ -13,7 +13,7 @@ from parti.manager import Manager
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.worker import Message, WorkerConfig, WorkerConsumer
-from parti.worker.letters import DeadLetters
+from parti.worker.dead_letter_reader import DeadLetterReader
 from support.fleet import HASTY, Fleet, fleet_on
 
 MAX_DELIVER, MESSAGES = 6, 12
@@ -54,7 +54,7 @@ class Failing:
         await eventually(lambda: sum(self.starts.values()) >= times, 60, f"{times} starts")
 
 
-async def all_written(letters: DeadLetters) -> bool:
+async def all_written(letters: DeadLetterReader) -> bool:
     return await letters.count() == MESSAGES
 
 
@@ -82,7 +82,7 @@ async def test_a_message_is_tried_max_deliver_times_by_all_its_owners_together(
                 await leaving.stop()
                 fleet.managers.remove(leaving)
             await failing.join()
-        letters = DeadLetters(fleet.js, fleet.stream)
+        letters = DeadLetterReader(fleet.js, fleet.stream)
         await eventually(lambda: all_written(letters), 60, "a letter for each")
         # The count of an attempt that failed within 0.2 s of a crash is not told to anybody.
         assert max(failing.starts.values()) <= MAX_DELIVER + crashes
@@ -111,7 +111,7 @@ async def test_a_process_that_ends_in_the_last_attempt_of_a_message_has_used_it_
         await eventually(inside.is_set, 60, "its last attempt")
         await fleet.crash(doomed)
         await failing.join()
-        letters = DeadLetters(fleet.js, fleet.stream)
+        letters = DeadLetterReader(fleet.js, fleet.stream)
 
         async def written() -> bool:
             return await letters.count() == 1

@@ -14,12 +14,12 @@ from click.testing import CliRunner
 
 import parti
 from parti.cli import main
-from parti.cli.lazy import Entry, RootGroup
+from parti.cli.lazy import LazyCommand, RootGroup
 from parti.errors import ConnectionFailed, TransientError
 from parti.progress import Advance
 from parti_lab.bench.experiments import ExperimentGroup, experiment_command
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Benchmark, Experiment, Option, Proof, Result, RunContext
+from parti_lab.bench.report import Benchmark, Experiment, ExperimentOption, Proof, Result, RunContext
 
 PROGRAM = [sys.executable, "-m", "parti.cli"]
 
@@ -140,7 +140,7 @@ BENCH = Benchmark(
     help="Counts.",
     run=measured,
     goals={"lost": "<= 0"},
-    options=(Option("count", 5, "how many"), Option("with_acks", False, "ack too")),
+    options=(ExperimentOption("count", 5, "how many"), ExperimentOption("with_acks", False, "ack too")),
 )
 
 
@@ -203,7 +203,7 @@ def failing() -> None:
 
 
 def test_a_failure_of_the_work_is_one_line_and_exit_1() -> None:
-    root = RootGroup("parti", entries={"fail": Entry(f"{__name__}:failing", "Fails.")})
+    root = RootGroup("parti", entries={"fail": LazyCommand(f"{__name__}:failing", "Fails.")})
     done = CliRunner().invoke(root, ["fail"])
     assert (done.exit_code, done.stdout, done.stderr) == (1, "", "Error: try later\n")
 

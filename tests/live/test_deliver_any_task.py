@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parti.tasks.dead_letters import DeadLetters, Letter
-from parti.tasks.names import Names
+from parti.delivery.dead_letters import DeliveryDeadLetters, Letter
+from parti.delivery.names import DeliveryNames
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer
 from parti.wire.frames import Frames
@@ -119,7 +119,7 @@ def _encoded(stage: Scene, document: str, path: str, fields: list[tuple[str, str
 
 
 async def letters(stage: Scene) -> list[Letter]:
-    return [letter async for letter in DeadLetters(stage.js, Names(stage.stream)).letters()]
+    return [letter async for letter in DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream)).letters()]
 
 
 @contextlib.asynccontextmanager

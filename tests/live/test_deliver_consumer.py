@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from parti.clock import SystemClock
+from parti.delivery import TaskConsumer
+from parti.delivery.dead_letters import DeliveryDeadLetters
+from parti.delivery.names import DeliveryNames
 from parti.observe.prometheus import PrometheusMetrics
-from parti.tasks import TaskConsumer
-from parti.tasks.dead_letters import DeadLetters
-from parti.tasks.names import Names
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, Hang
 from parti.wire.errors import StreamNotFound
@@ -26,7 +26,10 @@ async def stage(server: NatsServer, name: str) -> AsyncIterator[Scene]:
 
 
 async def letters(stage: Scene) -> list[tuple[str, str]]:
-    return [(letter.reason, letter.id) async for letter in DeadLetters(stage.js, Names(stage.stream)).letters()]
+    return [
+        (letter.reason, letter.id)
+        async for letter in DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream)).letters()
+    ]
 
 
 async def test_tasks_reach_their_endpoint_once_and_in_order(stage: Scene) -> None:
@@ -62,7 +65,7 @@ async def test_a_rejected_task_rests_in_the_dead_letters_with_its_answer(stage: 
     async with stage.delivering():
         await stage.endpoint.wait_for(2)
         await eventually(stage.settled)
-    (letter,) = [letter async for letter in DeadLetters(stage.js, Names(stage.stream)).letters()]
+    (letter,) = [letter async for letter in DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream)).letters()]
     assert (letter.id, letter.reason, letter.status, letter.attempts) == ("evt-1", "rejected", 422, 1)
     assert letter.response == (b"no such order" * 1000)[:4096]
     assert letter.source == f"{stage.stream}:{sequence}"
@@ -73,7 +76,7 @@ async def test_a_rejected_task_rests_in_the_dead_letters_with_its_answer(stage: 
 async def test_a_replayed_letter_is_delivered_with_the_id_it_had(stage: Scene) -> None:
     stage.endpoint.on("/bad", Answer(400), Answer(400), Answer(200))
     await stage.publish(stage.task("a", "/bad"))
-    dead = DeadLetters(stage.js, Names(stage.stream))
+    dead = DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream))
     async with stage.delivering() as consumer:
         for _ in range(2):
             (found,) = await eventually(lambda: letters(stage))

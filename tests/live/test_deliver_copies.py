@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from parti.clock import SystemClock
-from parti.tasks.feed import Feed
-from parti.tasks.held import Held, Reader
-from parti.tasks.lane import alone_key
-from parti.tasks.names import Names
-from parti.tasks.order import RuleBook
-from parti.tasks.park import Park
-from parti.tasks.storage import ensure_consumer, ensure_streams
+from parti.delivery.document import alone_key
+from parti.delivery.feed import Feed
+from parti.delivery.names import DeliveryNames
+from parti.delivery.order import RuleBook
+from parti.delivery.park import Park
+from parti.delivery.pending import Pending, TaskReader
+from parti.delivery.storage import ensure_consumer, ensure_streams
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer
 from parti.wire.acks import ACK
@@ -43,11 +43,11 @@ async def taken(stage: Scene, stream: str, durable: str, filters: list[str]) -> 
     dead.abort()
 
 
-async def held_task(stage: Scene, sequence: int) -> Held:
+async def held_task(stage: Scene, sequence: int) -> Pending:
     """The task as its owner had it, after one attempt."""
     config = stage.config(order="skip")
     stored = await stage.js.msg_get(stage.stream, seq=sequence)
-    held = Reader(config, RuleBook(config.triggers, config.order)).read(
+    held = TaskReader(config, RuleBook(config.triggers, config.order)).read(
         stored.data, {}, stream=stage.stream, subject=stored.subject, sequence=sequence, time=stored.time_ns / 1e9
     )
     held.attempts = 1
@@ -56,7 +56,7 @@ async def held_task(stage: Scene, sequence: int) -> Held:
 
 @pytest.mark.parametrize("where", ["scheduled", "come due", "put aside", "scheduled again"])
 async def test_a_task_that_waits_alone_and_came_again_is_sent_once(stage: Scene, where: str) -> None:
-    names, clock = Names(stage.stream), SystemClock()
+    names, clock = DeliveryNames(stage.stream), SystemClock()
     sequence = await stage.publish(stage.task("a"))
     await ensure_streams(stage.js, stage.config())
     await taken(stage, stage.stream, "TriggerDeliveryWorker", [f"{stage.stream}.>"])
@@ -99,7 +99,7 @@ async def test_a_planned_stop_repeats_no_task_that_had_waited_alone_when_the_ser
     stage: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server answers others before it has dealt with an acknowledgement: here it has none of them yet."""
-    names, said = Names(stage.stream), Feed._write
+    names, said = DeliveryNames(stage.stream), Feed._write
 
     def lost(feed: Feed, reply: bytes, verb: bytes) -> None:
         if "-wake-" not in feed.durable or verb != ACK:

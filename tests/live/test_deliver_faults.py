@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from parti.delivery.dead_letters import DeliveryDeadLetters
+from parti.delivery.names import DeliveryNames
 from parti.observe.prometheus import PrometheusMetrics
-from parti.tasks.dead_letters import DeadLetters
-from parti.tasks.names import Names
 from parti.testing import NatsServer, eventually
-from parti.testing.http_server import Answer, Drip, Garbage, Hang, Huge, Reply, Reset, redirect
+from parti.testing.http_server import Answer, Drip, Garbage, Hang, Huge, Reply, ResetConnection, redirect
 from support.delivery import Scene, scene
 
 
@@ -26,7 +26,7 @@ async def stage(server: NatsServer, name: str) -> AsyncIterator[Scene]:
 
 
 async def reasons(stage: Scene) -> list[str]:
-    return [letter.reason async for letter in DeadLetters(stage.js, Names(stage.stream)).letters()]
+    return [letter.reason async for letter in DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream)).letters()]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ async def reasons(stage: Scene) -> list[str]:
         (Answer(429, {"Retry-After": "0"}), "throttled"),
         (Answer(408), "throttled"),
         (Hang(), "timeout"),
-        (Reset(), "network"),
+        (ResetConnection(), "network"),
         (Drip(size=200, interval=0.05, status=503), "server_error"),
         (Garbage(), "network"),
         (Answer(200, {"X-Long": "y" * 20_000}), "network"),

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from parti.tasks import slot
-from parti.tasks.journal import Journal
-from parti.tasks.names import Names
+from parti.delivery import partition
+from parti.delivery.journal import Journal
+from parti.delivery.names import DeliveryNames
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, Hang
 from parti.wire.live import LiveConnection
@@ -30,9 +30,9 @@ async def created(stage: Scene) -> str:
 async def test_a_crash_repeats_what_was_in_flight_and_nothing_that_was_done(
     stage: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot, "_CHECKPOINT_EVERY", 3600.0)  # as if it had crashed before the first one
+    monkeypatch.setattr(partition, "_CHECKPOINT_EVERY", 3600.0)  # as if it had crashed before the first one
     stage.endpoint.on("/stuck", Hang())
-    journal = Journal(stage.js, Names(stage.stream), 0)
+    journal = Journal(stage.js, DeliveryNames(stage.stream), 0)
     await stage.publish(stage.task("stuck", "/stuck"))
     await stage.publish_many(100, documents=10)
     async with stage.delivering() as consumer:
@@ -58,9 +58,9 @@ async def test_what_was_said_into_a_connection_that_broke_is_said_again_by_the_n
     stage: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that is killed has not dealt with all that was written to it; then the lease is lost."""
-    monkeypatch.setattr(slot, "_CHECKPOINT_EVERY", 3600.0)
+    monkeypatch.setattr(partition, "_CHECKPOINT_EVERY", 3600.0)
     stage.endpoint.on("/stuck", Hang())
-    journal = Journal(stage.js, Names(stage.stream), 0)
+    journal = Journal(stage.js, DeliveryNames(stage.stream), 0)
     await stage.publish(stage.task("stuck", "/stuck"))
     await stage.publish_many(20, documents=10)
     async with stage.delivering() as consumer:
@@ -81,7 +81,7 @@ async def test_what_was_said_into_a_connection_that_broke_is_said_again_by_the_n
 
 async def test_what_a_checkpoint_covers_is_dropped_from_the_journal(stage: Scene) -> None:
     stage.endpoint.on("/stuck", Hang())
-    journal = Journal(stage.js, Names(stage.stream), 0)
+    journal = Journal(stage.js, DeliveryNames(stage.stream), 0)
     await stage.publish(stage.task("stuck", "/stuck"))
     await stage.publish_many(20, documents=10)
     async with stage.delivering(stage.config(shutdown=0.1)):
@@ -96,7 +96,7 @@ async def test_what_a_checkpoint_covers_is_dropped_from_the_journal(stage: Scene
 async def test_entries_of_another_stream_and_damaged_ones_pass_for_nothing(stage: Scene) -> None:
     async with stage.delivering():
         pass  # the park and the durable exist from here on
-    journal = Journal(stage.js, Names(stage.stream), 0)
+    journal = Journal(stage.js, DeliveryNames(stage.stream), 0)
     for entry in (journal.entry("another stream of before", range(1, 11)), b"no entry", b"[1, 2]", b""):
         await stage.js.publish(journal.subject, entry)
     await stage.publish_many(10, documents=2)

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from parti.delivery import AddressGuard, HttpTransport
+from parti.delivery.dead_letters import DeliveryDeadLetters
+from parti.delivery.guard import AddrInfo
+from parti.delivery.names import DeliveryNames
 from parti.observe.prometheus import PrometheusMetrics
-from parti.tasks import AddressGuard, HttpTransport
-from parti.tasks.dead_letters import DeadLetters
-from parti.tasks.guard import AddrInfo
-from parti.tasks.names import Names
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, Drip, Hang
 from support.delivery import Scene, scene
@@ -27,7 +27,7 @@ async def stage(server: NatsServer, name: str) -> AsyncIterator[Scene]:
 
 
 async def reasons(stage: Scene) -> list[str]:
-    return [letter.reason async for letter in DeadLetters(stage.js, Names(stage.stream)).letters()]
+    return [letter.reason async for letter in DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream)).letters()]
 
 
 async def test_descriptors_that_run_out_spend_no_attempt(stage: Scene) -> None:

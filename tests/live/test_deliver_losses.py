@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from parti.clock import SystemClock
+from parti.delivery.dead_letters import DeliveryDeadLetters
+from parti.delivery.errors import LeaseLost
+from parti.delivery.feed import Feed, FeedCheckpoint
+from parti.delivery.names import DeliveryNames
+from parti.delivery.order import RuleBook
+from parti.delivery.park import Park
+from parti.delivery.pending import Pending, TaskReader, Wake
+from parti.delivery.storage import ensure_streams
 from parti.errors import RequestTimeout
-from parti.tasks.dead_letters import DeadLetters
-from parti.tasks.errors import LeaseLost
-from parti.tasks.feed import Checkpoint, Feed
-from parti.tasks.held import Held, Reader, Wake
-from parti.tasks.names import Names
-from parti.tasks.order import RuleBook
-from parti.tasks.park import Park
-from parti.tasks.storage import ensure_streams
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer
 from parti.wire.api import JetStreamApi
@@ -32,10 +32,10 @@ async def stage(server: NatsServer, name: str) -> AsyncIterator[Scene]:
         yield made
 
 
-def held_task(stage: Scene, document: str, sequence: int) -> Held:
+def held_task(stage: Scene, document: str, sequence: int) -> Pending:
     """A task in hand, as the feed would have made it."""
     config = stage.config()
-    reader = Reader(config, RuleBook(config.triggers, config.order))
+    reader = TaskReader(config, RuleBook(config.triggers, config.order))
     data = json.dumps(stage.task(document)).encode()
     return reader.read(data, {}, stream=stage.stream, subject="x", sequence=sequence, time=1e9)
 
@@ -109,7 +109,7 @@ async def test_a_parked_task_whose_removal_was_not_answered_holds_up_nothing(sta
 
 async def test_the_server_refuses_what_an_earlier_owner_writes_to_the_park(stage: Scene) -> None:
     await ensure_streams(stage.js, stage.config())
-    names, held = Names(stage.stream), held_task(stage, "a", 1)
+    names, held = DeliveryNames(stage.stream), held_task(stage, "a", 1)
     before, after = (Park(stage.js, names, 0, SystemClock()) for _ in range(2))
     await before.claim(1)
     await after.claim(2)
@@ -136,7 +136,7 @@ async def test_an_owner_whose_park_was_claimed_by_another_gives_up_and_the_task_
 async def test_a_task_that_comes_back_to_the_park_is_stored_again(stage: Scene) -> None:
     """Under the id of its first parking the server would drop it, and say that it has it."""
     await ensure_streams(stage.js, stage.config())
-    park, held = Park(stage.js, Names(stage.stream), 0, SystemClock()), held_task(stage, "a", 1)
+    park, held = Park(stage.js, DeliveryNames(stage.stream), 0, SystemClock()), held_task(stage, "a", 1)
     await park.append(held)
     await park.append(held)  # the answer got lost: the same message, once
     first = await park.first(held.key)
@@ -204,7 +204,7 @@ async def test_letters_of_a_stream_that_was_made_anew_are_letters_of_their_own(s
         await stage.js.stream_delete(stage.stream)
         await asyncio.sleep(0.002)  # the ids hold milliseconds
         await stage.js.stream_create({"name": stage.stream, "subjects": [f"{stage.stream}.>"], "storage": "memory"})
-    letters = [letter async for letter in DeadLetters(stage.js, Names(stage.stream)).letters()]
+    letters = [letter async for letter in DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream)).letters()]
     assert [(letter.source, letter.reason) for letter in letters] == [(f"{stage.stream}:1", "rejected")] * 2
 
 
@@ -219,14 +219,14 @@ async def test_what_was_delivered_before_the_parked_ones_does_not_come_after_the
     await stage.publish(stage.task("a"))
     second = stage.task("a")
     sequence = await stage.publish(second)
-    reader = Reader(stage.config(), RuleBook((), "block"))
+    reader = TaskReader(stage.config(), RuleBook((), "block"))
     held = reader.read(
         json.dumps(second).encode(), {}, stream=stage.stream, subject="x", sequence=sequence, time=SystemClock().wall()
     )
-    await Park(stage.js, Names(stage.stream), 0, SystemClock()).append(held)
+    await Park(stage.js, DeliveryNames(stage.stream), 0, SystemClock()).append(held)
     attach = Feed.attach
 
-    async def late(feed: Feed, connection: LiveConnection, checkpoint: Checkpoint | None = None) -> None:
+    async def late(feed: Feed, connection: LiveConnection, checkpoint: FeedCheckpoint | None = None) -> None:
         if feed.stream == stage.stream:
             await eventually(lambda: _drained(stage))
         await attach(feed, connection, checkpoint)

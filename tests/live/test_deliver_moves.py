@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from parti.clock import SystemClock
-from parti.tasks import AddressGuard
-from parti.tasks.guard import AddrInfo
-from parti.tasks.transport import HttpTransport
+from parti.delivery import AddressGuard
+from parti.delivery.guard import AddrInfo
+from parti.delivery.transport import HttpTransport
 from parti.testing import NatsServer, eventually
-from parti.testing.http_server import Answer, Received, Reply
+from parti.testing.http_server import Answer, ReceivedRequest, Reply
 from support.delivery import Scene, scene
 
 _TAKES = 0.3
@@ -29,7 +29,7 @@ class AtOnce:
         self.most = 0
         stage.endpoint.otherwise(self._reply)
 
-    def _reply(self, _request: Received) -> Reply:
+    def _reply(self, _request: ReceivedRequest) -> Reply:
         now = self._clock.now()
         self._ends = [end for end in self._ends if end > now] + [now + _TAKES]
         self.most = max(self.most, len(self._ends))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parti.config.deliver import DeliverSection
-from parti.tasks.storage import ensure_consumer
+from parti.delivery.storage import ensure_consumer
 from parti.testing import NatsServer
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect

@@ -13,12 +13,12 @@ from click.testing import CliRunner, Result
 
 from parti.cli import main
 from parti.clock import SystemClock
-from parti.tasks import TaskConsumer
-from parti.tasks.dead_letters import CUT, DeadLetters, Letter
-from parti.tasks.held import Wake
-from parti.tasks.names import Names
+from parti.delivery import TaskConsumer
+from parti.delivery.dead_letters import CUT, DeliveryDeadLetters, Letter
+from parti.delivery.names import DeliveryNames
+from parti.delivery.pending import Wake
 from parti.testing import NatsServer, eventually
-from parti.testing.http_server import Answer, Received, Reply
+from parti.testing.http_server import Answer, ReceivedRequest, Reply
 from parti.testing.monitor import ask
 from support.delivery import Scene, scene
 
@@ -54,7 +54,7 @@ async def release(stage: Scene, partitions: int = 1) -> None:
 async def test_a_trigger_with_limits_waits_in_line_and_costs_few_messages(stage: Scene, rules: str) -> None:
     running = most = 0
 
-    def reply(request: Received) -> Reply:
+    def reply(request: ReceivedRequest) -> Reply:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -146,7 +146,7 @@ async def test_attempts_and_retry_after_outlive_their_process(
 ) -> None:
     clock, times = SystemClock(), []
 
-    def reply(request: Received) -> Reply:
+    def reply(request: ReceivedRequest) -> Reply:
         times.append((clock.now(), int(request.headers["x-parti-attempt"])))
         return Answer(200) if len(times) > 2 else Answer(429, {"Retry-After": "1"})
 
@@ -177,7 +177,7 @@ async def _said(stage: Scene) -> bool:
 async def test_a_wake_up_that_comes_too_early_changes_nothing(stage: Scene) -> None:
     clock, times = SystemClock(), []
 
-    def reply(request: Received) -> Reply:
+    def reply(request: ReceivedRequest) -> Reply:
         times.append(clock.now())
         return Answer(200) if len(times) > 1 else Answer(429, {"Retry-After": "1"})
 
@@ -214,7 +214,7 @@ async def test_tasks_on_a_subject_that_is_not_their_document_s_are_refused_with_
 
 
 async def _letters(stage: Scene, count: int) -> list[Letter]:
-    found = [letter async for letter in DeadLetters(stage.js, Names(stage.stream)).letters()]
+    found = [letter async for letter in DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream)).letters()]
     return found if len(found) == count else []
 
 
@@ -253,7 +253,7 @@ async def test_a_letter_that_was_replayed_is_no_reason_to_drop_the_next_one(stag
     await stage.publish(stage.task("a", "/bad"))
     async with stage.delivering():
         (letter,) = await eventually(lambda: _letters(stage, 1))
-        dead = DeadLetters(stage.js, Names(stage.stream))
+        dead = DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream))
         held = dead._names.dead_letters
         await stage.js.msg_delete(held, letter.sequence)
         headers = {"Nats-Msg-Id": letter.headers["Nats-Msg-Id"], "Parti-Task-Id": letter.id}

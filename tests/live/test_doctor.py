@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from parti.cli import main
-from parti.cli.checks import Check, Verdict
-from parti.cli.checks.judge import ServerFacts, StreamFacts, judge_server, judge_stream, worst
+from parti.cli.checks import Check, CheckVerdict
+from parti.cli.checks.judge import CheckedStream, ServerFacts, judge_server, judge_stream, worst
 from parti.cli.checks.local import judge_java, judge_nats_server, judge_python, judge_spark
 from parti.cli.checks.server import gather, sync_interval
 from parti.clock import SystemClock
@@ -34,7 +34,7 @@ def a_clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def doctor(*args: str) -> tuple[int, dict[str, Check], str]:
     done = CliRunner().invoke(main, ["doctor", "--json", *args], catch_exceptions=False)
     document = json.loads(done.stdout)
-    checks = [Check(**{**check, "verdict": Verdict(check["verdict"])}) for check in document["checks"]]
+    checks = [Check(**{**check, "verdict": CheckVerdict(check["verdict"])}) for check in document["checks"]]
     assert document["ok"] is (done.exit_code == 0)
     return done.exit_code, {check.name: check for check in checks}, done.stdout + done.stderr
 
@@ -49,19 +49,19 @@ async def make_stream(server: NatsServer, name: str, subjects: int, storage: str
 
 def test_no_reachable_server_is_a_warning_unless_one_is_required() -> None:
     code, checks, _ = doctor("--server", "nats://127.0.0.1:1")
-    assert (code, checks["server"].verdict) == (0, Verdict.WARN)
+    assert (code, checks["server"].verdict) == (0, CheckVerdict.WARN)
     assert "parti server" in checks["server"].advice
     code, checks, _ = doctor("--server", "nats://127.0.0.1:1", "--require-server")
-    assert (code, checks["server"].verdict) == (1, Verdict.FAIL)
+    assert (code, checks["server"].verdict) == (1, CheckVerdict.FAIL)
 
 
 def test_a_healthy_server_is_described(server: NatsServer) -> None:
     code, checks, _ = doctor("--server", server.url, "--require-server")
     assert code == 0
-    assert checks["server version"].verdict is Verdict.OK
+    assert checks["server version"].verdict is CheckVerdict.OK
     assert checks["jetstream"].found.startswith("on, API level ")
-    assert checks["clock"].verdict is Verdict.OK
-    assert checks["fsync"].verdict is Verdict.WARN
+    assert checks["clock"].verdict is CheckVerdict.OK
+    assert checks["fsync"].verdict is CheckVerdict.WARN
     assert "unknown" in checks["fsync"].found
     assert "the default is 2 minutes" in checks["fsync"].found
 
@@ -71,26 +71,26 @@ def test_a_stream_in_the_multi_filter_cliff_is_named(server: NatsServer, name: s
     code, checks, _ = doctor("--server", server.url, "--stream", name)
     assert code == 0
     check = checks[f"stream {name}"]
-    assert (check.verdict, "320 subjects" in check.found) == (Verdict.WARN, True)
+    assert (check.verdict, "320 subjects" in check.found) == (CheckVerdict.WARN, True)
     assert "may never catch up" in check.advice
 
 
 def test_a_stream_that_does_not_exist_is_a_failure(server: NatsServer) -> None:
     code, checks, _ = doctor("--server", server.url, "--stream", "NOSUCH")
-    assert (code, checks["stream NOSUCH"].verdict) == (1, Verdict.FAIL)
+    assert (code, checks["stream NOSUCH"].verdict) == (1, CheckVerdict.FAIL)
 
 
 def test_a_server_without_jetstream_is_a_failure_that_says_what_to_do() -> None:
     with NatsServer(jetstream=False) as plain:
         code, checks, _ = doctor("--server", plain.url)
-    assert (code, checks["jetstream"].verdict) == (1, Verdict.FAIL)
+    assert (code, checks["jetstream"].verdict) == (1, CheckVerdict.FAIL)
     assert "-js" in checks["jetstream"].advice
 
 
 def test_refused_credentials_are_a_failure_and_no_secret_is_printed() -> None:
     with NatsServer(config='authorization { user: "me", password: "right" }') as closed:
         code, checks, text = doctor("--server", closed.client_url(user="me", password="hunter2"))
-        assert (code, checks["server"].verdict) == (1, Verdict.FAIL)
+        assert (code, checks["server"].verdict) == (1, CheckVerdict.FAIL)
         assert "refused the credentials" in checks["server"].found
         assert "hunter2" not in text
         assert doctor("--server", closed.client_url(user="me", password="right"))[0] == 0
@@ -98,10 +98,10 @@ def test_refused_credentials_are_a_failure_and_no_secret_is_printed() -> None:
 
 def test_the_monitoring_port_tells_the_fsync_interval(server: NatsServer) -> None:
     _, checks, _ = doctor("--server", server.url, "--monitor", server.monitor_url)
-    assert (checks["fsync"].verdict, checks["fsync"].found) == (Verdict.WARN, "every 2m")
+    assert (checks["fsync"].verdict, checks["fsync"].found) == (CheckVerdict.WARN, "every 2m")
     with NatsServer(sync_interval="always") as careful:
         _, checks, _ = doctor("--server", careful.url, "--monitor", careful.monitor_url)
-        assert checks["fsync"].verdict is Verdict.OK
+        assert checks["fsync"].verdict is CheckVerdict.OK
     _, checks, _ = doctor("--server", server.url, "--monitor", "http://127.0.0.1:1")
     assert checks["fsync"].found.startswith("unknown: cannot read http://127.0.0.1:1/varz")
 
@@ -123,7 +123,7 @@ async def test_the_clock_offset_is_measured_against_the_server(server: NatsServe
     facts = await gather(ConnectOptions(servers=(server.url,)), clock=Late())
     assert facts.clock_offset == pytest.approx(600, abs=5)
     verdicts = {check.name: check.verdict for check in judge_server(facts)}
-    assert verdicts["clock"] is Verdict.FAIL
+    assert verdicts["clock"] is CheckVerdict.FAIL
 
 
 def test_the_table_shows_each_check_and_its_advice() -> None:
@@ -139,18 +139,18 @@ GOOD = ServerFacts("n1", (2, 15, 1), jetstream=True, clock_offset=0.0, clock_err
 @pytest.mark.parametrize(
     ("change", "check", "verdict"),
     [
-        ({"version": (2, 10, 9)}, "server version", Verdict.FAIL),
-        ({"version": (2, 11, 0)}, "server version", Verdict.OK),
-        ({"clock_offset": None}, "clock", Verdict.WARN),
-        ({"clock_offset": -0.7}, "clock", Verdict.WARN),
-        ({"clock_offset": 0.7, "clock_error": 0.3}, "clock", Verdict.OK),
-        ({"clock_offset": -31.0}, "clock", Verdict.FAIL),
-        ({"sync_interval": 10.0}, "fsync", Verdict.WARN),
-        ({"sync_interval": 0.0}, "fsync", Verdict.OK),
-        ({"streams_in_all": 300}, "streams", Verdict.WARN),
+        ({"version": (2, 10, 9)}, "server version", CheckVerdict.FAIL),
+        ({"version": (2, 11, 0)}, "server version", CheckVerdict.OK),
+        ({"clock_offset": None}, "clock", CheckVerdict.WARN),
+        ({"clock_offset": -0.7}, "clock", CheckVerdict.WARN),
+        ({"clock_offset": 0.7, "clock_error": 0.3}, "clock", CheckVerdict.OK),
+        ({"clock_offset": -31.0}, "clock", CheckVerdict.FAIL),
+        ({"sync_interval": 10.0}, "fsync", CheckVerdict.WARN),
+        ({"sync_interval": 0.0}, "fsync", CheckVerdict.OK),
+        ({"streams_in_all": 300}, "streams", CheckVerdict.WARN),
     ],
 )
-def test_facts_are_judged(change: dict[str, object], check: str, verdict: Verdict) -> None:
+def test_facts_are_judged(change: dict[str, object], check: str, verdict: CheckVerdict) -> None:
     facts = dataclasses.replace(GOOD, **change)  # type: ignore[arg-type]
     assert {found.name: found.verdict for found in judge_server(facts)}[check] is verdict
 
@@ -158,36 +158,38 @@ def test_facts_are_judged(change: dict[str, object], check: str, verdict: Verdic
 @pytest.mark.parametrize(
     ("stream", "clustered", "words"),
     [
-        (StreamFacts("S", "file", 3, 299), True, ""),
-        (StreamFacts("S", "file", 1, 10), False, ""),
-        (StreamFacts("S", "file", 3, 300), True, "may never catch up"),
-        (StreamFacts("S", "file", 3, 99_999), True, "may never catch up"),
-        (StreamFacts("S", "file", 3, 190_000), True, ""),
-        (StreamFacts("S", "memory", 3, 2_000), True, ""),
-        (StreamFacts("S", "memory", 1, 10), False, "a restart of the server empties it"),
-        (StreamFacts("S", "file", 1, 10), True, "one server down stops it"),
-        (StreamFacts("S", "file", 2, 10), True, "2 replicas stop"),
+        (CheckedStream("S", "file", 3, 299), True, ""),
+        (CheckedStream("S", "file", 1, 10), False, ""),
+        (CheckedStream("S", "file", 3, 300), True, "may never catch up"),
+        (CheckedStream("S", "file", 3, 99_999), True, "may never catch up"),
+        (CheckedStream("S", "file", 3, 190_000), True, ""),
+        (CheckedStream("S", "memory", 3, 2_000), True, ""),
+        (CheckedStream("S", "memory", 1, 10), False, "a restart of the server empties it"),
+        (CheckedStream("S", "file", 1, 10), True, "one server down stops it"),
+        (CheckedStream("S", "file", 2, 10), True, "2 replicas stop"),
     ],
 )
-def test_streams_are_judged_by_storage_replicas_and_subjects(stream: StreamFacts, clustered: bool, words: str) -> None:
+def test_streams_are_judged_by_storage_replicas_and_subjects(
+    stream: CheckedStream, clustered: bool, words: str
+) -> None:
     check = judge_stream(stream, clustered=clustered)
-    assert check.verdict is (Verdict.WARN if words else Verdict.OK)
+    assert check.verdict is (CheckVerdict.WARN if words else CheckVerdict.OK)
     assert words in check.advice
 
 
 def test_this_machine_is_judged_by_what_is_installed() -> None:
     home = Path("jvm")
-    assert judge_python((3, 10)).verdict is Verdict.FAIL
-    assert judge_java(None).verdict is Verdict.WARN
+    assert judge_python((3, 10)).verdict is CheckVerdict.FAIL
+    assert judge_java(None).verdict is CheckVerdict.WARN
     assert judge_java(Java(home, "11.0.2", "PATH")).advice.startswith("too old")
-    assert judge_java(Java(home, "17.0.2", "PATH")).verdict is Verdict.OK
+    assert judge_java(Java(home, "17.0.2", "PATH")).verdict is CheckVerdict.OK
     assert judge_java(Java(home, "17.0.2", "jvm")).advice.endswith("export JAVA_HOME=jvm")
-    assert judge_spark(None).verdict is Verdict.WARN
-    assert judge_spark("3.5.1").verdict is Verdict.WARN
-    assert judge_spark("4.3.0").verdict is Verdict.OK
+    assert judge_spark(None).verdict is CheckVerdict.WARN
+    assert judge_spark("3.5.1").verdict is CheckVerdict.WARN
+    assert judge_spark("4.3.0").verdict is CheckVerdict.OK
     assert judge_nats_server(None, "install one").advice == "install one"
 
 
 def test_the_worst_check_decides() -> None:
     good, bad = judge_spark("4.3.0"), judge_python((3, 10))
-    assert [worst([]), worst([good]), worst([bad, good])] == [Verdict.OK, Verdict.OK, Verdict.FAIL]
+    assert [worst([]), worst([good]), worst([bad, good])] == [CheckVerdict.OK, CheckVerdict.OK, CheckVerdict.FAIL]

@@ -10,8 +10,8 @@ from parti.model import Partition
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.worker import Message, Reject, WorkerConfig, WorkerConsumer
+from parti.worker.dead_letter_reader import DeadLetterReader
 from parti.worker.dead_letters import dead_letter_stream
-from parti.worker.letters import DeadLetters
 from support.fleet import fleet_on
 
 
@@ -32,7 +32,7 @@ async def test_the_id_of_a_letter_names_the_stream_and_the_namespace_and_no_work
         one = await fleet.worker(consumer=consumer, layout=layout)
         await one.wait_for("converged", 60)
         await fleet.publish(2)
-        letters = DeadLetters(fleet.js, name)
+        letters = DeadLetterReader(fleet.js, name)
 
         async def both() -> bool:
             return await letters.count() == 2
@@ -67,9 +67,11 @@ async def test_two_workers_that_bury_the_same_message_store_one_letter(server: N
         await fleet.publish(1)
         await bury_first(fleet.js, name, "w1")
         await bury_first(fleet.js, name, "w2")
-        assert await DeadLetters(fleet.js, name).count() == 1
+        assert await DeadLetterReader(fleet.js, name).count() == 1
         await bury_first(fleet.js, name, "w1", consumer_prefix="another")
-        assert await DeadLetters(fleet.js, name).count() == 2, "another reader of the stream has letters of its own"
+        assert await DeadLetterReader(fleet.js, name).count() == 2, (
+            "another reader of the stream has letters of its own"
+        )
 
 
 async def test_a_letter_of_a_stream_that_was_made_anew_is_no_duplicate(server: NatsServer, name: str) -> None:
@@ -81,7 +83,7 @@ async def test_a_letter_of_a_stream_that_was_made_anew_is_no_duplicate(server: N
         await fleet.js.stream_create(config)
         await fleet.publish(1)
         await bury_first(fleet.js, name, "w1")
-        assert await DeadLetters(fleet.js, name).count() == 2
+        assert await DeadLetterReader(fleet.js, name).count() == 2
 
 
 async def test_a_letter_of_a_stream_made_anew_under_a_running_worker_is_no_duplicate(
@@ -89,7 +91,7 @@ async def test_a_letter_of_a_stream_made_anew_under_a_running_worker_is_no_dupli
 ) -> None:
     """At once: what the worker knows of the stream may be a second old, the message's own time is not."""
     async with fleet_on(server, name, count=1) as fleet:
-        letters = DeadLetters(fleet.js, name)
+        letters = DeadLetterReader(fleet.js, name)
         config = WorkerConfig(
             stream=name, subject_template=f"{name}.{{partition}}", pull_timeout=1.0, idle_heartbeat=0.25
         )

@@ -19,10 +19,10 @@ from parti.config.control import ControlConfig
 from parti.control import claims, membership, records
 from parti.control.identity import LeaseRecord
 from parti.control.membership import Membership
-from parti.manager.former import Former
 from parti.manager.kv_store import Store
 from parti.manager.lease_keeper import terms_of
 from parti.manager.life_keeper import LifeKeeper
+from parti.manager.predecessors import Predecessors
 from parti.model import Claim, Lease, Member, Partition, PartitionId, Tried, WorkerId
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
@@ -81,7 +81,7 @@ class World:
         """A process that has just joined: as far as it can tell everybody whose id is taken is alive."""
         member = Member(WorkerId(f"w-{place}"), f"n{next(self.nonces)}")
         members = Membership(terms_of(self.host.config), self.clock.now())
-        keeper = LifeKeeper(self.host, member, Former(), _MAX_DELIVER)
+        keeper = LifeKeeper(self.host, member, Predecessors(), _MAX_DELIVER)
         for claim in self.claims.values():
             keeper.heard(claim)
         await keeper.begin()
@@ -256,7 +256,7 @@ async def test_a_fenced_process_that_returns_tells_what_it_had_counted_and_which
         world.grant(heir, claims.take_over(world.claims[POISON[0]], heir.member, start=0, term=1))
         tries = heir.states[POISON[0]].tries
         assert tries.failed == {}
-        former = Former().and_then({fenced.member: 0.0}, fenced.member.worker, {}, fenced.keeper.last_words())
+        former = Predecessors().and_then({fenced.member: 0.0}, fenced.member.worker, {}, fenced.keeper.last_words())
         returned = LifeKeeper(
             world.host, Member(fenced.member.worker, "again"), former, _MAX_DELIVER, blocked=(POISON[0], POISON[1] + 1)
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import parti
-from parti.control.slots import slot_of
+from parti.control.subject_buckets import slot_of
 from parti.errors import ConfigError
 from parti.manager import ControlConfig, Manager, SlotSource
 from parti.model import Partition, PartitionId, WorkerId

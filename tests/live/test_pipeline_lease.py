@@ -10,7 +10,7 @@ import pytest
 
 from parti.errors import ConfigError, PartiError
 from parti.spark.pipeline.fence import StaleEpoch, fence_subject, raise_fence
-from parti.spark.pipeline.lease import DriverLease, LeaseLost, Standby
+from parti.spark.pipeline.lease import DriverLease, DriverLeaseLost, Standby
 from parti.spark.pipeline.publishing import ResultSink, TaskSinks, _Line
 from parti.testing import NatsServer, eventually_blocking
 from parti.wire.blocking import BlockingConnection
@@ -50,7 +50,7 @@ def test_one_driver_holds_the_lease_and_the_other_gets_it_when_it_is_given_back(
         first.check()
         with second:
             assert second.acquire(1.5) is None
-            with pytest.raises(LeaseLost, match="b no longer holds"):
+            with pytest.raises(DriverLeaseLost, match="b no longer holds"):
                 second.check()
             first.__exit__(None, None, None)
             assert second.acquire(60) == 2

@@ -11,7 +11,7 @@ import pytest
 
 from parti.testing import NatsServer, eventually
 from parti.testing.child import spawn
-from parti.worker.letters import DeadLetters
+from parti.worker.dead_letter_reader import DeadLetterReader
 from support.fleet import Fleet, fleet_on
 
 HANDLER = """
@@ -98,7 +98,7 @@ listen = "off"
 
 
 async def buried(fleet: Fleet, running: Supervised, sequences: list[int], fine: list[int]) -> None:
-    letters = DeadLetters(fleet.js, fleet.stream)
+    letters = DeadLetterReader(fleet.js, fleet.stream)
 
     async def all_there() -> bool:
         return await letters.count() >= len(sequences)

@@ -17,7 +17,7 @@ from parti.wire.errors import AtomicPublishDisabled, StreamNotFound
 from parti.wire.options import ConnectOptions
 from parti.wire.outgoing import HEADERS, Rows, chunk_id, chunks
 from parti.wire.progress import PROGRESS_ROWS, ProgressPublisher, RowsChanged
-from parti.wire.publisher import Published
+from parti.wire.publisher import PublishResult
 from parti.wire.ranges import RangeReader
 
 
@@ -40,7 +40,7 @@ def rows(stream: str, count: int, first: int = 0) -> Rows:
     return Rows(values, pa.array([f"{stream}.data".encode()] * count, pa.binary()))
 
 
-def write(options: ConnectOptions, stream: str, step: int, given: Rows, patience: float = 10.0) -> Published:
+def write(options: ConnectOptions, stream: str, step: int, given: Rows, patience: float = 10.0) -> PublishResult:
     subject = f"{stream}.progress.q.0.0"
     settings = {"stream": stream, "subject": subject, "step": step, "patience": patience, "name": "test"}
     with ProgressPublisher(options, **settings) as publisher:  # type: ignore[arg-type]
@@ -62,17 +62,19 @@ def found(options: ConnectOptions, stream: str) -> tuple[list[int], int]:
 
 
 def test_a_step_is_stored_once_however_often_it_is_repeated(options: ConnectOptions, stream: str) -> None:
-    assert write(options, stream, 0, rows(stream, 2500)) == Published(2500, 0)
-    assert write(options, stream, 0, rows(stream, 2500)) == Published(2500, 2500)
-    assert write(options, stream, 1, rows(stream, 10, 2500)) == Published(10, 0)
-    assert write(options, stream, 0, rows(stream, 2500)) == Published(2500, 2500)  # a stale writer finds itself behind
+    assert write(options, stream, 0, rows(stream, 2500)) == PublishResult(2500, 0)
+    assert write(options, stream, 0, rows(stream, 2500)) == PublishResult(2500, 2500)
+    assert write(options, stream, 1, rows(stream, 10, 2500)) == PublishResult(10, 0)
+    assert write(options, stream, 0, rows(stream, 2500)) == PublishResult(
+        2500, 2500
+    )  # a stale writer finds itself behind
     assert found(options, stream) == (list(range(2510)), 1)
 
 
 def test_a_step_that_was_cut_off_goes_on_behind_its_last_chunk(options: ConnectOptions, stream: str) -> None:
     whole = rows(stream, 3000)
     write(options, stream, 0, whole.slice(0, PROGRESS_ROWS))
-    assert write(options, stream, 0, whole) == Published(3000, PROGRESS_ROWS)
+    assert write(options, stream, 0, whole) == PublishResult(3000, PROGRESS_ROWS)
     assert found(options, stream)[0] == list(range(3000))
 
 

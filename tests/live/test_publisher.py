@@ -15,7 +15,7 @@ from parti.wire.blocking import BlockingConnection
 from parti.wire.errors import MessageTooLarge, StreamMismatch, StreamNotFound, StreamStoreFailed
 from parti.wire.options import ConnectOptions
 from parti.wire.outgoing import HEADERS, Rows, chunk_id, chunks
-from parti.wire.publisher import NotAcknowledged, Published, Publisher
+from parti.wire.publisher import NotAcknowledged, Publisher, PublishResult
 from parti.wire.ranges import RangeReader
 
 
@@ -25,7 +25,7 @@ def numbered(subject: str, count: int, first: int = 0, msg_id: list[bytes] | Non
     return Rows(values, pa.array([subject.encode()] * count, pa.binary()), None, ids)
 
 
-def publish(options: ConnectOptions, rows: Rows, scope: str = "q-0-0", **settings: object) -> Published:
+def publish(options: ConnectOptions, rows: Rows, scope: str = "q-0-0", **settings: object) -> PublishResult:
     with Publisher(options, **settings) as publisher:  # type: ignore[arg-type]
         for number, chunk in enumerate(chunks([rows])):
             publisher.publish(chunk, chunk_id(scope, number, chunk))
@@ -63,8 +63,8 @@ def test_every_row_is_stored_in_order_and_a_second_time_is_recognised(
 ) -> None:
     create(connection, name, allow_atomic=atomic)
     rows = numbered(f"{name}.a", 4321)
-    assert publish(options, rows) == Published(4321, 0)
-    assert publish(options, rows) == Published(4321, 4321)
+    assert publish(options, rows) == PublishResult(4321, 0)
+    assert publish(options, rows) == PublishResult(4321, 4321)
     assert values(options, name) == list(range(4321))
 
 
@@ -75,7 +75,7 @@ def test_the_same_rows_of_another_batch_are_stored_again(
     create(connection, name, allow_atomic=atomic)
     rows = numbered(f"{name}.a", 10)
     publish(options, rows, "q-0-0")
-    assert publish(options, rows, "q-1-0") == Published(10, 0)
+    assert publish(options, rows, "q-1-0") == PublishResult(10, 0)
     assert values(options, name) == [*range(10), *range(10)]
 
 
@@ -86,7 +86,7 @@ def test_ids_of_the_rows_own_are_kept_and_only_new_rows_of_a_chunk_are_stored(
     create(connection, name, allow_atomic=atomic)
     publish(options, numbered(f"{name}.a", 3, 0, [b"a", b"b", b"c"]))
     done = publish(options, numbered(f"{name}.a", 3, 10, [b"c", b"d", b"d"]), "other-0-0")
-    assert done == Published(3, 2)
+    assert done == PublishResult(3, 2)
     assert values(options, name) == [0, 1, 2, 11]
 
 

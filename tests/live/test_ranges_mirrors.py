@@ -21,7 +21,7 @@ from parti.wire.kv_model import KeyNotFound
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import Path, RangeReader
 from parti.wire.stored import AnsweredElsewhere
-from parti.worker.letters import DeadLetters
+from parti.worker.dead_letter_reader import DeadLetterReader
 from support.stored_input import Message, create, delete, numbered, publish, rows
 
 PATHS: list[Path] = ["auto", "consumer", "direct"]
@@ -109,7 +109,7 @@ async def test_the_letters_of_a_mirrored_stream_are_all_listed(
     connection: BlockingConnection, server: NatsServer, name: str
 ) -> None:
     async with await connect(ConnectOptions(servers=(server.url,))) as opened:
-        letters = DeadLetters(JetStreamApi(opened), name)
+        letters = DeadLetterReader(JetStreamApi(opened), name)
         create(connection, letters.name, subjects=[f"dlq.{name}.>"])
         head = (("Parti-Stream", name), ("Parti-Subject", f"{name}.a"), ("Parti-Sequence", "1"))
         publish(connection, letters.name, [Message(f"dlq.{name}.{i % 2}", b"%d" % i, head) for i in range(40)])

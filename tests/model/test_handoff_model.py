@@ -21,20 +21,20 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from parti.control import claims, holding
+from parti.control import claims, per_worker_partition
 from parti.control.claims import IllegalTransition
-from parti.control.holding import Holding
+from parti.control.per_worker_partition import PerWorkerPartition
 from parti.control.signals import (
     AddFilter,
     CatchUp,
     ClaimSeen,
-    Done,
     DropFilter,
     FilterAdded,
     FilterDropped,
     Granted,
     LaneStopped,
     LastRead,
+    MessageDone,
     ReadLast,
     ReadUpTo,
     StopLane,
@@ -52,7 +52,7 @@ class Worker:
 
     def __init__(self, me: Member) -> None:
         self.me = me
-        self.state = Holding(P, me, Retention.LIMITS)
+        self.state = PerWorkerPartition(P, me, Retention.LIMITS)
         self.filtered = False
         self.received: set[int] = set()
         self.at = 0
@@ -115,7 +115,11 @@ class HandoffMachine(RuleBasedStateMachine):
         """The plane tells that T is reached."""
         worker = self.workers[n]
         state = worker.state
-        if state.phase is holding.Phase.CATCHING_UP and state.target is not None and worker.at >= state.target:
+        if (
+            state.phase is per_worker_partition.Phase.CATCHING_UP
+            and state.target is not None
+            and worker.at >= state.target
+        ):
             self._feed(worker, ReadUpTo(state.target, state.ticket))
 
     @rule(indexes=st.lists(st.integers(0, 50), min_size=1, max_size=6))
@@ -236,14 +240,14 @@ class HandoffMachine(RuleBasedStateMachine):
         for worker in self.workers:
             self.flying.append(lambda w=worker: self._feed(w, ClaimSeen(claim, revision)))  # type: ignore[misc]
 
-    def _feed(self, worker: Worker, event: holding.Event) -> None:
+    def _feed(self, worker: Worker, event: per_worker_partition.Event) -> None:
         if worker.dead:
             return
-        worker.state, effects = holding.step(worker.state, event)
+        worker.state, effects = per_worker_partition.step(worker.state, event)
         for effect in effects:
             self._perform(worker, effect)
 
-    def _perform(self, worker: Worker, effect: holding.Effect) -> None:
+    def _perform(self, worker: Worker, effect: per_worker_partition.Effect) -> None:
         match effect:
             case AddFilter(_, ticket):
                 self.flying.append(lambda: self._add_filter(worker, ticket))
@@ -276,12 +280,16 @@ class HandoffMachine(RuleBasedStateMachine):
 
     def _stopped(self, worker: Worker) -> None:
         self._feed(worker, LaneStopped(worker.at, worker.at + 1))
-        self._feed(worker, Done(worker.at))
+        self._feed(worker, MessageDone(worker.at))
 
     def _engage(self, worker: Worker) -> None:
         """As the plane does: begin at the claim's position, or go on from our own."""
         state = worker.state
-        if state.lease is None or state.phase is holding.Phase.ADDING or state.phase is holding.Phase.STOPPING:
+        if (
+            state.lease is None
+            or state.phase is per_worker_partition.Phase.ADDING
+            or state.phase is per_worker_partition.Phase.STOPPING
+        ):
             return
         if worker.stopped:
             worker.at, worker.stopped = state.queued, False
@@ -305,14 +313,14 @@ TestHandoffModel.settings = settings(
 
 
 def test_the_model_notices_a_t_that_was_read_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = holding.step
+    original = per_worker_partition.step
 
-    def step(state: Holding, event: holding.Event) -> holding.Step:
+    def step(state: PerWorkerPartition, event: per_worker_partition.Event) -> per_worker_partition.Step:
         if isinstance(event, FilterAdded):
             event = replace(event, last=max(0, event.last - 2))
         return original(state, event)
 
-    monkeypatch.setattr(holding, "step", step)
+    monkeypatch.setattr(per_worker_partition, "step", step)
     hunt = settings(TestHandoffModel.settings, max_examples=400, phases=[Phase.generate], database=None)
     with pytest.raises((AssertionError, ExceptionGroup)):
         run_state_machine_as_test(HandoffMachine, settings=hunt)

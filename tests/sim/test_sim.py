@@ -9,16 +9,18 @@ import sys
 import pytest
 
 from parti.model import Layout, Retention
-from parti.testing.sim import Plan, Shape, simulate
+from parti.testing.sim import ClusterShape, FaultPlan, simulate
 from parti.wire.pull import LivePull
-from parti.worker.desk import Desk
+from parti.worker.inbox import Inbox
 from parti_lab.bench.report import RunContext, execute
 from parti_lab.prove.sim import PROOF
 from parti_lab.prove.sim_broken import BROKEN, Broken
 from parti_lab.prove.sim_coverage import MODULES, coverage
 
 SHAPES = {
-    f"{layout}-{retention}-{lanes}": Shape(layout, retention, lanes=lanes, failing=0.05 if lanes == "key" else 0.0)
+    f"{layout}-{retention}-{lanes}": ClusterShape(
+        layout, retention, lanes=lanes, failing=0.05 if lanes == "key" else 0.0
+    )
     for layout in Layout
     for retention in Retention
     for lanes in ("partition", "key")
@@ -48,23 +50,23 @@ def test_a_seed_that_broke_a_promise_keeps_it_now(seed: int) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("seed", range(4))
-def test_records_that_are_removed_and_damaged_lose_and_repeat_nothing(shape: Shape, seed: int) -> None:
+def test_records_that_are_removed_and_damaged_lose_and_repeat_nothing(shape: ClusterShape, seed: int) -> None:
     """Nobody crashes: whatever was lost, somebody knows it and writes it again."""
-    outcome = simulate(seed, shape=shape, plan=Plan(crashes=False, weather=False, events=12, tampering=True))
+    outcome = simulate(seed, shape=shape, plan=FaultPlan(crashes=False, weather=False, events=12, tampering=True))
     assert outcome.ok, outcome.story()
     assert outcome.verdict.duplicated == 0
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("seed", range(3))
-def test_joins_leaves_and_restarts_repeat_nothing(shape: Shape, seed: int) -> None:
-    outcome = simulate(seed, shape=shape, plan=Plan(crashes=False, weather=False, events=8, tampering=False))
+def test_joins_leaves_and_restarts_repeat_nothing(shape: ClusterShape, seed: int) -> None:
+    outcome = simulate(seed, shape=shape, plan=FaultPlan(crashes=False, weather=False, events=8, tampering=False))
     assert outcome.ok, outcome.story()
     assert outcome.verdict.duplicated == 0
 
 
 def test_on_a_quiet_network_less_than_half_a_percent_of_the_writes_conflict() -> None:
-    outcomes = [simulate(s, plan=Plan(crashes=False, weather=False, events=8, tampering=False)) for s in range(20)]
+    outcomes = [simulate(s, plan=FaultPlan(crashes=False, weather=False, events=8, tampering=False)) for s in range(20)]
     assert sum(o.handoffs.get("success", 0) for o in outcomes) > 100
     assert sum(o.cas_conflicts for o in outcomes) < 0.005 * sum(o.cas_writes for o in outcomes)
 
@@ -110,7 +112,7 @@ def test_a_failing_seed_tells_a_short_story() -> None:
     assert f"seed {failure.seed} (per-worker, limits) broke a promise:" in story
     assert "granted" in story
     assert len(story.splitlines()) <= 70
-    assert "all promises held" in simulate(0, plan=Plan(events=0)).story()
+    assert "all promises held" in simulate(0, plan=FaultPlan(events=0)).story()
 
 
 def test_the_proof_fails_and_names_the_seed_when_a_rule_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,14 +126,14 @@ def test_the_proof_says_which_shipped_lines_it_executed() -> None:
     found = coverage(lambda: [simulate(seed) for seed in range(2 * len(SHAPES))])
     assert set(found) == set(MODULES)
     assert all(0 < ran <= lines for name, (ran, lines) in found.items() if name != "manager.conflicts"), found
-    assert coverage(lambda: None)["worker.desk"][0] == 0, "what is not run does not count"
+    assert coverage(lambda: None)["worker.inbox"][0] == 0, "what is not run does not count"
 
 
 def test_what_nobody_expected_in_shipped_code_breaks_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def take(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(Desk, "take", take)
+    monkeypatch.setattr(Inbox, "take", take)
     outcome = simulate(0)
     assert not outcome.ok
     assert "ZeroDivisionError" in outcome.broken[0]

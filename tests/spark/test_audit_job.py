@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from parti.audit import Effects, Published, Report, Rules, audit
+from parti.audit import AuditRules, Effects, Published, Report, audit
 from parti.audit.html import render_html
 from parti.cli import main
 from parti.errors import ConfigError, UsageError
@@ -41,7 +41,7 @@ def report(spark: Any, planted: Path) -> Report:
         spark,
         Published(stream="BENCH", path=str(planted / "published")),
         Effects.parse(str(planted / "effects")),
-        rules=Rules(order="partition"),
+        rules=AuditRules(order="partition"),
     )
 
 

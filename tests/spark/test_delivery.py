@@ -21,31 +21,31 @@ import pytest
 
 from parti.clock import SystemClock
 from parti.config.deliver import DeliverSection
+from parti.delivery import AddressGuard, TaskConsumer
+from parti.delivery.courier import Courier
+from parti.delivery.dead_letters import DeliveryDeadLetters, Letter
+from parti.delivery.engine_lock import spark_claim
+from parti.delivery.gate import Gate
+from parti.delivery.guard import AddrInfo
+from parti.delivery.names import DeliveryNames
+from parti.delivery.order import RuleBook
+from parti.delivery.pending import TaskReader
+from parti.delivery.policy import AttemptOutcome
+from parti.delivery.recorder import AttemptRecord
+from parti.delivery.secrets import SecretStore
+from parti.delivery.transport import HttpTransport
 from parti.errors import ConfigError, UsageError
 from parti.spark import delivery_task
 from parti.spark.delivery import Span, delivery_pipeline
 from parti.spark.delivery_engine import Announcer
-from parti.spark.delivery_task import Deliver, Desk, TaskRight
+from parti.spark.delivery_task import Deliver, DeliverySession, TaskRight
 from parti.spark.pipeline import Pipeline
 from parti.spark.pipeline.fence import fence_subject, raise_fence
 from parti.spark.pipeline.lease import Standby
-from parti.spark.pipeline.running_query import PipelineFailed
-from parti.spark.pipeline.stage import Stage
-from parti.tasks import AddressGuard, TaskConsumer
-from parti.tasks.courier import Courier
-from parti.tasks.dead_letters import DeadLetters, Letter
-from parti.tasks.engines import spark_word
-from parti.tasks.gate import Gate
-from parti.tasks.guard import AddrInfo
-from parti.tasks.held import Reader
-from parti.tasks.names import Names
-from parti.tasks.order import RuleBook
-from parti.tasks.policy import Outcome
-from parti.tasks.recorder import AttemptRecord
-from parti.tasks.secrets import SecretStore
-from parti.tasks.transport import HttpTransport
+from parti.spark.pipeline.query import PipelineFailed
+from parti.spark.pipeline.stage import HandlerStage
 from parti.testing import eventually_blocking
-from parti.testing.http_server import Answer, FaultHttpServer, Received
+from parti.testing.http_server import Answer, FaultHttpServer, ReceivedRequest
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.errors import MessageNotFound
@@ -126,7 +126,7 @@ def letters(stream: Any) -> list[Letter]:
     async def gather() -> list[Letter]:
         connection = await connect(ConnectOptions(servers=(stream.url,)))
         try:
-            found = DeadLetters(JetStreamApi(connection), Names(stream.name)).letters()
+            found = DeliveryDeadLetters(JetStreamApi(connection), DeliveryNames(stream.name)).letters()
             return [letter async for letter in found]
         finally:
             await connection.close()
@@ -140,7 +140,7 @@ def word(stream: Any) -> tuple[str, int] | None:
     async def read() -> tuple[str, int] | None:
         connection = await connect(ConnectOptions(servers=(stream.url,)))
         try:
-            found = await spark_word(await KeyValue.open(JetStreamApi(connection), Names(stream.name).bucket))
+            found = await spark_claim(await KeyValue.open(JetStreamApi(connection), DeliveryNames(stream.name).bucket))
             return None if found is None else (found[0].checkpoint, found[0].parked)
         finally:
             await connection.close()
@@ -254,7 +254,7 @@ def drive(pipeline: Pipeline, rows: list[dict[str, Any]], epoch: int = 0, tasks:
     assert pipeline.payload_key is not None
     batch = pipeline.payload_key.rekeyed(columns.to_batches()[0])
     named: dict[str, Any] = {"policy": pipeline.policy, "shape": pipeline.shape, "epoch": epoch, "tasks": tasks}
-    stage = Stage(pipeline.handler, pipeline.name, pipeline.stream, **named)
+    stage = HandlerStage(pipeline.handler, pipeline.name, pipeline.stream, **named)
     return [row for part in stage.run(iter([batch])) for row in part.to_pylist()]
 
 
@@ -300,7 +300,7 @@ def test_of_what_a_trigger_may_do_each_of_several_spark_tasks_has_its_part(
 ) -> None:
     times: list[float] = []
 
-    def reply(_request: Received) -> Answer:
+    def reply(_request: ReceivedRequest) -> Answer:
         times.append(time.monotonic())
         return Answer(200, delay=0.05)
 
@@ -318,7 +318,7 @@ def test_attempts_are_logged(make: Callable[..., Pipeline], endpoint: FaultHttpS
     async def logged() -> list[tuple[int, str, int]]:
         connection = await connect(ConnectOptions(servers=(stream.url,)))
         try:
-            js, name, found = JetStreamApi(connection), Names(stream.name).attempts, []
+            js, name, found = JetStreamApi(connection), DeliveryNames(stream.name).attempts, []
             with suppress(MessageNotFound):
                 for sequence in range(1, 9):
                     record = msgspec.json.decode((await js.msg_get(name, seq=sequence)).data, type=AttemptRecord)
@@ -523,7 +523,7 @@ async def test_a_look_up_that_is_late_rests_its_host_and_spends_no_attempt() -> 
     guard, clock = AddressGuard(), SystemClock()
     transport, gate = HttpTransport(config, guard, lookup=look_up), Gate(config, clock, random.Random(1))
     courier = Courier(config, transport, guard, SecretStore(clock, ""), clock)
-    desk = Desk(Deliver("d", config, ConnectOptions()), courier, gate, None, None)  # type: ignore[arg-type]
+    session = DeliverySession(Deliver("d", config, ConnectOptions()), courier, gate, None, None)  # type: ignore[arg-type]
     task = {
         "triggerId": "t",
         "database": "d",
@@ -533,12 +533,12 @@ async def test_a_look_up_that_is_late_rests_its_host_and_spends_no_attempt() -> 
         "url": "http://a.test/",
     }
     data = json.dumps(task).encode()
-    held = Reader(config, RuleBook((), "block")).read(data, {}, stream="S", subject="S.x", sequence=1, time=1.0)
+    held = TaskReader(config, RuleBook((), "block")).read(data, {}, stream="S", subject="S.x", sequence=1, time=1.0)
     await transport.open()
     try:
         assert await gate.admit(held.host, "t", held.rules) is None
-        attempt = await desk._attempt(held, TaskRight("spark-0", 1))
-        assert (attempt.outcome, held.attempts) == (Outcome.LOCAL, 0)
+        attempt = await session._attempt(held, TaskRight("spark-0", 1))
+        assert (attempt.outcome, held.attempts) == (AttemptOutcome.LOCAL, 0)
         postponed = await gate.admit(held.host, "t", held.rules)
         assert postponed is not None
         assert (postponed.why, postponed.wait > 0) == ("breaker", True)

@@ -16,9 +16,9 @@ from click.testing import CliRunner
 from parti.cli import main
 from parti.errors import ConfigError
 from parti.spark import Emit, Pipeline
-from parti.spark.pipeline.failures import told
-from parti.spark.pipeline.file import load
-from parti.spark.pipeline.plan import Facts, PlanKind, choose
+from parti.spark.pipeline.failures import first_cause
+from parti.spark.pipeline.load import load
+from parti.spark.pipeline.plan import PlanFacts, PlanKind, choose
 from parti.spark.pipeline.source import PayloadKey
 from parti.wire.options import ConnectOptions
 from parti.worker.outcomes import Ack, RetryPolicy
@@ -164,15 +164,15 @@ def test_a_pipeline_that_cannot_work_is_refused_when_it_is_made(more: Any, wrong
 @pytest.mark.parametrize(
     ("facts", "plan"),
     [
-        (Facts(2, "plain"), PlanKind.FUSED),
-        (Facts(16, "plain"), PlanKind.FUSED),
-        (Facts(2, "plain", measured_us=50.0), PlanKind.SHUFFLED),
-        (Facts(1, "plain", measured_us=50.0), PlanKind.FUSED),
-        (Facts(2, "async"), PlanKind.SHUFFLED),
-        (Facts(1, "async"), PlanKind.FUSED),
-        (Facts(2, "plain", parking=True), PlanKind.SHUFFLED),
-        (Facts(2, "async", wanted="fused"), PlanKind.FUSED),
-        (Facts(2, "plain", parking=True, wanted="fused"), PlanKind.SHUFFLED),
+        (PlanFacts(2, "plain"), PlanKind.FUSED),
+        (PlanFacts(16, "plain"), PlanKind.FUSED),
+        (PlanFacts(2, "plain", measured_us=50.0), PlanKind.SHUFFLED),
+        (PlanFacts(1, "plain", measured_us=50.0), PlanKind.FUSED),
+        (PlanFacts(2, "async"), PlanKind.SHUFFLED),
+        (PlanFacts(1, "async"), PlanKind.FUSED),
+        (PlanFacts(2, "plain", parking=True), PlanKind.SHUFFLED),
+        (PlanFacts(2, "async", wanted="fused"), PlanKind.FUSED),
+        (PlanFacts(2, "plain", parking=True, wanted="fused"), PlanKind.SHUFFLED),
     ],
 )
 def test_the_cheaper_plan_is_chosen_unless_something_else_decides(facts: Any, plan: Any) -> None:
@@ -247,9 +247,9 @@ parti.wire.errors.publish.WrongLastSequence: row 0 to 'out.x': wrong last sequen
 	at org.apache.spark.Some.thing(Some.scala:1)
 Driver stacktrace:
 Caused by: org.apache.spark.api.python.PythonException: Traceback"""
-    assert told(RuntimeError(text)) == "WrongLastSequence: row 0 to 'out.x': wrong last sequence: 7"
-    assert told(OSError("the disk is full")) == "OSError: the disk is full"
-    assert len(told(RuntimeError("x" * 10_000))) < 2_000
+    assert first_cause(RuntimeError(text)) == "WrongLastSequence: row 0 to 'out.x': wrong last sequence: 7"
+    assert first_cause(OSError("the disk is full")) == "OSError: the disk is full"
+    assert len(first_cause(RuntimeError("x" * 10_000))) < 2_000
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from parti.spark.pipeline.file import load
+from parti.spark.pipeline.load import load
 from parti.testing import NatsServer
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import RangeReader

@@ -21,10 +21,10 @@ from parti.spark.pipeline import Emit, Retries
 from parti.spark.pipeline.batch_calls import rebatched
 from parti.spark.pipeline.blocks import PARKED, completed, unpacked
 from parti.spark.pipeline.message import RowMessage
-from parti.spark.pipeline.outcomes import Shape
-from parti.spark.pipeline.policy import Aside, Policy, Postpone, Rested
+from parti.spark.pipeline.outcomes import RowShape
+from parti.spark.pipeline.policy import AlreadyDeadLettered, ParkAlone, ParkKey, Policy
 from parti.spark.pipeline.source import PayloadKey
-from parti.spark.pipeline.stage import Stage
+from parti.spark.pipeline.stage import HandlerStage
 from parti.wire.outgoing import HEADERS
 from parti.worker.message import Message
 from parti.worker.outcomes import Ack, Again, Reject, Retry
@@ -54,9 +54,9 @@ def batches(count: int, keys: int, size: int = 500) -> Iterator[pa.RecordBatch]:
 
 def outcomes(handler: Callable[..., Any], parts: Iterable[pa.RecordBatch], **stage: Any) -> list[Any]:
     retries, name = stage.pop("retries", QUICK), stage.pop("name", "test")
-    shape = Shape(results=stage.pop("with_results", False), parking=retries.then == "park")
+    shape = RowShape(results=stage.pop("with_results", False), parking=retries.then == "park")
     parts = (completed(part) if "parked_until" in part.schema.names else part for part in parts)
-    made = Stage(handler, name, "IN", policy=Policy(retries), shape=shape, **stage).run(iter(parts))
+    made = HandlerStage(handler, name, "IN", policy=Policy(retries), shape=shape, **stage).run(iter(parts))
     return [row for part in made for row in part.to_pylist()]
 
 
@@ -80,7 +80,7 @@ def test_every_message_has_one_outcome_row_in_stream_order() -> None:
 def test_a_handler_sees_a_message_of_the_worker_plane() -> None:
     seen: list[Message] = []
     headers = pa.array([[{"key": "a", "value": b"1"}], None], HEADERS)
-    list(Stage(seen.append, "test", "IN", epoch=7, owner="me").run(iter([batch(["x", "y"], headers=headers)])))
+    list(HandlerStage(seen.append, "test", "IN", epoch=7, owner="me").run(iter([batch(["x", "y"], headers=headers)])))
     first, second = seen
     assert isinstance(first, Message)
     assert (first.subject, first.key, first.sequence, first.data) == ("in.x", "x", 1, b"1")
@@ -354,7 +354,7 @@ def test_rows_that_nobody_keeps_hold_what_is_counted_and_name_what_failed() -> N
             raise ValueError("two")
 
     retries = Policy(Retries(attempts=1, delays=(0.0,), then="stop"))
-    stage = Stage(work, "test", "IN", policy=retries, shape=Shape(counted=True))
+    stage = HandlerStage(work, "test", "IN", policy=retries, shape=RowShape(counted=True))
     rows = [row for part in stage.run(iter([batch(["a", "b", "c"])])) for row in part.to_pylist()]
     assert len(rows) == 1
     assert (rows[0]["messages"], rows[0]["dead"], rows[0]["parked"], rows[0]["failed"]) == (3, 0, 0, 1)
@@ -365,9 +365,9 @@ def test_a_parked_message_waits_as_long_as_its_handler_asks_and_a_postponed_one_
     policy = Policy(Retries(attempts=1, then="park", park_delays=(10.0,)))
     asked = policy.decide(Retry(after=7.0), attempt=1, waited=0.0, parked=0)
     assert (asked.outcome.value, asked.park_for, asked.counted) == ("parked", 7.0, True)  # type: ignore[union-attr]
-    later = policy.decide(Postpone(3.0, "down"), attempt=1, waited=0.0, parked=2)
+    later = policy.decide(ParkKey(3.0, "down"), attempt=1, waited=0.0, parked=2)
     assert (later.outcome.value, later.park_for, later.counted) == ("parked", 3.0, False)  # type: ignore[union-attr]
-    elsewhere = Policy(Retries(attempts=2)).decide(Postpone(3.0), attempt=1, waited=0.0, parked=0)
+    elsewhere = Policy(Retries(attempts=2)).decide(ParkKey(3.0), attempt=1, waited=0.0, parked=0)
     assert elsewhere == Again(3.0, "")  # where nothing is parked it is a retry like any other
 
 
@@ -377,7 +377,7 @@ def test_a_message_that_is_set_aside_lets_later_ones_of_its_key_pass_until_it_is
 
     def work(message: RowMessage) -> Any:
         seen.append(message.sequence)
-        return Aside(60.0, "later") if message.sequence == 1 and len(seen) < 4 else None
+        return ParkAlone(60.0, "later") if message.sequence == 1 and len(seen) < 4 else None
 
     async def work_async(message: RowMessage) -> Any:
         await asyncio.sleep(0)
@@ -416,21 +416,21 @@ def test_a_message_set_aside_is_left_alone_when_the_pipeline_stops_before_it() -
 
     columns = {"parked_until": [0.0, time.time() + 60], "parked_times": [0, 2], "parked_alone": [False, True]}
     made = batch(["a", "b"], **{name: pa.array(values) for name, values in columns.items()})
-    stage = Stage(
+    stage = HandlerStage(
         work,
         "test",
         "IN",
         policy=Policy(Retries(attempts=1, delays=(0.0,), then="stop")),
-        shape=Shape(parking=True),
+        shape=RowShape(parking=True),
     )
     rows = [row for part in stage.run(iter([completed(made)])) for row in part.to_pylist()]
     assert [row["outcome"] for row in rows] == ["failed", "parked"]
 
 
 def test_where_nothing_is_parked_a_message_set_aside_is_a_retry_like_any_other() -> None:
-    decided = Policy(Retries(attempts=2)).decide(Aside(3.0), attempt=1, waited=0.0, parked=0)
+    decided = Policy(Retries(attempts=2)).decide(ParkAlone(3.0), attempt=1, waited=0.0, parked=0)
     assert decided == Again(3.0, "")
-    parking = Policy(PARK).decide(Aside(3.0, "down", tried=False), attempt=1, waited=0.0, parked=0)
+    parking = Policy(PARK).decide(ParkAlone(3.0, "down", tried=False), attempt=1, waited=0.0, parked=0)
     assert (parking.counted, parking.alone) == (False, True)  # type: ignore[union-attr]
 
 
@@ -451,7 +451,7 @@ def test_rows_that_nobody_keeps_bring_what_is_parked_as_one_block() -> None:
     async def work(message: RowMessage) -> Any:
         return Retry(5.0, "down") if message.sequence in (2, 3) else None
 
-    stage = Stage(work, "test", "IN", policy=Policy(PARK), shape=Shape(counted=True, parking=True))
+    stage = HandlerStage(work, "test", "IN", policy=Policy(PARK), shape=RowShape(counted=True, parking=True))
     began = time.time()
     (made,) = stage.run(iter([batch(["a", "b", "c", "b"])]))
     (row,) = made.to_pylist()
@@ -471,7 +471,7 @@ def test_rows_that_nobody_keeps_bring_what_is_parked_as_one_block() -> None:
 
 
 def test_a_message_that_the_handler_put_to_rest_counts_as_dead_lettered_without_a_letter() -> None:
-    rows = outcomes(lambda message: Rested("gone") if message.sequence == 2 else None, batches(3, 3))
+    rows = outcomes(lambda message: AlreadyDeadLettered("gone") if message.sequence == 2 else None, batches(3, 3))
     assert [row["outcome"] for row in rows] == ["done", "dead-lettered", "done"]
     assert rows[1]["error"] == "gone"
 

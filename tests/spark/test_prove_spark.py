@@ -17,7 +17,7 @@ from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.load import create_stream, delete_stream
 from parti_lab.bench.report import RunContext, execute
-from parti_lab.prove.spark import PROOF, SINK, SOURCE, Experiment
+from parti_lab.prove.spark import PROOF, SINK, SOURCE, SparkExperiment
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def experiment(server: NatsServer, tmp_path: Path) -> Iterator[Any]:
     options = ConnectOptions(servers=(server.url,))
     create_stream(options, SOURCE, "memory")
     create_stream(options, SINK, "memory")
-    made = Experiment(options, tmp_path, random.Random(1))
+    made = SparkExperiment(options, tmp_path, random.Random(1))
     yield made
     made.close()
     delete_stream(options, SOURCE)
@@ -44,14 +44,14 @@ def commit(folder: Path, number: str, files: dict[str, list[tuple[int, str, byte
     (log / number).write_text("\n".join(lines))
 
 
-def copy(experiment: Experiment, numbers: list[int]) -> None:
+def copy(experiment: SparkExperiment, numbers: list[int]) -> None:
     with BlockingConnection.open(experiment.options) as connection:
         for number in numbers:
             subject, value = experiment.expected[number]
             connection.request(subject.replace(SOURCE, SINK), value)
 
 
-def rows(experiment: Experiment, numbers: list[int]) -> list[tuple[int, str, bytes]]:
+def rows(experiment: SparkExperiment, numbers: list[int]) -> list[tuple[int, str, bytes]]:
     return [(number, *experiment.expected[number]) for number in numbers]
 
 

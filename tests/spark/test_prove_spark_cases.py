@@ -15,9 +15,9 @@ from parti_lab.bench.report import RunContext
 from parti_lab.prove.plain_reader import Plain
 from parti_lab.prove.spark_case import FAULTS, FEATURES, WRONG, draw
 from parti_lab.prove.spark_generated import run_cases
-from parti_lab.prove.spark_play import Outcome, Play, Task
+from parti_lab.prove.spark_play import Play, PlayOutcome, Task
 from parti_lab.prove.spark_verdict import judge
-from parti_lab.prove.spark_world import World
+from parti_lab.prove.spark_world import SparkWorld
 
 
 def test_a_number_is_a_case_and_everything_comes_up() -> None:
@@ -50,15 +50,15 @@ def world(server: NatsServer) -> Iterator[Any]:
         case.stream, kind="plain", retention="limits", messages=50, features=frozenset(), mirrors=(), acts=()
     )
     reader = replace(case.reader, streaming=False, filtered=False, start="sequence", acts=(), crashes=())
-    made = World((server.url,), replace(case, number=900, stream=plan, reader=reader), 3)
+    made = SparkWorld((server.url,), replace(case, number=900, stream=plan, reader=reader), 3)
     made.build()
     yield made
     made.close()
 
 
-def complete(world: Any, *, gone: Collection[int] = ()) -> Outcome:
+def complete(world: Any, *, gone: Collection[int] = ()) -> PlayOutcome:
     rows = [world.ledger[n] for n in sorted(world.present) if n not in gone]
-    return Outcome(rows=rows, tasks=[Task(0, 50, 0, False, 1)], begin=0, end=50)
+    return PlayOutcome(rows=rows, tasks=[Task(0, 50, 0, False, 1)], begin=0, end=50)
 
 
 def test_what_is_planted_is_found(world: Any) -> None:

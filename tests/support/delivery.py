@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from parti.delivery import DeliverSection, TaskConsumer
 from parti.errors import PartiError
-from parti.tasks import DeliverSection, TaskConsumer
 from parti.testing import NatsServer, NeverHappened, eventually
 from parti.testing.http_server import FaultHttpServer
 from parti.wire.api import JetStreamApi

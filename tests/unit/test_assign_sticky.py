@@ -12,7 +12,7 @@ from parti.control.assign import STRATEGIES, NoWorkers, Sticky, owners_of, strat
 from parti.control.assign.base import lowest_peak, quality
 from parti.errors import ConfigError
 from parti.model import Partition, PartitionId, WorkerId
-from parti_lab.bench.assign import SCENARIOS, Scenario, measure
+from parti_lab.bench.assign import SCENARIOS, AssignScenario, measure
 
 
 def workers(count: int) -> list[WorkerId]:
@@ -25,7 +25,7 @@ def equal(count: int) -> list[Partition]:
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
 @pytest.mark.parametrize("seed", range(5))
-def test_the_go_librarys_scenarios_stay_within_bound_and_budget(scenario: Scenario, seed: int) -> None:
+def test_the_go_librarys_scenarios_stay_within_bound_and_budget(scenario: AssignScenario, seed: int) -> None:
     result = measure(scenario, Sticky(), seed)
     assert result["peak_best"] <= 1.10
     assert result["moves_over_minimum"] <= 1.2

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parti.audit import Rules
+from parti.audit import AuditRules
 from parti.audit.effects import Reading, hashed
 from parti.audit.measures import Spread, Tempo
 from parti.audit.order import Highest
 from parti.audit.packing import Merge, packets, unpack
-from parti.audit.presence import BLOCK, Seen
+from parti.audit.presence import BLOCK, SeenSequences
 from parti.audit.run import _Sums
 from parti.audit.scan import ReadEffects, ReadPublished, judge
 from parti.audit.slo import slos, update_counts
@@ -192,7 +192,7 @@ def plainly(effects: Sequence[Effect], group: str) -> int:
 
 @given(st.lists(st.integers(0, 3 * BLOCK), max_size=60))
 def test_a_set_of_sequences_knows_what_is_new_across_blocks(values: list[int]) -> None:
-    seen, known = Seen(), set()
+    seen, known = SeenSequences(), set()
     for start in range(0, len(values), 9):
         part = values[start : start + 9]
         expected = []
@@ -295,4 +295,4 @@ def test_updates_are_summed_over_the_metrics_pages_of_all_workers(tmp_path: Path
 @pytest.mark.parametrize("rules", [{"order": "day"}, {"duplicates": -1}])
 def test_rules_that_make_no_sense_are_refused(rules: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        Rules(**rules)
+        AuditRules(**rules)

@@ -1,6 +1,6 @@
 """On limits a position passes a message only after its effect, whatever happens while partitions catch up together.
 
-A stream in memory, the shipped desk, ledger and catch-up, and any sequence of publishes, deliveries, moves to another
+A stream in memory, the shipped inbox, ledger and catch-up, and any sequence of publishes, deliveries, moves to another
 owner and back, while a range read of several partitions is under way and room is short. A target that moved during a
 read for another partition cost 20 messages (torture seed 130003); what the former owner had done above T before other
 keys was repeated (120011).
@@ -21,9 +21,9 @@ from parti.config.worker import WorkerConfig
 from parti.model import Ahead, Lease, Partition
 from parti.observe.metrics import NO_METRICS
 from parti.wire.options import ConnectOptions
-from parti.worker.catchup import CatchUp
-from parti.worker.desk import Desk
+from parti.worker.catchup import CatchUpReader
 from parti.worker.health import HealthTracker
+from parti.worker.inbox import Inbox
 from parti.worker.lanes import Runner
 from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
@@ -61,7 +61,7 @@ class Queues:
             self.waiting[state.id, key].clear()
 
 
-class MemoryCatchUp(CatchUp):
+class MemoryCatchUp(CatchUpReader):
     """Reads the stream in memory, a few messages at a time; anything may happen between them."""
 
     world: World
@@ -92,7 +92,7 @@ class MemoryCatchUp(CatchUp):
 class World:
     """The stream, our consumer on it, and another worker that may own a partition meanwhile."""
 
-    desk: Desk
+    inbox: Inbox
     queues: Queues
     catch_up: MemoryCatchUp
     tasks: asyncio.TaskGroup
@@ -112,7 +112,7 @@ class World:
         """The connection: on limits acks are bookkeeping."""
 
     def state(self, name: str) -> PartitionState:
-        return self.desk.ledger.states[name]  # type: ignore[index]
+        return self.inbox.ledger.states[name]  # type: ignore[index]
 
     def subject(self, sequence: int) -> str:
         return "s.{}.{}".format(*self.stream[sequence])
@@ -135,11 +135,11 @@ class World:
             self.stream[len(self.stream) + 1] = (self.rng.choice(NAMES), self.rng.choice(KEYS))
 
     def deliver(self, count: int) -> None:
-        upto = min(len(self.stream), self.at + min(count, self.desk.capacity()) - 1)
+        upto = min(len(self.stream), self.at + min(count, self.inbox.capacity()) - 1)
         if upto >= self.at:
             found = range(self.at, upto + 1)
             self.at = upto + 1
-            self.desk.take([(self.subject(n).encode(), b"r.%d" % n, b"", b"", 1, n, 0) for n in found], 0)
+            self.inbox.take([(self.subject(n).encode(), b"r.%d" % n, b"", b"", 1, n, 0) for n in found], 0)
 
     def start(self, name: str) -> None:
         lane = (name, self.rng.choice(KEYS))
@@ -153,7 +153,7 @@ class World:
             message = self.running.pop(lane)
             self.state(name).running -= 1
             self.done[lane].append(message.sequence)
-            self.desk.let_go(message)
+            self.inbox.let_go(message)
 
     def stop(self, name: str) -> None:
         """What runs ends; other keys may have work below it, and there is no time for that."""
@@ -162,10 +162,10 @@ class World:
                 self.end(name)
             state = self.state(name)
             state.stop([])
-            state.finish = 0
+            state.finish_through = 0
             state.look_ahead()
             self.ours.discard(name)
-            cursor, ahead = self.desk.ledger.cursor(state.id), state.ahead
+            cursor, ahead = self.inbox.ledger.cursor(state.id), state.ahead
             found = [n for n, (where, _) in self.stream.items() if where == name and n > cursor]
             told = [n for n in found if ahead is None or not ahead.covers(n)]
             assert told == sorted(self.undone(name)), f"{name} tells the next owner {cursor} and {ahead}"
@@ -177,7 +177,7 @@ class World:
             return
         self.ours.add(name)
         if state.target is not None:
-            self.desk.resume_at(state, self.desk.ledger.cursor(state.id), state.ahead)
+            self.inbox.resume_at(state, self.inbox.ledger.cursor(state.id), state.ahead)
             self._read(state)
         state.stopped = False
 
@@ -192,8 +192,8 @@ class World:
         if name not in self.ours:
             self.moved.add(name)
             state = self.state(name)
-            self.desk.hold(state)
-            self.desk.extend(state, max(len(self.stream), state.target or 0))
+            self.inbox.hold(state)
+            self.inbox.extend(state, max(len(self.stream), state.target or 0))
             self.held.add(name)
 
     def take_over(self, name: str) -> None:
@@ -202,13 +202,13 @@ class World:
         if name in self.held:
             self.held.discard(name)
             self.moved.discard(name)
-            self.desk.resume_at(state, *self.claimed(name))
+            self.inbox.resume_at(state, *self.claimed(name))
             self.ours.add(name)
             self._read(state)
 
     def _read(self, *states: PartitionState) -> None:
         """What begins at about the same time is read together."""
-        together = {s.id: s for s in self.desk.ledger.states.values() if s.catching_up and not s.stopped}
+        together = {s.id: s for s in self.inbox.ledger.states.values() if s.catching_up and not s.stopped}
         together |= {s.id: s for s in states}
         self.tasks.create_task(self.catch_up.take_over(together.values(), tuple(f"s.{name}.*" for name in together)))
 
@@ -217,26 +217,26 @@ class World:
             assert done == self.of(lane)[: len(done)], f"{lane}: in order, none left out or twice"
         for name in self.ours:
             first = min(self.undone(name), default=len(self.stream) + 1)
-            position = self.desk.ledger.cursor(self.state(name).id)
+            position = self.inbox.ledger.cursor(self.state(name).id)
             assert position < first, f"the position {position} of {name} passed {first}"
 
 
 def world(rng: random.Random, tasks: asyncio.TaskGroup) -> World:
     config = WorkerConfig(stream="S", subject_template="s.{partition}.*", lanes="key", max_ack_pending=15)
     recorder = Recorder(NO_METRICS, HealthTracker())
-    desk, queues = Desk(config, recorder, never), Queues()
-    desk.pool = queues  # type: ignore[assignment]
+    inbox, queues = Inbox(config, recorder, never), Queues()
+    inbox.pool = queues  # type: ignore[assignment]
     partitions = [Partition((name,)) for name in NAMES]
     for partition in partitions:
-        desk.ledger.states[partition.id] = PartitionState(partition, Lease(partition.id, 1))
-    desk.ledger.assign(Routes(SubjectTemplate("s.{partition}.*"), partitions))
+        inbox.ledger.states[partition.id] = PartitionState(partition, Lease(partition.id, 1))
+    inbox.ledger.assign(Routes(SubjectTemplate("s.{partition}.*"), partitions))
 
     async def last() -> int:
         return len(made.stream)
 
-    made = World(desk, queues, MemoryCatchUp(ConnectOptions(), "S", desk, recorder, last), tasks, rng)
+    made = World(inbox, queues, MemoryCatchUp(ConnectOptions(), "S", inbox, recorder, last), tasks, rng)
     made.catch_up.world, made.catch_up.rng = made, rng
-    desk.connection = made  # type: ignore[assignment]
+    inbox.connection = made  # type: ignore[assignment]
     return made
 
 
@@ -300,7 +300,7 @@ async def test_a_target_that_moves_during_a_read_that_goes_further_for_another_p
         # The read to 11 for `b` leaves out what `a` gets live; then that is too much to hold, and `a` has to read it.
         here.catch_up.at_the_end = lambda: here.deliver(8)
         for name in ("a", "b"):
-            here.desk.resume_at(here.state(name), 0)
+            here.inbox.resume_at(here.state(name), 0)
             here.ours.add(name)
         tasks.create_task(here.catch_up.take_over([here.state("a"), here.state("b")], ("s.a.*", "s.b.*")))
         await finish(here)

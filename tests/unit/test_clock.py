@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parti.clock import Deadline, SimulatedClock, SystemClock, by_clock, seeded
-from parti.tasks import names
-from parti.tasks.park import came_due, due_of
+from parti.delivery import names
+from parti.delivery.park import came_due, due_of
 
 
 async def test_simulated_sleepers_wake_in_the_order_of_their_time() -> None:

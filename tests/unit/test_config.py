@@ -27,7 +27,7 @@ from parti.config import (
     load_config,
 )
 from parti.config.load import sections
-from parti.config.setting import Key, Unit
+from parti.config.setting import SettingKey, Unit
 from parti.errors import ConfigError
 from parti.wire.configured import configured_backoff, configured_options
 from parti.wire.options import ConnectOptions
@@ -268,7 +268,7 @@ class TestConnectOptions:
 
 
 @pytest.mark.parametrize(("name", "key"), [(n, k) for n, k in known_keys().items() if k.setting.at_least is not None])
-def test_a_section_made_in_python_is_held_to_the_bounds_of_a_file(name: str, key: Key) -> None:
+def test_a_section_made_in_python_is_held_to_the_bounds_of_a_file(name: str, key: SettingKey) -> None:
     section, _, field = name.partition(".")
     low = key.setting.at_least
     assert low is not None

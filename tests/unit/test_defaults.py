@@ -14,7 +14,7 @@ from parti.config import ControlConfig, NatsSection, RetrySection, WorkerConfig
 from parti.config.load import LoadedConfig, load_config
 from parti.control.handoff import HandoffTerms
 from parti.control.lease import LeaseTerms
-from parti.control.windows import Windows
+from parti.control.pacing import PacingTerms
 from parti.manager.lease_keeper import terms_of
 from parti.spark.pipeline.lease import Standby
 from parti.wire.configured import configured_backoff
@@ -39,7 +39,10 @@ def test_waits_leases_moves_and_tries_are_the_same_with_and_without_a_configurat
     assert configured_backoff(untouched) == Backoff()
     assert untouched.config.retry == RetrySection()
     assert terms_of(control) == LeaseTerms() == Standby().terms
-    assert Windows(control.cold_start_window, control.planned_scale_window, control.rebalance_cooldown) == Windows()
+    assert (
+        PacingTerms(control.cold_start_window, control.planned_scale_window, control.rebalance_cooldown)
+        == PacingTerms()
+    )
     tries = (control.prepare_timeout, control.prepare_retries, control.commit_timeout, control.commit_retries)
     assert HandoffTerms(*tries) == HandoffTerms()
     assert RetryPolicy(worker.max_deliver, worker.delays) == RetryPolicy()

@@ -26,16 +26,16 @@ from parti.config.worker import WorkerConfig
 from parti.model import Lease, Partition
 from parti.observe.metrics import NO_METRICS
 from parti.testing import eventually
-from parti.worker import Outcome, Retry, attempts, desk, handler, lanes, stream
+from parti.worker import Outcome, Retry, attempts, handler, inbox, lanes, stream
 from parti.worker.errors import LeaseOver
 from parti.worker.health import HealthTracker
 from parti.worker.ledger import PartitionState
 from parti.worker.message import Message, make_message
 from parti.worker.recorder import Recorder
 from parti.worker.runtime import Runtime
-from parti.worker.watch import Watch
+from parti.worker.watch import HandlerWatch
 
-_TRACED = {module.__file__ for module in (attempts, desk, handler, lanes, selectors, asyncio.base_events)} | {__file__}
+_TRACED = {module.__file__ for module in (attempts, inbox, handler, lanes, selectors, asyncio.base_events)} | {__file__}
 _AWAY = 9.0  # seconds
 _MESSAGES, _LANES = 24, 6
 _RUNS = 60
@@ -109,12 +109,12 @@ async def run(frozen: Frozen, rng: random.Random, *, waits: bool) -> None:
     runtime = Runtime(Mock(), config, handle, recorder, frozen, Backoff(), SystemClock())
     tried = attempts.Attempts(runtime, let_go=lambda message: worker.let_go(message))
     tried.now = loop.time
-    worker = desk.Desk(config, recorder, tried.serve)
+    worker = inbox.Inbox(config, recorder, tried.serve)
     worker.pool.may_act = frozen.may_pull
     tried.on_fenced = lambda _: worker.pool.fence()
     state = PartitionState(Partition(("a",)), Lease(Partition(("a",)).id, 1))
     worker.ledger.states[state.id] = state
-    watch = Watch(
+    watch = HandlerWatch(
         worker.pool,
         tried,
         replace(runtime, clock=frozen),  # type: ignore[arg-type]  # it only asks what time it is

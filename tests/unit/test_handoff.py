@@ -9,11 +9,11 @@ from parti.control.handoff import (
     Changed,
     Finished,
     Handoff,
+    HandoffResult,
+    HandoffStage,
     HandoffTerms,
     Nudge,
     Propose,
-    Result,
-    Stage,
     StageDone,
     Tick,
 )
@@ -57,10 +57,10 @@ def test_a_move_that_goes_well_needs_nothing_from_the_leader_and_is_measured() -
         state, effects = handoff.step(state, Changed(now, claim))
         seen += effects
     assert seen == [
-        StageDone(Stage.PREPARE, pytest.approx(0.3)),  # type: ignore[arg-type]
-        StageDone(Stage.COMMIT, pytest.approx(0.1)),  # type: ignore[arg-type]
-        StageDone(Stage.CATCH_UP, pytest.approx(0.5)),  # type: ignore[arg-type]
-        Finished(P, Result.SUCCESS, pytest.approx(0.9)),  # type: ignore[arg-type]
+        StageDone(HandoffStage.PREPARE, pytest.approx(0.3)),  # type: ignore[arg-type]
+        StageDone(HandoffStage.COMMIT, pytest.approx(0.1)),  # type: ignore[arg-type]
+        StageDone(HandoffStage.CATCH_UP, pytest.approx(0.5)),  # type: ignore[arg-type]
+        Finished(P, HandoffResult.SUCCESS, pytest.approx(0.9)),  # type: ignore[arg-type]
     ]
 
 
@@ -77,7 +77,7 @@ def test_an_abort_is_counted_when_it_is_seen_and_not_when_it_is_proposed() -> No
     (proposal,) = effects
     assert isinstance(proposal, Propose)
     _, effects = handoff.step(state, Changed(0.2, proposal.claim))
-    assert Finished(P, Result.ABORT, pytest.approx(0.2)) in effects  # type: ignore[arg-type]
+    assert Finished(P, HandoffResult.ABORT, pytest.approx(0.2)) in effects  # type: ignore[arg-type]
 
 
 def test_an_abort_that_lost_its_race_counts_as_the_success_it_became() -> None:
@@ -85,7 +85,7 @@ def test_an_abort_that_lost_its_race_counts_as_the_success_it_became() -> None:
     state, _ = handoff.step(state, tick(0.1, pending=False))
     state, _ = handoff.step(state, Changed(0.2, COMMIT))
     _, effects = handoff.step(state, Changed(0.3, claims.accept(COMMIT, B, target=70)))
-    assert Finished(P, Result.SUCCESS, pytest.approx(0.3)) in effects  # type: ignore[arg-type]
+    assert Finished(P, HandoffResult.SUCCESS, pytest.approx(0.3)) in effects  # type: ignore[arg-type]
 
 
 def test_a_silent_owner_that_may_still_act_is_waited_for() -> None:

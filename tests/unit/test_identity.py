@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from parti.control.identity import (
-    Fenced,
-    Granted,
     Identity,
+    IdFenced,
+    IdGranted,
+    IdPool,
     LeaseRecord,
     LeaseStatus,
     Leave,
     NotWritten,
     OwnRead,
     Phase,
-    Pool,
     PoolRead,
     ReadOwn,
     ReadPool,
@@ -27,7 +27,7 @@ from parti.control.identity import (
     seeking,
     step,
 )
-from parti.control.lease import NEVER, Hold, LeaseTerms, Sighting
+from parti.control.lease import NEVER, HeldLease, LeaseTerms, Sighting
 from parti.errors import ConfigError
 from parti.model import Claim, ClaimState, Member, PartitionId, WorkerId
 
@@ -45,7 +45,7 @@ def held(now: float = 0.0, nonce: str = "me") -> Identity:
     state, effects = step(state, PoolRead(now, now, {}))
     assert effects == (WriteLease(W0, LeaseRecord(Member(W0, nonce), beat=1, clean=False), 0),)
     state, effects = step(state, Written(now + 0.1, 1, 5))
-    assert effects == (Granted(Member(W0, nonce)),)
+    assert effects == (IdGranted(Member(W0, nonce)),)
     return state
 
 
@@ -69,7 +69,7 @@ def test_the_deadline_counts_from_before_the_renewal_was_sent_and_ends_a_margin_
 def test_a_process_frozen_past_its_lease_is_fenced_by_its_own_clock_whatever_event_comes_first() -> None:
     for event in (Tick(200.0), Written(200.0, 2, 9), NotWritten(200.0), OwnRead(200.0, record(W0, "me"), 5)):
         state, effects = step(held(), event)
-        assert isinstance(effects[0], Fenced)
+        assert isinstance(effects[0], IdFenced)
         assert state.phase is Phase.STOPPED
         assert step(state, Tick(201.0)) == (state, ()), "this nonce never acts again"
 
@@ -98,7 +98,7 @@ def test_a_lost_answer_is_recognised_by_its_beat_and_counts_from_that_write_not_
 
 def test_whoever_finds_another_nonce_under_its_id_stops_at_once() -> None:
     _, effects = step(held(), OwnRead(1.0, record(W0, "thief"), 9))
-    assert effects == (Fenced(Member(W0, "me"), "another process holds the id"),)
+    assert effects == (IdFenced(Member(W0, "me"), "another process holds the id"),)
 
 
 def test_a_refused_claim_never_writes_blindly() -> None:
@@ -163,7 +163,7 @@ def test_a_claim_whose_answer_was_lost_is_found_by_reading() -> None:
     state, _ = step(state, PoolRead(0.0, 0.0, {}))
     state, _ = step(state, NotWritten(0.1))
     state, effects = step(state, OwnRead(0.2, record(W0, "me", beat=1), 7))
-    assert effects == (Granted(Member(W0, "me")),)
+    assert effects == (IdGranted(Member(W0, "me")),)
     assert state.hold.revision == 7
 
 
@@ -177,7 +177,7 @@ def test_a_late_look_at_one_id_does_not_disturb_the_claim_of_another(late: Lease
     state, effects = step(state, OwnRead(1.3, late, 7))
     assert effects == ()
     state, effects = step(state, Written(1.4, 2, 8))
-    assert effects == (Granted(Member(W1, "me")),)
+    assert effects == (IdGranted(Member(W1, "me")),)
 
 
 def test_a_record_of_ours_under_another_id_does_not_grant_this_one() -> None:
@@ -192,15 +192,15 @@ def test_an_answer_that_came_after_the_lease_had_run_out_grants_nothing() -> Non
     state = seeking("me", terms=TERMS)
     state, _ = step(state, PoolRead(0.0, 0.0, {}))
     _, effects = step(state, Written(20.0, 1, 7))
-    assert isinstance(effects[0], Fenced)
+    assert isinstance(effects[0], IdFenced)
 
 
 def full(nonce: str = "other", **more: object) -> dict[WorkerId, tuple[LeaseRecord, int]]:
-    return {w: (record(w, f"{nonce}{i}", **more), i + 1) for i, w in enumerate(Pool(last=1).ids())}
+    return {w: (record(w, f"{nonce}{i}", **more), i + 1) for i, w in enumerate(IdPool(last=1).ids())}
 
 
 def test_a_full_pool_is_waited_for_and_an_expired_id_is_taken_only_after_lease_and_margin() -> None:
-    state = seeking("me", terms=TERMS, pool=Pool(last=1))
+    state = seeking("me", terms=TERMS, pool=IdPool(last=1))
     state, effects = step(state, PoolRead(0.0, 0.0, full()))
     assert effects == ()
     state, effects = step(state, PoolRead(6.29, 6.2, full()))
@@ -212,7 +212,7 @@ def test_a_full_pool_is_waited_for_and_an_expired_id_is_taken_only_after_lease_a
 
 
 def test_the_wait_starts_again_with_every_renewal() -> None:
-    state = seeking("me", terms=TERMS, pool=Pool(last=0))
+    state = seeking("me", terms=TERMS, pool=IdPool(last=0))
     for now in range(0, 60, 2):
         state, effects = step(state, PoolRead(float(now), float(now), {W0: (record(W0, "busy"), now + 1)}))
         assert effects == ()
@@ -274,11 +274,11 @@ def test_a_returning_member_rests() -> None:
 
 def test_a_pool_of_one_id_is_valid_and_a_senseless_one_is_refused() -> None:
     """docs/evidence/go-library.md#w18: min = max = 0 silently became 99."""
-    assert Pool(first=0, last=0).ids() == (W0,)
+    assert IdPool(first=0, last=0).ids() == (W0,)
     with pytest.raises(ConfigError):
-        Pool(first=3, last=2)
+        IdPool(first=3, last=2)
     with pytest.raises(ConfigError):
-        Pool(prefix="a.b")
+        IdPool(prefix="a.b")
 
 
 @pytest.mark.parametrize("wrong", [{"ttl": 3.0}, {"renew_every": 0.0}, {"margin": 2.0}, {"margin": -1.0}])
@@ -297,7 +297,7 @@ def test_silence_alone_never_proves_that_a_lease_is_over() -> None:
 
 
 def test_writes_of_unknown_fate_are_remembered_but_not_for_ever() -> None:
-    hold = Hold(TERMS)
+    hold = HeldLease(TERMS)
     for now in range(100):
         hold = hold.sending(float(now))
     assert len(hold.sent) <= 8
@@ -323,7 +323,7 @@ def test_a_lower_revision_is_another_bucket() -> None:
     state, effects = step(state, OwnRead(1.0, None, 0))
     (write,) = [effect for effect in effects if isinstance(effect, WriteLease)]
     _, effects = step(state, Written(1.1, write.record.beat, 3))
-    assert [type(effect) for effect in effects] == [Fenced]
+    assert [type(effect) for effect in effects] == [IdFenced]
 
 
 def test_whoever_had_an_id_before_need_not_be_waited_for_when_no_claim_names_it() -> None:

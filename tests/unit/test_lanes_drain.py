@@ -22,7 +22,7 @@ async def test_any_number_of_waiters_get_their_answer_and_nothing_runs_then(seed
         if rng.random() < 0.2:
             return 0.05
         state.open.pop(message.sequence, None)
-        state.furthest = max(state.furthest, message.sequence)
+        state.highest_done = max(state.highest_done, message.sequence)
         return None
 
     pool = LanePool(serve, concurrency=4, strict=True)
@@ -59,7 +59,7 @@ async def test_a_wait_goes_on_when_a_shorter_one_has_given_up() -> None:
     state = PartitionState(partition, Lease(partition.id, 1))
     message = make_message("p", partition, "k", 1, b"", lease=state.lease)
     message._lane = state.lane("k")
-    state.open[1], state.furthest = message, 5
+    state.open[1], state.highest_done = message, 5
     pool.push(message)
     await asyncio.sleep(0)
     state.stop(pool.running_of(state))

@@ -6,17 +6,17 @@ import json
 
 import pytest
 
-from parti.control import claims, holding, membership, reconcile, records, slot
+from parti.control import claims, membership, per_partition, per_worker_partition, reconcile, records
 from parti.control.claims import IllegalTransition
-from parti.control.holding import Holding
 from parti.control.identity import LeaseRecord, LeaseStatus
 from parti.control.leader_signals import Gone, Trace, TracesRead, traces_of
 from parti.control.lease import LeaseTerms
 from parti.control.membership import LeaseSeen, Membership
+from parti.control.per_partition import PerPartition
+from parti.control.per_worker_partition import PerWorkerPartition
 from parti.control.reconcile import AssignmentSeen, ClaimsLost, ClaimsSeen, Leader, ReadTraces, Tick, WriteClaim
 from parti.control.signals import ClaimLost, ClaimSeen, WriteFailed
 from parti.control.signals import WriteClaim as OwnWrite
-from parti.control.slot import Slot
 from parti.manager.positions import is_former
 from parti.model import (
     Ahead,
@@ -37,21 +37,27 @@ A, B = Member(WorkerId("worker-0"), "a"), Member(WorkerId("worker-1"), "b")
 STABLE = Claim(P, ClaimState.STABLE, 7, A, cursor=40, target=40, accepted=True, term=3)
 
 
-def held(kind: type[Holding] | type[Slot]) -> Holding | Slot:
+def held(kind: type[PerWorkerPartition] | type[PerPartition]) -> PerWorkerPartition | PerPartition:
     known = {"claim": STABLE, "revision": 10, "queued": 55, "tail": 55, "done": 55, "lease": Lease(P, 7)}
-    if kind is Holding:
-        return Holding(P, A, phase=holding.Phase.LIVE, **known)  # type: ignore[arg-type]
-    return Slot(P, A, phase=slot.Phase.LIVE, **known)  # type: ignore[arg-type]
+    if kind is PerWorkerPartition:
+        return PerWorkerPartition(P, A, phase=per_worker_partition.Phase.LIVE, **known)  # type: ignore[arg-type]
+    return PerPartition(P, A, phase=per_partition.Phase.LIVE, **known)  # type: ignore[arg-type]
 
 
-def step(state: Holding | Slot, event: ClaimLost | ClaimSeen | WriteFailed) -> tuple[Holding | Slot, list[OwnWrite]]:
-    after, effects = holding.step(state, event) if isinstance(state, Holding) else slot.step(state, event)
+def step(
+    state: PerWorkerPartition | PerPartition, event: ClaimLost | ClaimSeen | WriteFailed
+) -> tuple[PerWorkerPartition | PerPartition, list[OwnWrite]]:
+    after, effects = (
+        per_worker_partition.step(state, event)
+        if isinstance(state, PerWorkerPartition)
+        else per_partition.step(state, event)
+    )
     return after, [effect for effect in effects if isinstance(effect, OwnWrite)]
 
 
-@pytest.mark.parametrize("kind", [Holding, Slot])
+@pytest.mark.parametrize("kind", [PerWorkerPartition, PerPartition])
 def test_who_holds_a_partition_writes_its_claim_again_under_a_higher_epoch_and_with_its_cursor(
-    kind: type[Holding] | type[Slot],
+    kind: type[PerWorkerPartition] | type[PerPartition],
 ) -> None:
     lost, writes = step(held(kind), ClaimLost(12, 12))
     assert [(w.claim.state, w.claim.epoch, w.claim.owner, w.claim.cursor, w.expected) for w in writes] == [
@@ -70,8 +76,10 @@ def test_who_holds_a_partition_writes_its_claim_again_under_a_higher_epoch_and_w
     assert well.lease == Lease(P, writes[0].claim.epoch)
 
 
-@pytest.mark.parametrize("kind", [Holding, Slot])
-def test_who_holds_nothing_writes_nothing_and_an_old_loss_is_no_news(kind: type[Holding] | type[Slot]) -> None:
+@pytest.mark.parametrize("kind", [PerWorkerPartition, PerPartition])
+def test_who_holds_nothing_writes_nothing_and_an_old_loss_is_no_news(
+    kind: type[PerWorkerPartition] | type[PerPartition],
+) -> None:
     _, writes = step(kind(P, B, claim=STABLE, revision=10), ClaimLost(12, 12))
     assert writes == []
     known = held(kind)

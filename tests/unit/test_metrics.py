@@ -10,14 +10,14 @@ from prometheus_client import generate_latest
 
 import parti
 from parti.errors import UsageError
-from parti.observe.catalog import CATALOG, MAX_SERIES, READY, Kind, Metric
+from parti.observe.catalog import CATALOG, MAX_SERIES, READY, Metric, MetricKind
 from parti.observe.metric import OTHER, FirstSeen
 from parti.observe.metrics import NO_METRICS, Metrics
 from parti.observe.prometheus import PrometheusMetrics, process_metrics
 
-RETRIES = Metric("x_retries_total", Kind.COUNTER, "Retries.", {"op": ("create", "update")})
-LAG = Metric("x_lag", Kind.GAUGE, "Lag.")
-WAIT = Metric("x_wait_seconds", Kind.HISTOGRAM, "Waits.", {"op": ("create",)}, (0.1, 1.0))
+RETRIES = Metric("x_retries_total", MetricKind.COUNTER, "Retries.", {"op": ("create", "update")})
+LAG = Metric("x_lag", MetricKind.GAUGE, "Lag.")
+WAIT = Metric("x_wait_seconds", MetricKind.HISTOGRAM, "Waits.", {"op": ("create",)}, (0.1, 1.0))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_metric_of_the_wrong_kind_or_unknown_to_the_catalog_is_refused(metrics
 
 
 def test_of_values_that_only_the_data_tells_the_first_keep_their_name() -> None:
-    metric = Metric("x_db_total", Kind.COUNTER, "By database.", {"database": FirstSeen(2), "ok": ("yes", "no")})
+    metric = Metric("x_db_total", MetricKind.COUNTER, "By database.", {"database": FirstSeen(2), "ok": ("yes", "no")})
     metrics = PrometheusMetrics((metric,))
     for database in ("a", "b", "c", "d", "a", "c"):
         metrics.count(metric, database=database, ok="yes")
@@ -78,16 +78,16 @@ def test_of_values_that_only_the_data_tells_the_first_keep_their_name() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "labels", "buckets", "message"),
     [
-        ("x_total", Kind.GAUGE, {}, (), "ends with _total"),
-        ("x", Kind.COUNTER, {}, (), "ends with _total"),
-        ("x", Kind.HISTOGRAM, {}, (), "needs buckets"),
-        ("x", Kind.GAUGE, {}, (1.0,), "needs buckets"),
-        ("x", Kind.HISTOGRAM, {}, (2.0, 1.0), "must rise"),
-        ("x", Kind.GAUGE, {"a": tuple(map(str, range(MAX_SERIES + 1)))}, (), "series are more than"),
+        ("x_total", MetricKind.GAUGE, {}, (), "ends with _total"),
+        ("x", MetricKind.COUNTER, {}, (), "ends with _total"),
+        ("x", MetricKind.HISTOGRAM, {}, (), "needs buckets"),
+        ("x", MetricKind.GAUGE, {}, (1.0,), "needs buckets"),
+        ("x", MetricKind.HISTOGRAM, {}, (2.0, 1.0), "must rise"),
+        ("x", MetricKind.GAUGE, {"a": tuple(map(str, range(MAX_SERIES + 1)))}, (), "series are more than"),
     ],
 )
 def test_a_malformed_declaration_is_refused(
-    name: str, kind: Kind, labels: dict[str, tuple[str, ...]], buckets: tuple[float, ...], message: str
+    name: str, kind: MetricKind, labels: dict[str, tuple[str, ...]], buckets: tuple[float, ...], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
         Metric(name, kind, "Help.", labels, buckets)
@@ -129,7 +129,7 @@ def test_the_seam_does_not_import_prometheus() -> None:
 
 
 def test_many_observations_at_once_count_like_one_by_one() -> None:
-    metric = Metric("parti_test_seconds", Kind.HISTOGRAM, "help", buckets=(0.1, 1, 10))
+    metric = Metric("parti_test_seconds", MetricKind.HISTOGRAM, "help", buckets=(0.1, 1, 10))
     values = [0.05, 0.1, 0.100001, 1, 5, 10, 11, 1e9]
     one, many = PrometheusMetrics([metric]), PrometheusMetrics([metric])
     for value in values:

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from parti.spark.pipeline import epochs
 from parti.spark.pipeline.epochs import LeaseNote
-from parti.spark.pipeline.files import Files, create_here
+from parti.spark.pipeline.hadoop_fs import HadoopFolder, create_here
 from parti.spark.session import _interrupt_kept
 
 
 class Disk:
-    """`Files` on the local disk, without a JVM."""
+    """`HadoopFolder` on the local disk, without a JVM."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -103,7 +103,7 @@ class Owners:
         return LeaseNote(self.bucket, self.created, 6.0, self.term)
 
     def begins(self, lease: LeaseNote | None) -> None:
-        disk = cast(Files, self.disk)
+        disk = cast(HadoopFolder, self.disk)
         for _ in range(2):  # a query that is started again in the same term goes on in the same folder
             folder = epochs.without_lease(disk) if lease is None else epochs.prepare(disk, lease, held)
             assert epochs.lease_of(disk) == lease
@@ -130,7 +130,7 @@ class Owners:
                 raise Lost
 
         try:
-            late = epochs.prepare(cast(Files, Frozen(self.disk, calls, meanwhile)), lease, check)
+            late = epochs.prepare(cast(HadoopFolder, Frozen(self.disk, calls, meanwhile)), lease, check)
         except (Lost, FileNotFoundError):  # its folder is older than those that are kept: it fails, as it should
             assert frozen
             return
@@ -146,7 +146,7 @@ class Owners:
         def killed() -> None:
             raise Killed
 
-        disk = cast(Files, Frozen(self.disk, calls, killed))
+        disk = cast(HadoopFolder, Frozen(self.disk, calls, killed))
         with contextlib.suppress(Killed):
             self.newest = epochs.epoch_of(
                 epochs.without_lease(disk) if lease is None else epochs.prepare(disk, lease, held)

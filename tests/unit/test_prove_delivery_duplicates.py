@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 
 from parti_lab.prove.delivery_duplicates import KINDS, Accepted, explain
-from parti_lab.prove.delivery_faults import Fault
+from parti_lab.prove.delivery_faults import DeliveryFault
 
-KILL = Fault("kill", 100.0, 100.1)
-FREEZE = Fault("freeze", 100.0, 100.1)
-SERVER = Fault("server", 100.0, 104.0)
+KILL = DeliveryFault("kill", 100.0, 100.1)
+FREEZE = DeliveryFault("freeze", 100.0, 100.1)
+SERVER = DeliveryFault("server", 100.0, 104.0)
 
 
 def explained(
-    *times: Accepted, faults: tuple[Fault, ...] = (), unheard: tuple[tuple[str, int], ...] = (), in_flight: int = 32
+    *times: Accepted,
+    faults: tuple[DeliveryFault, ...] = (),
+    unheard: tuple[tuple[str, int], ...] = (),
+    in_flight: int = 32,
 ) -> str:
     """What explains the one duplicate."""
     found = explain({"a": times}, faults, unheard, in_flight=in_flight)
@@ -27,7 +30,7 @@ def test_what_was_accepted_once_needs_no_explanation() -> None:
 
 
 @pytest.mark.parametrize("fault", [KILL, FREEZE, SERVER])
-def test_what_was_in_flight_at_a_fault_is_explained_by_it(fault: Fault) -> None:
+def test_what_was_in_flight_at_a_fault_is_explained_by_it(fault: DeliveryFault) -> None:
     assert explained(Accepted(99.8, 1, 1), Accepted(103.0, 2, 1), faults=(fault,)) == fault.kind
 
 

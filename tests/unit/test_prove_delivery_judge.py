@@ -7,30 +7,30 @@ from typing import Any
 
 import pytest
 
-from parti_lab.prove.delivery_faults import Fault
-from parti_lab.prove.delivery_judge import KINDS, Published, Rested, Seen, judge
+from parti_lab.prove.delivery_faults import DeliveryFault
+from parti_lab.prove.delivery_judge import KINDS, PublishedTask, RestedTask, SeenRequest, judge
 from parti_lab.prove.delivery_scenario import ORDERS, Trigger, draw
 
-KILL = Fault("kill", 10.0, 10.1)
-AWAY = Fault("server", 0.5, 4.0)
+KILL = DeliveryFault("kill", 10.0, 10.1)
+AWAY = DeliveryFault("server", 0.5, 4.0)
 
 
-def request(at: float, number: int = 1, attempt: int = 1, status: int = 200, **more: Any) -> Seen:
-    return Seen(at, f"d-{number}", "t", "d", number, attempt, status, ended=at, **more)
+def request(at: float, number: int = 1, attempt: int = 1, status: int = 200, **more: Any) -> SeenRequest:
+    return SeenRequest(at, f"d-{number}", "t", "d", number, attempt, status, ended=at, **more)
 
 
 def found(
-    *seen: Seen,
+    *seen: SeenRequest,
     published: int = 0,
-    letters: tuple[Rested, ...] = (),
-    faults: tuple[Fault, ...] = (),
+    letters: tuple[RestedTask, ...] = (),
+    faults: tuple[DeliveryFault, ...] = (),
     timeouts: tuple[tuple[str, int], ...] = (),
     forgetful: bool = False,
     **rules: Any,
 ) -> str:
     """The one kind of wrong that is found; empty for none."""
     trigger = Trigger(**({"name": "t", "order": "block", "host": "flaky"} | rules))
-    tasks = [Published(f"d-{number}", "t", "d", number, 0.0) for number in range(1, published + 1)]
+    tasks = [PublishedTask(f"d-{number}", "t", "d", number, 0.0) for number in range(1, published + 1)]
     named: dict[str, Any] = {"timeouts": frozenset(timeouts), "processes": 1, "stall": 0.0, "forgetful": forgetful}
     wrong, words = judge([trigger], tasks, seen, letters, faults, **named)
     assert set(wrong) == set(KINDS)
@@ -74,13 +74,21 @@ def found(
             [request(1 + n / 100, n) for n in range(20)],
             {"rate": 10.0, "faults": (KILL,), "forgetful": True},
         ),
-        ("letters_wrong", [request(1, status=500)], {"letters": (Rested("d-1", "t", "rejected", 1),), "attempts": 1}),
-        ("attempts_without_a_request", [], {"letters": (Rested("d-1", "t", "exhausted", 1),), "attempts": 1}),
-        ("", [request(1, status=500)], {"letters": (Rested("d-1", "t", "exhausted", 1),), "attempts": 1}),
-        ("buried_although_accepted", [request(1)], {"letters": (Rested("d-1", "t", "exhausted", 1),), "attempts": 1}),
+        (
+            "letters_wrong",
+            [request(1, status=500)],
+            {"letters": (RestedTask("d-1", "t", "rejected", 1),), "attempts": 1},
+        ),
+        ("attempts_without_a_request", [], {"letters": (RestedTask("d-1", "t", "exhausted", 1),), "attempts": 1}),
+        ("", [request(1, status=500)], {"letters": (RestedTask("d-1", "t", "exhausted", 1),), "attempts": 1}),
+        (
+            "buried_although_accepted",
+            [request(1)],
+            {"letters": (RestedTask("d-1", "t", "exhausted", 1),), "attempts": 1},
+        ),
     ],
 )
-def test_what_is_wrong_is_found(kind: str, seen: list[Seen], more: dict[str, Any]) -> None:
+def test_what_is_wrong_is_found(kind: str, seen: list[SeenRequest], more: dict[str, Any]) -> None:
     assert found(*seen, **more) == kind
 
 

@@ -13,26 +13,26 @@ from parti.control.handoff import HandoffTerms
 from parti.control.identity import LeaseRecord, LeaseStatus
 from parti.control.lease import LeaseTerms
 from parti.control.membership import Confirm, LeaseSeen, Membership
+from parti.control.pacing import PacingTerms
 from parti.control.reconcile import (
     AssignmentSeen,
     ClaimsSeen,
     Leader,
+    LeaderRules,
     MembersChanged,
     PartitionsChanged,
     PositionsRead,
     ReadPositions,
-    Rules,
     Tick,
     WriteAssignment,
     WriteClaim,
     elect,
 )
-from parti.control.windows import Windows
 from parti.errors import ConfigError
 from parti.model import Assignment, Claim, ClaimState, Layout, Member, Partition, PartitionId, Retention, WorkerId
 
 TERMS = LeaseTerms(ttl=6.0, renew_every=2.0, margin=0.3)
-RULES = Rules(windows=Windows(cold_start=10.0, planned=2.0, cooldown=2.0), handoff=HandoffTerms())
+RULES = LeaderRules(windows=PacingTerms(cold_start=10.0, planned=2.0, cooldown=2.0), handoff=HandoffTerms())
 
 
 def member(n: int, nonce: str = "") -> Member:
@@ -46,7 +46,7 @@ def partitions(count: int) -> tuple[Partition, ...]:
 class Room:
     """A leader, the members it sees, and a bucket that does what it writes."""
 
-    def __init__(self, members: int, count: int, *, rules: Rules = RULES) -> None:
+    def __init__(self, members: int, count: int, *, rules: LeaderRules = RULES) -> None:
         self.now = 100.0
         self.members = Membership(TERMS, started=0.0)
         self.revision = 1000
@@ -143,7 +143,7 @@ def comply(claim: Claim) -> Claim | None:
     return None
 
 
-def settled(members: int = 3, count: int = 12, **more: Rules) -> Room:
+def settled(members: int = 3, count: int = 12, **more: LeaderRules) -> Room:
     room = Room(members, count, **more)
     room.feed(Tick(room.now))
     room.settle()
@@ -425,4 +425,4 @@ def test_whatever_is_stored_late_every_partition_ends_with_an_owner(seed: int) -
 
 def test_rules_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError):
-        Rules(parallel=0)
+        LeaderRules(parallel=0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from parti.control import records
 from parti.control.election import LeaderRecord
 from parti.control.identity import LeaseRecord, LeaseStatus
-from parti.control.records import Fault, Unreadable
+from parti.control.records import RecordFault, Unreadable
 from parti.errors import UsageError
 from parti.model import Ahead, Assignment, Checkpoint, Claim, ClaimState, Member, PartitionId, WorkerId
 
@@ -104,7 +104,7 @@ def test_parts_of_another_version_are_never_half_applied() -> None:
     for wrong in (parts[:-1], (*parts[:-1], b"x" + parts[-1][1:]), parts[::-1], ()):
         read = records.decode_assignment(head, wrong)
         assert isinstance(read, Unreadable)
-        assert read.fault is Fault.CORRUPT
+        assert read.fault is RecordFault.CORRUPT
 
 
 def test_a_limit_too_small_for_the_head_is_refused() -> None:
@@ -118,7 +118,7 @@ def test_a_record_of_a_newer_parti_is_reported_as_such() -> None:
     newer["state"] = "a state of the future"
     read = records.decode_claim(json.dumps(newer).encode())
     assert isinstance(read, Unreadable)
-    assert read.fault is Fault.FUTURE
+    assert read.fault is RecordFault.FUTURE
     assert "99" in read.detail
 
 
@@ -135,14 +135,14 @@ def test_fields_unknown_to_us_in_our_own_schema_are_ignored() -> None:
 def test_what_others_wrote_is_foreign_or_corrupt(data: bytes) -> None:
     read = records.decode_claim(data)
     assert isinstance(read, Unreadable)
-    assert read.fault in (Fault.FOREIGN, Fault.CORRUPT)
+    assert read.fault in (RecordFault.FOREIGN, RecordFault.CORRUPT)
 
 
 def test_a_lease_under_a_claims_key_is_foreign() -> None:
     data = records.encode_lease(LeaseRecord(Member(WorkerId("worker-0"), "n")))
     read = records.decode_claim(data)
     assert isinstance(read, Unreadable)
-    assert read.fault is Fault.FOREIGN
+    assert read.fault is RecordFault.FOREIGN
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_claim_that_breaks_its_own_rules_is_corrupt(change: dict[str, object])
     body = {"kind": "parti.claim", "v": 1, "partition": "p", "state": "stable", "epoch": 1, "owner": ["worker-0", "n"]}
     read = records.decode_claim(json.dumps({**body, **change}).encode())
     assert isinstance(read, Unreadable)
-    assert read.fault is Fault.CORRUPT
+    assert read.fault is RecordFault.CORRUPT
 
 
 def test_a_compressed_bomb_is_refused_without_unpacking_it() -> None:
@@ -175,7 +175,7 @@ def test_an_index_outside_the_list_of_workers_is_corrupt() -> None:
     body = {"kind": "parti.assignment", "v": 1, "term": 1, "version": 1, "reason": "", "owners": {"p": 3}}
     read = records.decode_assignment(json.dumps(body).encode())
     assert isinstance(read, Unreadable)
-    assert read.fault is Fault.CORRUPT
+    assert read.fault is RecordFault.CORRUPT
 
 
 DECODERS = (

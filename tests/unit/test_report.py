@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from parti.errors import ConnectionFailed, UsageError
 from parti_lab.bench.chart import render_html
 from parti_lab.bench.goals import Figure, Goal, missed
-from parti_lab.bench.report import Benchmark, Option, Proof, Result, RunContext, Runner, execute
+from parti_lab.bench.report import Benchmark, ExperimentOption, Proof, Result, RunContext, Runner, execute
 
 
-def bench(run: Runner, goals: dict[str, str] | None = None, options: tuple[Option, ...] = ()) -> Benchmark:
+def bench(run: Runner, goals: dict[str, str] | None = None, options: tuple[ExperimentOption, ...] = ()) -> Benchmark:
     return Benchmark(name="some", help="Some.", run=run, goals=goals or {}, options=options)
 
 
@@ -91,7 +91,7 @@ def test_goals_that_a_run_does_not_measure_are_not_named_and_those_that_it_shoul
         help="",
         run=lambda ctx: {"first": 0} if ctx.options["case"] == "first" else {},
         goals={"first": "<= 0", "second": "<= 0"},
-        options=(Option("case", "first", ""),),
+        options=(ExperimentOption("case", "first", ""),),
         goals_of=lambda options: {str(options["case"]): "<= 0"},
     )
     one = execute(proof, RunContext())
@@ -118,7 +118,7 @@ def test_async_and_plain_functions_both_run() -> None:
 
 
 def test_options_reach_the_run_with_defaults_filled_in() -> None:
-    options = (Option("messages", 100, "how many"), Option("storage", "file", "where"))
+    options = (ExperimentOption("messages", 100, "how many"), ExperimentOption("storage", "file", "where"))
     seen = execute(bench(lambda ctx: dict(ctx.options), options=options), RunContext(options={"messages": 7})).figures
     assert (seen["messages"], seen["storage"]) == (7, "file")
     with pytest.raises(UsageError, match="has no option speed"):

@@ -15,8 +15,8 @@ import pytest
 
 from parti.clock import SystemClock
 from parti.config.worker import WorkerConfig
-from parti.manager.slot_desk import SlotDesk
 from parti.manager.slot_flow import SlotFlow
+from parti.manager.slot_inbox import SlotInbox
 from parti.model import Ahead, Lease, PartitionId, Retention
 from parti.wire.pull import Item
 from parti.worker.lanes import LanePool, Runner
@@ -73,7 +73,7 @@ class World:
             P,
             parts,
             pool,
-            SlotDesk(config, Mock(), SystemClock()),
+            SlotInbox(config, Mock(), SystemClock()),
             Retention.LIMITS,
             worker_id="w",
             judge=judge,

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
-from parti.tasks import AddressGuard, DeliverSection, HttpTransport, Request
-from parti.tasks import transport as module
-from parti.tasks.guard import AddrInfo
-from parti.tasks.heads import head_of
-from parti.tasks.policy import Outcome
-from parti.tasks.pool import affordable
-from parti.tasks.transport import SendFailed
+from parti.delivery import AddressGuard, DeliverSection, HttpTransport, Request
+from parti.delivery import transport as module
+from parti.delivery.guard import AddrInfo
+from parti.delivery.policy import AttemptOutcome
+from parti.delivery.pool import affordable
+from parti.delivery.response_head import head_of
+from parti.delivery.transport import SendFailed
 from parti.testing import eventually
 
 MANNERS = ["whole", "split", "cut", "endless", "broken chunks", "no length", "huge"]
@@ -177,16 +177,16 @@ def failing(code: int) -> Callable[[int, int, int], socket.socket]:
 @pytest.mark.parametrize(
     ("code", "outcome"),
     [
-        (errno.EMFILE, Outcome.LOCAL),
-        (errno.ENFILE, Outcome.LOCAL),
-        (errno.ENOBUFS, Outcome.LOCAL),
-        (errno.ENOMEM, Outcome.LOCAL),
-        (errno.EADDRNOTAVAIL, Outcome.LOCAL),
-        (errno.ECONNREFUSED, Outcome.NETWORK),
-        (errno.EHOSTUNREACH, Outcome.NETWORK),
+        (errno.EMFILE, AttemptOutcome.LOCAL),
+        (errno.ENFILE, AttemptOutcome.LOCAL),
+        (errno.ENOBUFS, AttemptOutcome.LOCAL),
+        (errno.ENOMEM, AttemptOutcome.LOCAL),
+        (errno.EADDRNOTAVAIL, AttemptOutcome.LOCAL),
+        (errno.ECONNREFUSED, AttemptOutcome.NETWORK),
+        (errno.EHOSTUNREACH, AttemptOutcome.NETWORK),
     ],
 )
-async def test_what_this_machine_lacks_is_not_the_hosts_fault(code: int, outcome: Outcome) -> None:
+async def test_what_this_machine_lacks_is_not_the_hosts_fault(code: int, outcome: AttemptOutcome) -> None:
     def two_families(host: str) -> list[tuple[int, int, int, str, tuple[str, int]]]:
         kinds = ((socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))
         return [(family, socket.SOCK_STREAM, 6, "", (address, 0)) for family, address in kinds]

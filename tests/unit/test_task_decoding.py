@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parti.tasks.errors import Malformed, TooLarge
-from parti.tasks.task import decode_task, duration_seconds, is_bad_duration, lane_key, request_body, task_id
+from parti.delivery.errors import Malformed, TooLarge
+from parti.delivery.task import decode_task, duration_seconds, is_bad_duration, lane_key, request_body, task_id
 
 TASK: dict[str, Any] = {
     "triggerId": "t1",

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from parti.config.deliver import DeliverSection
+from parti.delivery.errors import AddressBlocked, BadHeader, BadUrl
+from parti.delivery.guard import AddressGuard, AddrInfo, is_public
+from parti.delivery.lookups import Lookup
+from parti.delivery.transport import HttpTransport, Request
+from parti.delivery.urls import check_headers, parse_endpoint
 from parti.errors import ConfigError
-from parti.tasks.errors import AddressBlocked, BadHeader, BadUrl
-from parti.tasks.guard import AddressGuard, AddrInfo, is_public
-from parti.tasks.lookups import Lookup
-from parti.tasks.transport import HttpTransport, Request
-from parti.tasks.urls import check_headers, parse_endpoint
 from parti.testing.http_server import FaultHttpServer, redirect
 
 NAMES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parti.tasks.journal import merged
+from parti.delivery.journal import merged
 
 SEQUENCES = st.sets(st.integers(1, 40))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parti.tasks.kept import Kept
+from parti.delivery.kept import Kept
 from parti.wire.stored import StoredMessage
 
 KEYS = ("a", "b")

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from parti.clock import SimulatedClock
 from parti.config.deliver import DeliverSection
-from parti.tasks.breaker import Breaker
-from parti.tasks.gate import Gate, Postponed
-from parti.tasks.line import TriggerLine
-from parti.tasks.order import Rules
-from parti.tasks.policy import Outcome
-from parti.tasks.shares import View
+from parti.delivery.breaker import Breaker
+from parti.delivery.gate import Gate, Postponed
+from parti.delivery.line import TriggerLine
+from parti.delivery.order import OrderRules
+from parti.delivery.ownership import OwnershipView
+from parti.delivery.policy import AttemptOutcome
 
-OPEN = Rules()
+OPEN = OrderRules()
 
 
 def breaker(**changes: float) -> Breaker:
@@ -79,7 +79,7 @@ def gate(**changes: int) -> tuple[Gate, SimulatedClock]:
     return Gate(config, clock, random.Random(1)), clock
 
 
-async def admitted(made: Gate, host: str, rules: Rules = OPEN) -> asyncio.Task[Postponed | None]:
+async def admitted(made: Gate, host: str, rules: OrderRules = OPEN) -> asyncio.Task[Postponed | None]:
     task = asyncio.create_task(made.admit(host, "t", rules))
     await asyncio.sleep(0)
     return task
@@ -90,13 +90,13 @@ async def test_a_slow_host_takes_its_own_places_only() -> None:
     slow = [await admitted(made, "slow") for _ in range(10)]
     assert sum(task.done() for task in slow) == 2
     assert (await admitted(made, "quick")).done()
-    made.release("quick", "t", OPEN, Outcome.DELIVERED)
+    made.release("quick", "t", OPEN, AttemptOutcome.DELIVERED)
     assert made.running == 2
     for task in slow[2:]:
         task.cancel()
     await asyncio.gather(*slow, return_exceptions=True)
-    made.release("slow", "t", OPEN, Outcome.TIMEOUT)
-    made.release("slow", "t", OPEN, Outcome.TIMEOUT)
+    made.release("slow", "t", OPEN, AttemptOutcome.TIMEOUT)
+    made.release("slow", "t", OPEN, AttemptOutcome.TIMEOUT)
     assert made.running == 0
 
 
@@ -106,12 +106,12 @@ async def test_places_that_become_free_go_round_the_hosts_that_wait() -> None:
     waiting = {host: [await admitted(made, host) for _ in range(3)] for host in ("b", "c")}
     assert all(task.done() for task in first)
     for _ in range(2):
-        made.release("a", "t", OPEN, Outcome.DELIVERED)
+        made.release("a", "t", OPEN, AttemptOutcome.DELIVERED)
         await asyncio.sleep(0)
     assert [sum(task.done() for task in tasks) for tasks in waiting.values()] == [1, 1]
     for _ in range(2):
         for host in ("b", "c"):
-            made.release(host, "t", OPEN, Outcome.DELIVERED)
+            made.release(host, "t", OPEN, AttemptOutcome.DELIVERED)
             await asyncio.sleep(0)
     assert all(task.done() for tasks in waiting.values() for task in tasks)
 
@@ -120,7 +120,7 @@ async def test_a_place_given_to_somebody_who_left_is_given_on() -> None:
     made, _ = gate(concurrency=1)
     await admitted(made, "a")
     gone, next_one = await admitted(made, "a"), await admitted(made, "b")
-    made.release("a", "t", OPEN, Outcome.DELIVERED)
+    made.release("a", "t", OPEN, AttemptOutcome.DELIVERED)
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
     await asyncio.sleep(0)
@@ -134,7 +134,7 @@ async def test_all_who_wait_may_leave_at_once() -> None:
     waiting = [await admitted(made, host) for host in "aabbab"]
     for task in waiting:
         task.cancel()
-    made.release("a", "t", OPEN, Outcome.DELIVERED)
+    made.release("a", "t", OPEN, AttemptOutcome.DELIVERED)
     assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*waiting, return_exceptions=True))
     assert made.running == 0
     assert (await admitted(made, "b")).done()
@@ -144,7 +144,7 @@ async def test_nothing_is_sent_to_a_host_that_is_down() -> None:
     made, clock = gate(breaker_calls=2)
     for _ in range(2):
         await made.admit("a", "t", OPEN)
-        made.release("a", "t", OPEN, Outcome.TIMEOUT)
+        made.release("a", "t", OPEN, AttemptOutcome.TIMEOUT)
     assert made.open_breakers == 1
     postponed = await made.admit("a", "t", OPEN)
     assert isinstance(postponed, Postponed)
@@ -152,7 +152,7 @@ async def test_nothing_is_sent_to_a_host_that_is_down() -> None:
     assert await made.admit("b", "t", OPEN) is None
     clock.advance(40)
     assert await made.admit("a", "t", OPEN) is None
-    made.release("a", "t", OPEN, Outcome.DELIVERED)
+    made.release("a", "t", OPEN, AttemptOutcome.DELIVERED)
     assert made.open_breakers == 0
 
 
@@ -160,7 +160,7 @@ async def down(made: Gate, clock: SimulatedClock, host: str) -> None:
     """The host counts as down, and its time has passed: one probe is due."""
     for _ in range(DeliverSection().breaker_calls):
         assert (await admitted(made, host)).done()
-        made.release(host, "t", OPEN, Outcome.SERVER_ERROR)
+        made.release(host, "t", OPEN, AttemptOutcome.SERVER_ERROR)
     assert made.open_breakers == 1
     clock.advance(DeliverSection().breaker_open + 1)
 
@@ -171,9 +171,9 @@ async def test_a_probe_that_has_to_wait_for_a_place_is_still_the_probe() -> None
     assert (await admitted(made, "busy")).done()
     probe = await admitted(made, "down")
     assert not probe.done()
-    made.release("busy", "t", OPEN, Outcome.DELIVERED)
+    made.release("busy", "t", OPEN, AttemptOutcome.DELIVERED)
     assert await probe is None
-    made.release("down", "t", OPEN, Outcome.DELIVERED)
+    made.release("down", "t", OPEN, AttemptOutcome.DELIVERED)
     assert made.open_breakers == 0
 
 
@@ -184,13 +184,13 @@ async def test_a_probe_that_was_cancelled_while_it_waited_leaves_room_for_anothe
     gone = await admitted(made, "down")
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
-    made.release("busy", "t", OPEN, Outcome.DELIVERED)
+    made.release("busy", "t", OPEN, AttemptOutcome.DELIVERED)
     assert await (await admitted(made, "down")) is None
 
 
 async def test_a_rejection_says_nothing_against_the_host() -> None:
     made, _ = gate(breaker_calls=1)
-    for outcome in (Outcome.REJECTED, Outcome.GONE, Outcome.REDIRECTED, None):
+    for outcome in (AttemptOutcome.REJECTED, AttemptOutcome.GONE, AttemptOutcome.REDIRECTED, None):
         assert await made.admit("a", "t", OPEN) is None
         made.release("a", "t", OPEN, outcome)
     assert made.open_breakers == 0
@@ -243,10 +243,10 @@ async def test_a_host_has_few_places_until_it_has_answered_and_again_once_it_was
     made, _ = gate(concurrency=100, host_concurrency=32, breaker_calls=2)
     calls = [await admitted(made, "a") for _ in range(20)]
     assert sum(task.done() for task in calls) == 4
-    made.release("a", "", Rules(), Outcome.TIMEOUT)
+    made.release("a", "", OrderRules(), AttemptOutcome.TIMEOUT)
     await turns()
     assert sum(task.done() for task in calls) == 5
-    made.release("a", "", Rules(), Outcome.DELIVERED)
+    made.release("a", "", OrderRules(), AttemptOutcome.DELIVERED)
     await turns()
     assert all(task.done() for task in calls)
     made.close()
@@ -254,8 +254,8 @@ async def test_a_host_has_few_places_until_it_has_answered_and_again_once_it_was
 
 async def answers(made: Gate, host: str) -> None:
     """The host has answered once: before that it has few places."""
-    assert await made.admit(host, "", Rules()) is None
-    made.release(host, "", Rules(), Outcome.DELIVERED)
+    assert await made.admit(host, "", OrderRules()) is None
+    made.release(host, "", OrderRules(), AttemptOutcome.DELIVERED)
 
 
 async def turns() -> None:
@@ -266,18 +266,18 @@ async def turns() -> None:
 
 async def test_a_trigger_keeps_its_rate_and_its_concurrency() -> None:
     made, clock = gate(concurrency=100, host_concurrency=100)
-    rules = Rules(rate=2.0)
+    rules = OrderRules(rate=2.0)
     tasks = [await admitted(made, "a", rules) for _ in range(4)]
     for number in range(4):
         await turns()
         assert sum(task.done() for task in tasks) == number + 1  # one each half second, and no burst at the start
         clock.advance(0.5)
-    busy = Rules(concurrency=1)
+    busy = OrderRules(concurrency=1)
     assert await made.admit("b", "u", busy) is None
     second = asyncio.create_task(made.admit("b", "u", busy))
     await turns()
     assert not second.done()
-    made.release("b", "u", busy, Outcome.DELIVERED)
+    made.release("b", "u", busy, AttemptOutcome.DELIVERED)
     assert await second is None
     made.close()
 
@@ -286,7 +286,7 @@ async def test_a_process_has_its_part_of_a_trigger_s_rate() -> None:
     made, clock = gate(concurrency=100, host_concurrency=100)
     await answers(made, "a")
     made.share = lambda: 0.25
-    tasks = [await admitted(made, "a", Rules(rate=100.0)) for _ in range(40)]
+    tasks = [await admitted(made, "a", OrderRules(rate=100.0)) for _ in range(40)]
     for _ in range(100):
         await turns()
         clock.advance(0.01)
@@ -300,7 +300,7 @@ async def test_a_process_has_its_part_of_a_trigger_s_rate() -> None:
 async def test_who_is_patient_for_so_long_only_is_sent_away() -> None:
     clock = SimulatedClock()
     made = Gate(DeliverSection(), clock, random.Random(1), patience=0.01)
-    rules = Rules(rate=0.1)
+    rules = OrderRules(rate=0.1)
     assert await made.admit("a", "t", rules) is None
     postponed = await made.admit("a", "t", rules)
     assert isinstance(postponed, Postponed)
@@ -311,7 +311,7 @@ async def test_who_is_patient_for_so_long_only_is_sent_away() -> None:
 async def test_documents_outside_a_host_that_is_down_are_called_one_at_a_time_until_it_is_up() -> None:
     made, clock = gate(breaker_calls=1, breaker_open=30)
     assert await made.admit("a", "t", OPEN) is None
-    made.release("a", "t", OPEN, Outcome.TIMEOUT)
+    made.release("a", "t", OPEN, AttemptOutcome.TIMEOUT)
     called: list[int] = []
     for number in range(100):
         postponed = await made.admit("a", "t", OPEN)
@@ -324,7 +324,7 @@ async def test_documents_outside_a_host_that_is_down_are_called_one_at_a_time_un
         await turns()
         assert called == list(range(round_))
         assert await made.admit("a", "t", OPEN) is None  # the probe
-        made.release("a", "t", OPEN, Outcome.TIMEOUT if round_ < 3 else Outcome.DELIVERED)
+        made.release("a", "t", OPEN, AttemptOutcome.TIMEOUT if round_ < 3 else AttemptOutcome.DELIVERED)
     assert 3 < len(called) <= 40  # it is up: as many as it has room for
     for _ in range(200):
         await turns()
@@ -357,7 +357,7 @@ async def test_our_own_trouble_with_a_host_calls_in_one_document_at_a_time_and_b
     clock.advance(9)
     await turns()
     assert await made.admit("a", "t", OPEN) is None
-    made.release("a", "t", OPEN, Outcome.DELIVERED)
+    made.release("a", "t", OPEN, AttemptOutcome.DELIVERED)
     assert 4 < len(called) <= 40
     made.close()
 
@@ -381,7 +381,7 @@ def test_a_host_that_rested_is_judged_by_what_it_says_afterwards() -> None:
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 3.0, 25.0]), st.integers(0, 3), st.booleans())
 def test_limits_hold_and_everybody_has_a_turn(seed: int, rate: float, concurrency: int, second_host: bool) -> None:
     """Random lanes come, call, leave and give up: no limit is ever passed, no place is lost, nobody waits for ever."""
-    asyncio.run(_crowd(random.Random(seed), Rules(rate=rate, concurrency=concurrency), second_host))
+    asyncio.run(_crowd(random.Random(seed), OrderRules(rate=rate, concurrency=concurrency), second_host))
 
 
 class TickingClock(SimulatedClock):
@@ -395,14 +395,14 @@ class TickingClock(SimulatedClock):
         await super().sleep(seconds - 3e-4)  # as timers do that count in milliseconds
 
 
-async def _crowd(rng: random.Random, rules: Rules, second_host: bool) -> None:
+async def _crowd(rng: random.Random, rules: OrderRules, second_host: bool) -> None:
     clock = TickingClock()
     made = Gate(DeliverSection(concurrency=5, host_concurrency=3), clock, random.Random(1))
     starts: list[float] = []
-    running: list[tuple[str, str, Rules]] = []
+    running: list[tuple[str, str, OrderRules]] = []
     most = 0
 
-    async def lane(host: str, name: str, own: Rules) -> None:
+    async def lane(host: str, name: str, own: OrderRules) -> None:
         nonlocal most
         assert await made.admit(host, name, own) is None
         if own is rules:
@@ -420,7 +420,7 @@ async def _crowd(rng: random.Random, rules: Rules, second_host: bool) -> None:
     for _ in range(3_000):
         await turns()
         if running and rng.random() < 0.7:
-            made.release(*running.pop(rng.randrange(len(running))), Outcome.DELIVERED)
+            made.release(*running.pop(rng.randrange(len(running))), AttemptOutcome.DELIVERED)
         waiting = [task for task in lanes if not task.done()]
         if not waiting and not running:
             break
@@ -450,7 +450,7 @@ def test_partitions_are_shared_evenly_without_needless_moves(partitions: int, me
     moves = 0
     for _ in range(200):
         me = rng.choice(names)
-        take, surplus = View(set(names), dict(owners)).plan(me, partitions)
+        take, surplus = OwnershipView(set(names), dict(owners)).plan(me, partitions)
         for slot in [slot for slot, owner in owners.items() if owner == me][:surplus]:
             del owners[slot]
             moves += 1
@@ -462,12 +462,12 @@ def test_partitions_are_shared_evenly_without_needless_moves(partitions: int, me
 
 def test_a_member_that_joins_gets_its_share_and_no_more_is_moved() -> None:
     owners = dict.fromkeys(range(8), "a")
-    view = View({"a", "b"}, owners)
+    view = OwnershipView({"a", "b"}, owners)
     assert view.plan("a", 8) == ([], 4)
     assert view.plan("b", 8) == ([], 0)
-    assert View({"a", "b"}, {0: "a"}).plan("a", 1) == ([], 0)
-    assert View({"a", "b"}, {0: "a"}).plan("b", 1) == ([], 0)
-    assert View({"b"}, {}).plan("b", 1) == ([0], 0)
+    assert OwnershipView({"a", "b"}, {0: "a"}).plan("a", 1) == ([], 0)
+    assert OwnershipView({"a", "b"}, {0: "a"}).plan("b", 1) == ([], 0)
+    assert OwnershipView({"b"}, {}).plan("b", 1) == ([0], 0)
 
 
 @given(
@@ -478,7 +478,7 @@ def test_a_member_that_joins_gets_its_share_and_no_more_is_moved() -> None:
 def test_no_second_sees_more_than_a_tenth_above_the_rate_however_requests_bunch_up(
     rate: float, share: float, steps: list[float]
 ) -> None:
-    line, rules, now, left = TriggerLine(), Rules(rate=rate), 100.0, list[float]()
+    line, rules, now, left = TriggerLine(), OrderRules(rate=rate), 100.0, list[float]()
     for step in steps:
         now += step
         wait = line.hurry(now, rules, share)

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from parti.tasks import lookups
-from parti.tasks.guard import AddrInfo
-from parti.tasks.lookups import LookupLate, Lookups, is_definite
+from parti.delivery import lookups
+from parti.delivery.guard import AddrInfo
+from parti.delivery.lookups import LookupLate, Lookups, is_definite
 from parti.testing import eventually
 
 

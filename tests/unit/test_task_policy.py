@@ -12,26 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parti.config.deliver import DeliverSection
-from parti.errors import ConfigError
-from parti.observe import delivery_metrics
-from parti.observe.metric import Metric
-from parti.tasks.errors import Reason
-from parti.tasks.order import Hold, Order, RuleBook, Rules, hold
-from parti.tasks.policy import (
+from parti.delivery.errors import Reason
+from parti.delivery.order import OrderHold, OrderRules, RuleBook, TaskOrder, hold
+from parti.delivery.policy import (
     DONE,
     UNSPENT,
-    Again,
-    Attempt,
-    Bury,
+    AttemptOutcome,
     Decision,
-    Outcome,
+    DeliveryAttempt,
+    GiveUp,
+    TryAgain,
     classify,
     decide,
     parse_retry_after,
     request_timeout,
     schedule_of,
 )
-from parti.tasks.task import RetryPolicy, is_bad_duration
+from parti.delivery.task import TaskRetryPolicy, is_bad_duration
+from parti.errors import ConfigError
+from parti.observe import delivery_metrics
+from parti.observe.metric import Metric
 
 CONFIG = DeliverSection()
 NOW = 1_800_000_000.0
@@ -66,8 +66,8 @@ def test_a_status_has_its_class(status: int, outcome: str) -> None:
 
 
 def test_which_4xx_are_tried_again_is_configurable() -> None:
-    assert classify(404, (404,)) is Outcome.THROTTLED
-    assert classify(429, (404,)) is Outcome.REJECTED
+    assert classify(404, (404,)) is AttemptOutcome.THROTTLED
+    assert classify(429, (404,)) is AttemptOutcome.REJECTED
 
 
 @pytest.mark.parametrize(
@@ -99,59 +99,59 @@ def test_any_retry_after_is_understood_or_ignored(value: str) -> None:
 
 
 def after(
-    outcome: Outcome,
+    outcome: AttemptOutcome,
     attempts: int = 1,
     *,
     age: float = 0.0,
-    policy: RetryPolicy | None = None,
+    policy: TaskRetryPolicy | None = None,
     retry_after: float | None = None,
     reason: Reason | None = None,
 ) -> Decision:
-    attempt = Attempt(outcome, retry_after=retry_after, reason=reason)
+    attempt = DeliveryAttempt(outcome, retry_after=retry_after, reason=reason)
     schedule = schedule_of(policy, CONFIG)
     return decide(attempt, attempts=attempts, age=age, schedule=schedule, config=CONFIG, rng=random.Random(1))
 
 
 def test_a_delivery_is_done_and_a_refusal_is_buried() -> None:
-    assert after(Outcome.DELIVERED) == DONE
-    assert after(Outcome.REJECTED) == Bury(Reason.REJECTED)
-    assert after(Outcome.REDIRECTED) == Bury(Reason.REJECTED)
-    assert after(Outcome.GONE) == Bury(Reason.GONE, disable=True)
-    assert after(Outcome.BLOCKED, reason=Reason.SSRF_BLOCKED) == Bury(Reason.SSRF_BLOCKED)
-    assert after(Outcome.REFUSED, reason=Reason.NO_SECRET) == Bury(Reason.NO_SECRET)
+    assert after(AttemptOutcome.DELIVERED) == DONE
+    assert after(AttemptOutcome.REJECTED) == GiveUp(Reason.REJECTED)
+    assert after(AttemptOutcome.REDIRECTED) == GiveUp(Reason.REJECTED)
+    assert after(AttemptOutcome.GONE) == GiveUp(Reason.GONE, disable=True)
+    assert after(AttemptOutcome.BLOCKED, reason=Reason.SSRF_BLOCKED) == GiveUp(Reason.SSRF_BLOCKED)
+    assert after(AttemptOutcome.REFUSED, reason=Reason.NO_SECRET) == GiveUp(Reason.NO_SECRET)
 
 
 @pytest.mark.parametrize("outcome", ["throttled", "server_error", "timeout", "network", "dns", "tls"])
 def test_what_may_pass_is_tried_again_nine_times_over_ten_hours(outcome: str) -> None:
     waits = []
     for attempts in range(1, 9):
-        decision = after(Outcome(outcome), attempts)
-        assert isinstance(decision, Again)
+        decision = after(AttemptOutcome(outcome), attempts)
+        assert isinstance(decision, TryAgain)
         waits.append(decision.wait)
     for wait, step in zip(waits, (1, 5, 30, 120, 600, 3600, 10800, 21600), strict=True):
         assert 0.8 * step <= wait <= 1.2 * step
-    assert after(Outcome(outcome), 9) == Bury(Reason.EXHAUSTED)
+    assert after(AttemptOutcome(outcome), 9) == GiveUp(Reason.EXHAUSTED)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.STORE, Outcome.LOCAL])
+@pytest.mark.parametrize("outcome", [AttemptOutcome.STORE, AttemptOutcome.LOCAL])
 @given(attempts=st.integers(0, 60), wanted=st.none() | st.integers(0, 60))
 def test_our_own_trouble_is_tried_again_soon_and_spends_nothing(
-    outcome: Outcome, attempts: int, wanted: int | None
+    outcome: AttemptOutcome, attempts: int, wanted: int | None
 ) -> None:
     assert outcome in UNSPENT
     assert not outcome.hurts_host
-    decision = after(outcome, attempts, policy=RetryPolicy(wanted))
-    assert isinstance(decision, Again)
+    decision = after(outcome, attempts, policy=TaskRetryPolicy(wanted))
+    assert isinstance(decision, TryAgain)
     assert decision.wait <= 1.2
 
 
-@given(st.sampled_from([Outcome.TIMEOUT, Outcome.LOCAL]), st.integers(0, 8), st.floats(0, 90_000))
-def test_no_wait_outlasts_the_age_limit(outcome: Outcome, attempts: int, age: float) -> None:
+@given(st.sampled_from([AttemptOutcome.TIMEOUT, AttemptOutcome.LOCAL]), st.integers(0, 8), st.floats(0, 90_000))
+def test_no_wait_outlasts_the_age_limit(outcome: AttemptOutcome, attempts: int, age: float) -> None:
     decision = after(outcome, attempts, age=age, retry_after=3600)
     if age >= CONFIG.max_task_age:
-        assert decision == Bury(Reason.EXPIRED)
+        assert decision == GiveUp(Reason.EXPIRED)
     else:
-        assert isinstance(decision, Again)
+        assert isinstance(decision, TryAgain)
         assert 0 <= decision.wait <= CONFIG.max_task_age - age
 
 
@@ -163,7 +163,7 @@ DURATIONS = st.one_of(
 
 @given(NUMBERS | st.none(), DURATIONS, DURATIONS, DURATIONS, st.integers(1, 10**6))
 def test_no_policy_raises(attempts: float | None, initial: Any, most: Any, timeout: Any, number: int) -> None:
-    schedule = schedule_of(RetryPolicy(attempts, initial, most), CONFIG)
+    schedule = schedule_of(TaskRetryPolicy(attempts, initial, most), CONFIG)
     assert 1 <= schedule.max_attempts <= 50
     assert 0 < schedule.wait(number) <= 6 * 3600
     assert 0 < request_timeout(timeout, CONFIG) <= 30
@@ -171,29 +171,35 @@ def test_no_policy_raises(attempts: float | None, initial: Any, most: Any, timeo
 
 
 def test_retry_after_lengthens_and_never_shortens() -> None:
-    longer = after(Outcome.THROTTLED, 1, retry_after=50.0)
-    assert longer == Again(50.0)
-    shorter = after(Outcome.THROTTLED, 3, retry_after=2.0)
-    assert isinstance(shorter, Again)
+    longer = after(AttemptOutcome.THROTTLED, 1, retry_after=50.0)
+    assert longer == TryAgain(50.0)
+    shorter = after(AttemptOutcome.THROTTLED, 3, retry_after=2.0)
+    assert isinstance(shorter, TryAgain)
     assert shorter.wait >= 24
-    assert after(Outcome.THROTTLED, 1, retry_after=1e9) == Again(CONFIG.retry_after_max)
+    assert after(AttemptOutcome.THROTTLED, 1, retry_after=1e9) == TryAgain(CONFIG.retry_after_max)
 
 
 def test_a_task_of_yesterday_is_not_tried_again() -> None:
-    assert after(Outcome.TIMEOUT, 2, age=86_400.0) == Bury(Reason.EXPIRED)
+    assert after(AttemptOutcome.TIMEOUT, 2, age=86_400.0) == GiveUp(Reason.EXPIRED)
 
 
 def test_the_policy_of_a_task_is_honoured() -> None:
-    schedule = schedule_of(RetryPolicy(4, "2s", "10s"), CONFIG)
+    schedule = schedule_of(TaskRetryPolicy(4, "2s", "10s"), CONFIG)
     assert [schedule.wait(n) for n in (1, 2, 3, 4, 5)] == [2, 4, 8, 10, 10]
-    assert after(Outcome.TIMEOUT, 4, policy=RetryPolicy(4, "2s", "10s")) == Bury(Reason.EXHAUSTED)
+    assert after(AttemptOutcome.TIMEOUT, 4, policy=TaskRetryPolicy(4, "2s", "10s")) == GiveUp(Reason.EXHAUSTED)
     assert not schedule.clamped
-    only_attempts = schedule_of(RetryPolicy(2), CONFIG)
+    only_attempts = schedule_of(TaskRetryPolicy(2), CONFIG)
     assert (only_attempts.max_attempts, only_attempts.wait(1)) == (2, 1.0)
 
 
 def test_a_policy_out_of_bounds_is_clamped_and_said_so() -> None:
-    for policy in (RetryPolicy(-1), RetryPolicy(51), RetryPolicy(0.5), RetryPolicy(None, "x"), RetryPolicy(None, -4)):
+    for policy in (
+        TaskRetryPolicy(-1),
+        TaskRetryPolicy(51),
+        TaskRetryPolicy(0.5),
+        TaskRetryPolicy(None, "x"),
+        TaskRetryPolicy(None, -4),
+    ):
         schedule = schedule_of(policy, CONFIG)
         assert schedule.clamped
         assert (schedule.max_attempts, schedule.wait(1)) == (9, 1.0)
@@ -201,7 +207,7 @@ def test_a_policy_out_of_bounds_is_clamped_and_said_so() -> None:
 
 @given(st.integers(1, 10**9), st.sampled_from(["1ns", "1s", "100h"]), st.sampled_from([None, "1s", "200h"]))
 def test_no_wait_overflows_or_exceeds_six_hours(attempt: int, initial: str, most: str | None) -> None:
-    assert 0 < schedule_of(RetryPolicy(50, initial, most), CONFIG).wait(attempt) <= 6 * 3600
+    assert 0 < schedule_of(TaskRetryPolicy(50, initial, most), CONFIG).wait(attempt) <= 6 * 3600
 
 
 @pytest.mark.parametrize(("wanted", "seconds"), [(None, 10), ("2s", 2), ("1h", 30), (-1, 10), ("x", 10), (10**9, 1)])
@@ -209,26 +215,26 @@ def test_the_timeout_of_a_task_stays_in_bounds(wanted: str | int | None, seconds
     assert request_timeout(wanted, CONFIG) == seconds
 
 
-def where(order: Order, wait: float, blocked: float = 0.0, queued: int = 0) -> Hold:
+def where(order: TaskOrder, wait: float, blocked: float = 0.0, queued: int = 0) -> OrderHold:
     return hold(order, wait=wait, blocked=blocked, queued=queued, config=CONFIG)
 
 
 def test_a_blocked_document_waits_in_memory_for_a_minute_and_is_parked_then() -> None:
-    assert where(Order.BLOCK, 1.0) is Hold.MEMORY
-    assert where(Order.BLOCK, 30.0, blocked=6.0) is Hold.MEMORY
-    assert where(Order.BLOCK, 30.0, blocked=40.0) is Hold.PARK
-    assert where(Order.BLOCK, 120.0) is Hold.PARK
-    assert where(Order.BLOCK, 1.0, queued=100) is Hold.PARK
-    assert where(Order.PARK, 1.0) is Hold.PARK
-    assert where(Order.SKIP, 1.0) is Hold.ALONE
-    assert where(Order.LATEST, 1.0) is Hold.MEMORY
+    assert where(TaskOrder.BLOCK, 1.0) is OrderHold.MEMORY
+    assert where(TaskOrder.BLOCK, 30.0, blocked=6.0) is OrderHold.MEMORY
+    assert where(TaskOrder.BLOCK, 30.0, blocked=40.0) is OrderHold.PARK
+    assert where(TaskOrder.BLOCK, 120.0) is OrderHold.PARK
+    assert where(TaskOrder.BLOCK, 1.0, queued=100) is OrderHold.PARK
+    assert where(TaskOrder.PARK, 1.0) is OrderHold.PARK
+    assert where(TaskOrder.SKIP, 1.0) is OrderHold.ALONE
+    assert where(TaskOrder.LATEST, 1.0) is OrderHold.MEMORY
 
 
 def test_each_trigger_has_its_rules_and_the_star_the_rest() -> None:
     book = RuleBook(["billing: order=park rate=10 concurrency=4", "*: order=skip"], "block")
-    assert book.of("billing") == Rules(Order.PARK, 10.0, 4)
-    assert book.of("other") == Rules(Order.SKIP)
-    assert RuleBook([], "latest").of("x").order is Order.LATEST
+    assert book.of("billing") == OrderRules(TaskOrder.PARK, 10.0, 4)
+    assert book.of("other") == OrderRules(TaskOrder.SKIP)
+    assert RuleBook([], "latest").of("x").order is TaskOrder.LATEST
 
 
 @pytest.mark.parametrize("entry", ["billing", ": order=park", "a: order=never", "a: rate=0", "a: rate=x", "a: size=2"])
@@ -245,4 +251,4 @@ def listed(metric: Metric, label: str) -> tuple[str, ...]:
 
 def test_every_reason_and_outcome_has_its_label() -> None:
     assert set(listed(delivery_metrics.DEAD_LETTERS, "reason")) >= {reason.value for reason in Reason}
-    assert set(listed(delivery_metrics.ATTEMPTS, "outcome")) >= {outcome.value for outcome in Outcome}
+    assert set(listed(delivery_metrics.ATTEMPTS, "outcome")) >= {outcome.value for outcome in AttemptOutcome}

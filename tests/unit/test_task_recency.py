@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parti.tasks.masking import looks_like_a_value, masked
-from parti.tasks.recency import has_order, is_older, newest
+from parti.delivery.masking import looks_like_a_value, masked
+from parti.delivery.recency import has_order, is_older, newest
 
 
 @dataclass(frozen=True)

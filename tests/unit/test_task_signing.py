@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from parti.clock import SimulatedClock
+from parti.delivery.errors import SecretMissing, SecretStoreDown
+from parti.delivery.secrets import SecretStore
+from parti.delivery.signing import SigningKey, legacy_signature, sign
 from parti.errors import ConfigError
-from parti.tasks.errors import SecretMissing, SecretStoreDown
-from parti.tasks.secrets import SecretStore
-from parti.tasks.signing import Key, legacy_signature, sign
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
 OTHER = "whsec_" + base64.b64encode(b"o" * 32).decode()
@@ -32,14 +32,14 @@ def verifies(secret: str, webhook_id: str, timestamp: int, body: bytes, header: 
 
 
 def test_the_published_example_of_the_scheme_is_reproduced() -> None:
-    key = Key.parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    key = SigningKey.parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     body = b'{"test": 2432232314}'
     made = sign([key], "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body)
     assert made == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
 def test_every_active_key_signs_so_that_keys_can_be_rotated() -> None:
-    header = sign([Key.parse(SECRET), Key.parse(OTHER)], "msg_1", 100, b"body")
+    header = sign([SigningKey.parse(SECRET), SigningKey.parse(OTHER)], "msg_1", 100, b"body")
     assert verifies(SECRET, "msg_1", 100, b"body", header)
     assert verifies(OTHER, "msg_1", 100, b"body", header)
     for forged in (("msg_2", 100, b"body"), ("msg_1", 101, b"body"), ("msg_1", 100, b"Body")):
@@ -47,7 +47,7 @@ def test_every_active_key_signs_so_that_keys_can_be_rotated() -> None:
 
 
 def test_the_legacy_header_is_what_syntrix_makes() -> None:
-    key = Key.parse("plain-text-secret-of-before")
+    key = SigningKey.parse("plain-text-secret-of-before")
     expected = hmac.new(b"plain-text-secret-of-before", b"100.body", hashlib.sha256).hexdigest()
     assert legacy_signature(key, 100, b"body") == f"t=100,v1={expected}"
 
@@ -55,19 +55,19 @@ def test_the_legacy_header_is_what_syntrix_makes() -> None:
 @pytest.mark.parametrize("text", ["whsec_%%%", "short", "whsec_" + base64.b64encode(b"short").decode(), ""])
 def test_a_key_that_is_none_is_refused_without_showing_it(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Key.parse(text)
+        SigningKey.parse(text)
     assert not text or text not in str(caught.value)
 
 
 def test_a_key_may_be_written_without_its_padding() -> None:
     for size in range(16, 34):
         padded = "whsec_" + base64.b64encode(b"k" * size).decode()
-        assert Key.parse(padded.rstrip("=")) == Key.parse(padded) == Key(b"k" * size)
+        assert SigningKey.parse(padded.rstrip("=")) == SigningKey.parse(padded) == SigningKey(b"k" * size)
 
 
 def test_a_key_of_any_bytes_in_the_environment_signs() -> None:
     found = SecretStore(SimulatedClock(), "", {"PARTI_WEBHOOK_SECRET_X": "\udcff" * 20}).keys("d", "x")
-    assert found == (Key(b"\xff" * 20),)
+    assert found == (SigningKey(b"\xff" * 20),)
     assert sign(found, "m", 1, b"")
 
 
@@ -78,7 +78,7 @@ def test_a_secret_pasted_in_place_of_its_name_is_not_shown() -> None:
 
 
 def test_a_key_does_not_show_its_bytes() -> None:
-    assert repr(Key.parse(SECRET)) == "Key()"
+    assert repr(SigningKey.parse(SECRET)) == "Key()"
 
 
 def test_secrets_come_from_the_folder_of_the_database_then_the_folder_then_the_environment(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_secrets_come_from_the_folder_of_the_database_then_the_folder_then_the_e
     (tmp_path / "shop" / "billing").write_text(f"{SECRET}\n{OTHER}\n")
     (tmp_path / "billing").write_text(OTHER)
     store = SecretStore(SimulatedClock(), str(tmp_path), {"PARTI_WEBHOOK_SECRET_MAIL_KEY": f"{SECRET} {OTHER}"})
-    assert store.keys("shop", "billing") == (Key.parse(SECRET), Key.parse(OTHER))
-    assert store.keys("other", "billing") == (Key.parse(OTHER),)
+    assert store.keys("shop", "billing") == (SigningKey.parse(SECRET), SigningKey.parse(OTHER))
+    assert store.keys("other", "billing") == (SigningKey.parse(OTHER),)
     assert len(store.keys("shop", "mail-key")) == 2
     assert SECRET not in repr(store)
 

@@ -13,14 +13,14 @@ import pytest
 from yarl import URL
 
 from parti.clock import SystemClock
-from parti.tasks import AddressGuard, DeliverSection, HttpTransport, Request, Response
-from parti.tasks.courier import Courier
-from parti.tasks.errors import LeaseLost
-from parti.tasks.held import Reader
-from parti.tasks.order import RuleBook
-from parti.tasks.policy import Outcome
-from parti.tasks.secrets import SecretStore
-from parti.tasks.transport import SendFailed
+from parti.delivery import AddressGuard, DeliverSection, HttpTransport, Request, Response
+from parti.delivery.courier import Courier
+from parti.delivery.errors import LeaseLost
+from parti.delivery.order import RuleBook
+from parti.delivery.pending import TaskReader
+from parti.delivery.policy import AttemptOutcome
+from parti.delivery.secrets import SecretStore
+from parti.delivery.transport import SendFailed
 from parti.testing import eventually
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -154,7 +154,7 @@ async def test_what_is_no_answer_is_a_failure_of_the_network(answer: bytes) -> N
     async with endpoint(serve) as (url, transport):
         with pytest.raises(SendFailed) as failed:
             await transport.post(request(url))
-        assert failed.value.outcome is Outcome.NETWORK
+        assert failed.value.outcome is AttemptOutcome.NETWORK
         assert "hook" not in str(failed.value)
 
 
@@ -172,7 +172,7 @@ async def test_no_answer_in_time_is_a_timeout_and_a_late_one_reaches_nobody() ->
     async with endpoint(serve) as (url, transport):
         with pytest.raises(SendFailed) as failed:
             await transport.post(request(url.replace("/hook", "/slow"), timeout=0.05))
-        assert failed.value.outcome is Outcome.TIMEOUT
+        assert failed.value.outcome is AttemptOutcome.TIMEOUT
         late.set()
         assert (await transport.post(request(url))).status == 200, "on a connection of its own"
 
@@ -205,11 +205,11 @@ async def test_a_header_of_the_task_takes_the_place_of_ours_however_it_is_writte
             "url": url,
             "headers": {"content-TYPE": "application/cloudevents+json"},
         }
-        held = Reader(config, RuleBook((), "block")).read(
+        held = TaskReader(config, RuleBook((), "block")).read(
             json.dumps(task).encode(), {}, stream="S", subject="S.x", sequence=1, time=0.0
         )
         courier = Courier(config, transport, transport.guard, SecretStore(clock), clock)
-        assert (await courier.attempt(held, Right())).outcome is Outcome.DELIVERED
+        assert (await courier.attempt(held, Right())).outcome is AttemptOutcome.DELIVERED
         head = seen[0].partition(b"\r\n\r\n")[0].lower().split(b"\r\n")[1:]
         names = [line.partition(b":")[0] for line in head]
         assert len(names) == len(set(names))
@@ -236,11 +236,11 @@ async def test_of_two_authorizations_the_token_is_sent_and_the_other_is_not() ->
         "headers": {"authorization": "Basic x", "X-A": "y"},
         "preIssuedToken": "jwt",
     }
-    held = Reader(config, RuleBook((), "block")).read(
+    held = TaskReader(config, RuleBook((), "block")).read(
         json.dumps(task).encode(), {}, stream="S", subject="S.x", sequence=1, time=0.0
     )
     clock = SystemClock()
     courier = Courier(config, Kept(), AddressGuard(), SecretStore(clock), clock)  # type: ignore[arg-type]
-    assert (await courier.attempt(held, Right())).outcome is Outcome.DELIVERED
+    assert (await courier.attempt(held, Right())).outcome is AttemptOutcome.DELIVERED
     names = [name for name in posted[0].headers if name.lower() == "authorization"]
     assert [posted[0].headers[name] for name in names] == ["Bearer jwt"]

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from parti_lab.prove.torture_judge import Happened, Judgement, Ledger, Posted
+from parti_lab.prove.torture_judge import Happened, Judgement, Posted, TortureLedger
 
 
-def post(ledger: Ledger, counter: int, fate: str = "", partition: str = "p0") -> None:
+def post(ledger: TortureLedger, counter: int, fate: str = "", partition: str = "p0") -> None:
     ledger.post(Posted(partition, counter, partition, ledger.generation, 10 + counter, fate, float(counter)))
 
 
 def happen(
-    ledger: Ledger, counter: int, at: float, owner: str = "a", epoch: int = 1, began: float | None = None
+    ledger: TortureLedger, counter: int, at: float, owner: str = "a", epoch: int = 1, began: float | None = None
 ) -> bool:
     effect = Happened(at, owner, epoch, at if began is None else began, 10 + counter, 1)
     return ledger.happen("p0", "p0", counter, effect)
 
 
-def judge(ledger: Ledger, present: tuple[int, ...] = ()) -> Judgement:
+def judge(ledger: TortureLedger, present: tuple[int, ...] = ()) -> Judgement:
     return ledger.judge(present, before=2.0, after=3.0)
 
 
 @pytest.fixture
-def ledger() -> Ledger:
-    found = Ledger()
+def ledger() -> TortureLedger:
+    found = TortureLedger()
     for counter in range(4):
         post(found, counter)
     return found
 
 
-def test_a_clean_run_is_clean(ledger: Ledger) -> None:
+def test_a_clean_run_is_clean(ledger: TortureLedger) -> None:
     for counter in range(4):
         assert happen(ledger, counter, float(counter))
     verdict = judge(ledger)
@@ -39,7 +39,7 @@ def test_a_clean_run_is_clean(ledger: Ledger) -> None:
     assert ledger.lowest_open("p0") is None
 
 
-def test_what_had_neither_effect_nor_letter_is_lost_and_said_to_be_gone_or_waiting(ledger: Ledger) -> None:
+def test_what_had_neither_effect_nor_letter_is_lost_and_said_to_be_gone_or_waiting(ledger: TortureLedger) -> None:
     happen(ledger, 0, 0.0)
     ledger.letter("p0#1", "rejected")
     assert ledger.lowest_open("p0") == (12, "p0#2")
@@ -49,19 +49,19 @@ def test_what_had_neither_effect_nor_letter_is_lost_and_said_to_be_gone_or_waiti
     assert "p0#3" in verdict.examples["lost_waiting"][0]
 
 
-def test_a_letter_that_no_fate_explains_is_named(ledger: Ledger) -> None:
+def test_a_letter_that_no_fate_explains_is_named(ledger: TortureLedger) -> None:
     ledger.letter("p0#1", "max_deliver")
     assert judge(ledger).letters_unexpected == 1
 
 
-def test_a_first_effect_behind_a_later_one_is_an_inversion_and_a_repeat_is_none(ledger: Ledger) -> None:
+def test_a_first_effect_behind_a_later_one_is_an_inversion_and_a_repeat_is_none(ledger: TortureLedger) -> None:
     for at, counter in enumerate((0, 2, 1, 2)):
         happen(ledger, counter, float(at))
     verdict = judge(ledger)
     assert (verdict.inversions, verdict.repeats) == (1, 1)
 
 
-def test_a_stale_epoch_is_refused_and_accused_only_when_it_began_late(ledger: Ledger) -> None:
+def test_a_stale_epoch_is_refused_and_accused_only_when_it_began_late(ledger: TortureLedger) -> None:
     happen(ledger, 0, 1.0, "b", epoch=2)
     assert not happen(ledger, 1, 2.0, "a", epoch=1, began=0.5)
     assert judge(ledger).stale_started == 0
@@ -70,7 +70,7 @@ def test_a_stale_epoch_is_refused_and_accused_only_when_it_began_late(ledger: Le
     assert (verdict.stale_refused, verdict.stale_started) == (2, 1)
 
 
-def test_two_owners_of_one_epoch_are_found(ledger: Ledger) -> None:
+def test_two_owners_of_one_epoch_are_found(ledger: TortureLedger) -> None:
     happen(ledger, 0, 1.0, "a")
     happen(ledger, 1, 2.0, "b")
     assert judge(ledger).two_owners == 1
@@ -87,7 +87,7 @@ def test_two_owners_of_one_epoch_are_found(ledger: Ledger) -> None:
     ],
 )
 def test_a_repeat_needs_a_fault_that_explains_it(
-    ledger: Ledger, kind: str, start: float, owner: str, explains: bool, unexplained: int
+    ledger: TortureLedger, kind: str, start: float, owner: str, explains: bool, unexplained: int
 ) -> None:
     ledger.disturb(kind, start, owner, explains=explains).end = start
     happen(ledger, 0, 1.0, "a")
@@ -96,7 +96,7 @@ def test_a_repeat_needs_a_fault_that_explains_it(
     assert (verdict.repeats, verdict.unexplained) == (1, unexplained)
 
 
-def test_a_stream_made_anew_excuses_what_it_took_along_and_counts_anew(ledger: Ledger) -> None:
+def test_a_stream_made_anew_excuses_what_it_took_along_and_counts_anew(ledger: TortureLedger) -> None:
     happen(ledger, 0, 0.0)
     ledger.made_anew()
     happen(ledger, 1, 1.0)  # was on its way
@@ -107,7 +107,7 @@ def test_a_stream_made_anew_excuses_what_it_took_along_and_counts_anew(ledger: L
 
 
 def test_an_effect_may_come_before_its_publish_is_acknowledged() -> None:
-    ledger = Ledger()
+    ledger = TortureLedger()
     happen(ledger, 0, 0.0)
     post(ledger, 0)
     assert ledger.outstanding() == 0

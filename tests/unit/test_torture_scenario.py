@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parti.errors import UsageError
-from parti_lab.prove.torture_scenario import LAYOUTS, PLANNED, RETENTIONS, Kind, Restrict, draw, possible
+from parti_lab.prove.torture_scenario import LAYOUTS, PLANNED, RETENTIONS, Restrict, TortureKind, draw, possible
 from parti_lab.prove.torture_traffic import fate_of
 
 seeds = st.integers(0, 2**31)
@@ -26,7 +26,7 @@ def test_seeds_differ_and_reach_every_shape_and_fault() -> None:
         (r, y, n) for r in RETENTIONS for y in LAYOUTS for n in ("partition", "key")
     }
     assert {s.replicas for s in drawn} == {1, 3}
-    assert {kind for s in drawn for kind in s.kinds} == set(Kind)
+    assert {kind for s in drawn for kind in s.kinds} == set(TortureKind)
     assert 40 < sum(s.planned_only for s in drawn) < 200
 
 
@@ -35,8 +35,8 @@ def test_a_scenario_holds_only_what_its_shape_can_be_held_to(seed: int) -> None:
     scenario = draw(seed)
     assert scenario.bouts
     assert scenario.kinds <= possible(scenario.retention, scenario.storage, scenario.replicas)
-    assert not scenario.kinds >= {Kind.HANG, Kind.HANG_STOP}
-    assert (scenario.timeout > 0) == (Kind.HANG in scenario.kinds)
+    assert not scenario.kinds >= {TortureKind.HANG, TortureKind.HANG_STOP}
+    assert (scenario.timeout > 0) == (TortureKind.HANG in scenario.kinds)
     assert not scenario.literal or scenario.lanes == "partition"
 
 

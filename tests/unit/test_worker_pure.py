@@ -80,7 +80,7 @@ def take(ledger: Ledger, state: PartitionState, sequence: int) -> None:
     message = make_message("s", state.partition, "k", sequence, b"", lease=state.lease)
     message._lane = state.main
     state.open[sequence] = message
-    state.seen = max(state.seen, sequence)
+    state.received_through = max(state.received_through, sequence)
     ledger.in_hand += 1
     ledger.high = max(ledger.high, sequence)
 
@@ -107,10 +107,10 @@ def test_a_partition_that_catches_up_is_only_as_far_as_it_was_read() -> None:
     ledger, states = ledger_with("a")
     state = states["a"]
     ledger.high = 100
-    state.seen, state.target = 40, 90
+    state.received_through, state.target = 40, 90
     assert ledger.cursor(state.id) == 40
     take(ledger, state, 95)
-    state.seen = 40
+    state.received_through = 40
     state.held.append(state.open[95])
     assert ledger.cursor(state.id) == 40, "what is held lies above a part that was not read"
     assert ledger.floor() == 94

@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parti.spark.write_identity import Place, Ticket, WriteLedger, kind_of
+from parti.spark.write_identity import Ticket, WriteLedger, WritePlace, kind_of
 
 
-def place(batch: int = 0, run: str = "r1", query: str = "q") -> Place:
-    return Place(query, run, str(batch))
+def place(batch: int = 0, run: str = "r1", query: str = "q") -> WritePlace:
+    return WritePlace(query, run, str(batch))
 
 
-def identity(ticket: Ticket, where: Place) -> tuple[object, ...]:
+def identity(ticket: Ticket, where: WritePlace) -> tuple[object, ...]:
     number = ticket.number(where)
     return (ticket.kind, where.query, where.batch, number) if number is not None else (ticket.writer,)
 
 
 def test_a_place_is_read_from_the_tasks_properties() -> None:
-    found = Place.of({"sql.streaming.queryId": "a-b", "streaming.sql.batchId": "7", "spark.jobGroup.id": "run"})
-    assert found == Place("ab", "run", "7")
-    assert Place.of({}) is None
+    found = WritePlace.of({"sql.streaming.queryId": "a-b", "streaming.sql.batchId": "7", "spark.jobGroup.id": "run"})
+    assert found == WritePlace("ab", "run", "7")
+    assert WritePlace.of({}) is None
 
 
 def test_the_ledger_lives_in_a_folder_of_the_application_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_whatever_happens_two_writes_never_share_an_identity(steps: Any) -> None
     with TemporaryDirectory() as folder:
         ledger = WriteLedger(Path(folder))
         runs, batches = [0, 0], [0, 0]
-        open_writes: list[tuple[Ticket, Place]] = []
+        open_writes: list[tuple[Ticket, WritePlace]] = []
         stored: dict[tuple[str, str], set[tuple[object, ...]]] = {}  # of a run of a query: what succeeded in its batch
         for action, query, kind in steps:
             where = place(batches[query], f"r{runs[query]}", f"q{query}")

@@ -9,7 +9,7 @@ Flow: `sources` -> `scan` -> `order`, `presence` and `effects` -> `assemble` -> 
 """
 
 from parti.audit.model import Finding, Report, Side
-from parti.audit.run import Rules, audit
+from parti.audit.run import AuditRules, audit
 from parti.audit.sources import Effects, Published
 
-__all__ = ["Effects", "Finding", "Published", "Report", "Rules", "Side", "audit"]
+__all__ = ["AuditRules", "Effects", "Finding", "Published", "Report", "Side", "audit"]

@@ -8,13 +8,13 @@ from typing import Final
 import numpy as np
 
 from parti.audit.effects import NOWHERE, Names
+from parti.audit.examples import Examples
 from parti.audit.measures import Tempo
 from parti.audit.model import Details, Finding, Lag, PartitionCourse, Percentiles, Side, Turn
 from parti.audit.order import Course, Judged
 from parti.audit.presence import Weight
-from parti.audit.scan import Facts
+from parti.audit.scan import ScanFacts
 from parti.audit.slo import slos
-from parti.audit.words import Words
 
 _MOMENTS: Final = 240  # of the lag over time: as many as a chart can show
 _KINDS: Final = {
@@ -32,7 +32,7 @@ class Heard:
     """What the jobs say of one consumer."""
 
     weight: Weight
-    facts: Facts
+    facts: ScanFacts
     judged: Judged
     names: Names
     published: Tempo
@@ -41,7 +41,7 @@ class Heard:
     """Whether all subjects of the stream were read; else effects of others are unknown, and rightly so."""
 
 
-def side(label: str, heard: Heard, words: Words, order: str, duplicates: int) -> Side:
+def side(label: str, heard: Heard, words: Examples, order: str, duplicates: int) -> Side:
     """Judge one consumer; `order` and `duplicates` say what was promised."""
     judged = heard.judged
     weight, facts = heard.weight, heard.facts
@@ -95,7 +95,7 @@ def whole(published: Tempo, done: Tempo) -> tuple[int, int]:
     return min(span[0] for span in spans), max(span[1] for span in spans)
 
 
-def _findings(heard: Heard, words: Words, allowed: dict[str, int | None]) -> tuple[Finding, ...]:
+def _findings(heard: Heard, words: Examples, allowed: dict[str, int | None]) -> tuple[Finding, ...]:
     judged, weight = heard.judged, heard.weight
     counts = {"lost": weight.lost, "unknown": weight.unknown, "duplicated": heard.facts.effects - weight.done}
     for name, field in _KINDS.items():
@@ -107,7 +107,7 @@ def _findings(heard: Heard, words: Words, allowed: dict[str, int | None]) -> tup
     }
     chosen["unknown"] = weight.examples.get("unknown", [])
     lost = weight.examples.get("lost", [])
-    told = words.of_effects(sorted({sequence for found in chosen.values() for sequence in found}))
+    effect_texts = words.of_effects(sorted({sequence for found in chosen.values() for sequence in found}))
     of_lost = words.of_messages(lost)
     chosen["lost"] = lost
     return tuple(
@@ -116,7 +116,8 @@ def _findings(heard: Heard, words: Words, allowed: dict[str, int | None]) -> tup
             count,
             allowed.get(name, 0),
             tuple(
-                (of_lost if name == "lost" else told).get(sequence, f"sequence {sequence}") for sequence in chosen[name]
+                (of_lost if name == "lost" else effect_texts).get(sequence, f"sequence {sequence}")
+                for sequence in chosen[name]
             ),
         )
         for name, count in counts.items()

@@ -55,7 +55,7 @@ def latency_chart(details: Details) -> str:
         x = LEFT + index * wide
         parts.append(line(x, panel.bottom, x, panel.bottom + 4, "axis"))
         parts.append(text(x, panel.bottom + 18, seconds(bars[index][0]), anchor="middle", kind="soft"))
-    told = []
+    summary = []
     for row, share in enumerate((0.5, 0.95, 0.99)):
         value = spread.percentile(share)
         x = LEFT + INNER * (math.log2(value * 1e6 + 1) - low) / max(high - low, 1e-9)
@@ -63,8 +63,8 @@ def latency_chart(details: Details) -> str:
         anchor, shift = ("end", -5) if x > LEFT + 0.8 * INNER else ("start", 5)
         parts.append(line(x, 24, x, panel.bottom, "mark"))
         parts.append(text(x + shift, 34 + 16 * row, words, anchor=anchor, kind="strong"))
-        told.append(words)
-    return drawing(panel.bottom + 28, "Latency from stored to done", ", ".join(told), parts)
+        summary.append(words)
+    return drawing(panel.bottom + 28, "Latency from stored to done", ", ".join(summary), parts)
 
 
 def flow_chart(details: Details) -> str:
@@ -108,8 +108,8 @@ def flow_chart(details: Details) -> str:
         tip = f"{when}: {tip}, {number(float(behind[at]))} waiting"
         wide = INNER / moments
         parts.append(rect(x - wide / 2, upper.top, wide, lower.bottom - upper.top, "hover", tip=tip))
-    told = f"at most {number(float(behind.max()))} messages waited"
-    return drawing(lower.bottom + 28, "Throughput and lag over time", told, parts)
+    summary = f"at most {number(float(behind.max()))} messages waited"
+    return drawing(lower.bottom + 28, "Throughput and lag over time", summary, parts)
 
 
 def heat_map(details: Details) -> str:
@@ -142,8 +142,8 @@ def heat_map(details: Details) -> str:
                 parts.append(text(LEFT - 8, y + size / 2 + 4, cell[0].name[:12], anchor="end", kind="soft small"))
         top += -(-len(cells) // columns) * size + 22
     wrong = sum(1 for course in courses if course.faults)
-    told = f"{len(courses):,} partitions, {wrong:,} of them with a fault"
-    return drawing(top, "Partitions", told, parts)
+    summary = f"{len(courses):,} partitions, {wrong:,} of them with a fault"
+    return drawing(top, "Partitions", summary, parts)
 
 
 def _legend(y: float) -> list[str]:
@@ -193,8 +193,8 @@ def handoff_chart(details: Details) -> str:
         count = sum(len(courses) for _, courses in rest)
         parts.append(text(LEFT, top, f"and {count:,} partitions with {len(rest):,} other histories", kind="soft"))
         top += 16
-    told = f"{len(details.courses):,} partitions, {len(owners):,} owners, {len(ranked):,} different histories"
-    return drawing(top, "Owners of partitions over time", told, parts)
+    summary = f"{len(details.courses):,} partitions, {len(owners):,} owners, {len(ranked):,} different histories"
+    return drawing(top, "Owners of partitions over time", summary, parts)
 
 
 def _turn(owner: str, colour: int, turns: list[Turn], span: tuple[int, int], place: tuple[float, float]) -> list[str]:

@@ -137,11 +137,11 @@ def _durations(batch: pa.RecordBatch, held: set[str], name: str) -> Ints:
 
 
 def _latency(batch: pa.RecordBatch, held: set[str], finished: Ints) -> Ints:
-    told = _durations(batch, held, "latency")
+    measured = _durations(batch, held, "latency")
     if "timestamp" not in held:
-        return told
+        return measured
     stored = micros(batch.column("timestamp"))
-    return np.where((told < 0) & (stored > 0) & (finished > 0), np.maximum(finished - stored, 0), told)
+    return np.where((measured < 0) & (stored > 0) & (finished > 0), np.maximum(finished - stored, 0), measured)
 
 
 def _outcomes(batch: pa.RecordBatch) -> Ints:

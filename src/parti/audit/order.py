@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from parti.audit.effects import NOWHERE
 from parti.audit.measures import Spread, Tempo
-from parti.audit.presence import EXAMPLES, Ints, Seen
+from parti.audit.presence import EXAMPLES, Ints, SeenSequences
 
 _RUNS: Final = 64  # runs of an owner kept for the time line of one partition
 _EPOCHS: Final = 16  # owners remembered per partition; older epochs are stale anyway
@@ -112,7 +112,7 @@ class Judge:
     """Takes effects in order, and says in the end what it saw."""
 
     def __init__(self) -> None:
-        self._seen = Seen()
+        self._seen = SeenSequences()
         self._keys = Highest()
         self._partitions = Highest()
         self._courses: dict[int, Course] = {}

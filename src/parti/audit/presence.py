@@ -41,7 +41,7 @@ class Weight(msgspec.Struct):
             self.examples[kind] = sorted(self.examples.get(kind, []) + found)[:EXAMPLES]
 
 
-class Seen:
+class SeenSequences:
     """A set of sequences that answers which of some are new, and takes them in."""
 
     def __init__(self) -> None:

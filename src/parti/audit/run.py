@@ -14,14 +14,14 @@ import msgspec
 
 from parti.audit.assemble import Heard, side
 from parti.audit.effects import COLUMNS, Names
+from parti.audit.examples import Examples
 from parti.audit.measures import Tempo
 from parti.audit.model import Parity, Report, Side
 from parti.audit.order import Judged
 from parti.audit.presence import Weight
-from parti.audit.scan import FACTS, JUDGED, NAMES, ROWS, TEMPO, WEIGHT, Facts, ReadEffects, ReadPublished, judge
+from parti.audit.scan import FACTS, JUDGED, NAMES, ROWS, TEMPO, WEIGHT, ReadEffects, ReadPublished, ScanFacts, judge
 from parti.audit.sources import Effects, Published
 from parti.audit.tables import Table
-from parti.audit.words import Words
 from parti.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _A_PLACE: Final = 1_000_000  # messages that one task judges, when their partiti
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class AuditRules:
     """What counts as broken."""
 
     order: str = "key"
@@ -53,8 +53,8 @@ def audit(
     effects: Effects,
     *,
     compare: Effects | None = None,
-    rules: Rules | None = None,
-    compare_rules: Rules | None = None,
+    rules: AuditRules | None = None,
+    compare_rules: AuditRules | None = None,
     updates: tuple[float, float] | None = None,
 ) -> Report:
     """Judge effects against what was published. The range is fixed at the start: later messages do not count.
@@ -63,7 +63,7 @@ def audit(
     `updates` are the consumer updates of those who made `effects`: how many succeeded, and all (`update_counts`).
     """
     began = time.perf_counter()
-    first_rules = rules or Rules()
+    first_rules = rules or AuditRules()
     promised = [first_rules, compare_rules or first_rules]
     published = published.bounded(spark)
     given = [effects] if compare is None else [effects, compare]
@@ -81,7 +81,7 @@ def audit(
                 updates if number == 0 else None,
                 whole=not published.subjects,
             ),
-            Words(spark, published, tables[number]),
+            Examples(spark, published, tables[number]),
             promised[number].order,
             promised[number].duplicates,
         )
@@ -105,7 +105,7 @@ class _Sums:
     """What the tasks returned, added up; lists hold one entry for each consumer."""
 
     weights: list[Weight] = field(default_factory=lambda: [Weight(), Weight()])
-    facts: list[Facts] = field(default_factory=lambda: [Facts(), Facts()])
+    facts: list[ScanFacts] = field(default_factory=lambda: [ScanFacts(), ScanFacts()])
     judged: list[Judged] = field(default_factory=lambda: [Judged(), Judged()])
     names: Names = field(default_factory=Names)
     tempo: Tempo = field(default_factory=Tempo)
@@ -116,7 +116,7 @@ class _Sums:
             for weight, found in zip(self.weights, decode(data, type=list[Weight]), strict=True):
                 weight.add(found)
         elif kind == FACTS:
-            self.facts[number].add(decode(data, type=Facts))
+            self.facts[number].add(decode(data, type=ScanFacts))
         elif kind == JUDGED:
             self.judged[number].add(decode(data, type=Judged))
         elif kind == NAMES:

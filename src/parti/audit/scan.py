@@ -15,7 +15,7 @@ from parti.audit.effects import BURIED, OPEN, Reading, micros, numbers
 from parti.audit.measures import Spread, Tempo
 from parti.audit.order import Judge
 from parti.audit.packing import TOGETHER, Merge, packets, unpack
-from parti.audit.presence import BITMAPS, DONE, PUBLISHED, WAITING, Bits, Ints, Seen, weights
+from parti.audit.presence import BITMAPS, DONE, PUBLISHED, WAITING, Bits, Ints, SeenSequences, weights
 
 ROWS: Final = "kind string, side int, place int, low bigint, data binary"
 """What every task returns: what it is, of which consumer, where it belongs, its rank there, and packed content."""
@@ -32,7 +32,7 @@ PACKET, TEMPO, FACTS, NAMES, WEIGHT, JUDGED, FOUND = "packet", "tempo", "facts",
 _FOUND: Final = 1_000  # rows of one batch: examples, not evidence
 
 
-class Facts(msgspec.Struct):
+class ScanFacts(msgspec.Struct):
     """What needs no order, of a consumer's effects."""
 
     effects: int = 0
@@ -41,7 +41,7 @@ class Facts(msgspec.Struct):
     """Attempts of all handlers, as far as effects tell them."""
     took: Spread = msgspec.field(default_factory=Spread)
 
-    def add(self, other: Facts) -> None:
+    def add(self, other: ScanFacts) -> None:
         self.effects += other.effects
         self.buried += other.buried
         self.deliveries += other.deliveries
@@ -63,7 +63,7 @@ class ReadPublished:
     places: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        seen, tempo = Seen(), Tempo()
+        seen, tempo = SeenSequences(), Tempo()
         for batch in gathered(batches):
             sequence = numbers(batch.column("sequence"), 0)
             inside = (sequence >= self.first) & (sequence <= self.last)
@@ -87,7 +87,7 @@ class ReadEffects:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         reading = Reading(self.stream, self.first, self.last)
-        done, waiting, facts = Seen(), Seen(), Facts()
+        done, waiting, facts = SeenSequences(), SeenSequences(), ScanFacts()
         for batch in gathered(batches):
             columns = reading.columns(batch)
             ended = columns["outcome"] != OPEN
@@ -165,7 +165,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _bitmaps(kind: str, side: int, seen: Seen, places: int) -> Iterator[pa.RecordBatch]:
+def _bitmaps(kind: str, side: int, seen: SeenSequences, places: int) -> Iterator[pa.RecordBatch]:
     for block, bits in seen.blocks.items():
         yield _row(kind, side, block % places, block, bits.tobytes())
 

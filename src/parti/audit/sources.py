@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from parti.audit.streams import bounds, read_stream, told
+from parti.audit.streams import bounds, effect_columns, read_stream
 from parti.audit.tables import FrameTable, Table, parquet
 from parti.errors import ConfigError, UsageError
 from parti.wire.options import ConnectOptions
@@ -121,7 +121,7 @@ class Effects:
             raise UsageError("name effects: a path, a stream or a DataFrame")
         schema = "sequence bigint, timestamp timestamp, value binary, headers array<struct<key:string,value:binary>>"
         options = {"stream": self.stream, "includeHeaders": "true"}
-        return FrameTable(told(read_stream(spark, self.connect, options, schema)))
+        return FrameTable(effect_columns(read_stream(spark, self.connect, options, schema)))
 
 
 def _looked_up(effects: DataFrame, published: DataFrame) -> DataFrame:

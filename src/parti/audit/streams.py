@@ -35,7 +35,7 @@ _HEADERS: Final = {
 }
 
 
-def told(messages: DataFrame) -> DataFrame:
+def effect_columns(messages: DataFrame) -> DataFrame:
     """Messages of an effects stream as effects; one that tells no sequence is none of ours."""
     from pyspark.sql import functions as f
 

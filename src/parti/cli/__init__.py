@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import click
 
-from parti.cli.lazy import Entry, RootGroup, installed_commands
+from parti.cli.lazy import LazyCommand, RootGroup, installed_commands
 
 _COMMANDS = {
-    "run": Entry("parti.cli.run:run", "Run an ordered pipeline on Spark."),
-    "server": Entry("parti.cli.server:server", "Run a nats-server with JetStream for local use."),
-    "doctor": Entry("parti.cli.doctor:doctor", "Check this machine and the NATS server, and say what to do."),
-    "worker": Entry("parti.cli.worker:worker", "Run a worker process from a configuration file."),
-    "migrate": Entry("parti.cli.migrate:migrate", "Move from one durable per partition to parti, without loss."),
-    "audit": Entry("parti.cli.audit:audit", "Judge what was published against what took effect."),
-    "config": Entry("parti.cli.config:config", "Show the configuration and where each value comes from."),
-    "group": Entry("parti.cli.group:group", "Work with partitioned consumer groups."),
-    "dlq": Entry("parti.cli.dlq:dlq", "List, show, replay and purge dead letters."),
-    "deliver": Entry("parti.cli.deliver:deliver", "Deliver tasks to HTTP endpoints, in order per document."),
-    "completion": Entry("parti.cli.completion:completion", "Print the completion script for a shell."),
-    "version": Entry("parti.cli.version:version", "Show the versions of parti and of what it runs on."),
+    "run": LazyCommand("parti.cli.run:run", "Run an ordered pipeline on Spark."),
+    "server": LazyCommand("parti.cli.server:server", "Run a nats-server with JetStream for local use."),
+    "doctor": LazyCommand("parti.cli.doctor:doctor", "Check this machine and the NATS server, and say what to do."),
+    "worker": LazyCommand("parti.cli.worker:worker", "Run a worker process from a configuration file."),
+    "migrate": LazyCommand("parti.cli.migrate:migrate", "Move from one durable per partition to parti, without loss."),
+    "audit": LazyCommand("parti.cli.audit:audit", "Judge what was published against what took effect."),
+    "config": LazyCommand("parti.cli.config:config", "Show the configuration and where each value comes from."),
+    "group": LazyCommand("parti.cli.group:group", "Work with partitioned consumer groups."),
+    "dlq": LazyCommand("parti.cli.dlq:dlq", "List, show, replay and purge dead letters."),
+    "deliver": LazyCommand("parti.cli.deliver:deliver", "Deliver tasks to HTTP endpoints, in order per document."),
+    "completion": LazyCommand("parti.cli.completion:completion", "Print the completion script for a shell."),
+    "version": LazyCommand("parti.cli.version:version", "Show the versions of parti and of what it runs on."),
 }
 
 

@@ -55,7 +55,7 @@ def audit(
 
     Exit code 0: every promise held. 1: one is broken. 2: the command line is wrong.
     """
-    from parti.audit import Effects, Published, Rules
+    from parti.audit import AuditRules, Effects, Published
     from parti.audit import audit as run
     from parti.audit.session import audit_session
     from parti.audit.slo import update_counts
@@ -65,7 +65,7 @@ def audit(
     log_quietly(loaded)
     if published is not None and subjects:
         raise UsageError("--subjects filters a stream: cut the copy of --published instead")
-    rules = Rules(order=order, duplicates=duplicates)
+    rules = AuditRules(order=order, duplicates=duplicates)
     updates = update_counts(metrics)
     connect = configured_options(loaded).options
     filters = tuple(one.strip() for one in subjects.split(",") if one.strip())

@@ -75,14 +75,14 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _deliver(loaded: LoadedConfig, as_json: bool) -> None:
+    from parti.cli.tune_gc import tune_gc
+    from parti.delivery import TaskConsumer
     from parti.observe.health import HealthCheck, ObservabilityServer
     from parti.observe.prometheus import PrometheusMetrics, process_metrics
-    from parti.tasks import TaskConsumer
-    from parti.tasks.collector import calm_collector
     from parti.waiting import stop_signals
     from parti.wire.configured import configured_options
 
-    calm_collector()
+    tune_gc()
     metrics = PrometheusMetrics()
     process_metrics(metrics.registry)
     consumer = TaskConsumer(loaded.config.deliver, nats=configured_options(loaded).options, metrics=metrics)

@@ -18,8 +18,8 @@ from parti.config import LoadedConfig
 from parti.errors import UsageError
 
 if TYPE_CHECKING:
-    from parti.tasks import DeadLetters, Letter
-    from parti.tasks.endpoints import Disabled
+    from parti.delivery import DeliveryDeadLetters, Letter
+    from parti.delivery.endpoints import Disabled
     from parti.wire.api import JetStreamApi
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def list_letters(loaded: LoadedConfig, pattern: str, limit: int, as_json: bool) 
 
     _check_filter(pattern)
 
-    async def gather(letters: DeadLetters) -> tuple[list[Letter], int]:
+    async def gather(letters: DeliveryDeadLetters) -> tuple[list[Letter], int]:
         return [letter async for letter in _first(letters.letters(pattern), limit)], await letters.count()
 
     nothing: tuple[list[Letter], int] = ([], 0)
@@ -101,7 +101,7 @@ def replay(loaded: LoadedConfig, pattern: str, chosen: tuple[int, ...], rate: fl
     _check_filter(pattern)
     failed: dict[int, str] = {}
 
-    async def again(letters: DeadLetters) -> int:
+    async def again(letters: DeliveryDeadLetters) -> int:
         replays = letters.replay(
             pattern,
             rate=rate,
@@ -127,7 +127,7 @@ def purge(loaded: LoadedConfig, pattern: str, yes: bool, as_json: bool) -> None:
     _check_filter(pattern)
     if not yes:
         click.confirm(f"Remove every dead letter that matches {pattern!r} for good?", abort=True, err=True)
-    _told("purged", _with_letters(loaded, lambda letters: letters.purge(pattern), 0), as_json)
+    _print_count("purged", _with_letters(loaded, lambda letters: letters.purge(pattern), 0), as_json)
 
 
 @click.group("endpoints")
@@ -140,7 +140,7 @@ def endpoints() -> None:
 @with_config
 def list_endpoints(loaded: LoadedConfig, as_json: bool) -> None:
     """List disabled endpoints."""
-    from parti.tasks.endpoints import disabled_endpoints
+    from parti.delivery.endpoints import disabled_endpoints
 
     nothing: dict[str, Disabled] = {}
     found = _with_bucket(loaded, disabled_endpoints, nothing)
@@ -158,7 +158,7 @@ def list_endpoints(loaded: LoadedConfig, as_json: bool) -> None:
 @with_config
 def enable_endpoint(loaded: LoadedConfig, endpoint: str) -> None:
     """Call ENDPOINT again; `endpoints ls` shows its name."""
-    from parti.tasks.endpoints import disabled_endpoints, enable
+    from parti.delivery.endpoints import disabled_endpoints, enable
 
     async def again(bucket: Any) -> None:
         if endpoint not in await disabled_endpoints(bucket):
@@ -174,7 +174,7 @@ def enable_endpoint(loaded: LoadedConfig, endpoint: str) -> None:
 
 def _check_filter(pattern: str) -> None:
     """Refuse a filter that no letter can match: an empty answer would pass for good news."""
-    from parti.tasks.errors import Reason
+    from parti.delivery.errors import Reason
 
     tokens, reasons = pattern.split("."), [reason.value for reason in Reason]
     fits = len(tokens) == 3 or (tokens[-1] == ">" and len(tokens) <= 3)
@@ -188,7 +188,7 @@ def _check_filter(pattern: str) -> None:
 
 def _redacted(data: bytes) -> bytes:
     """The task without what may hold a credential; of something that is no task nothing is shown."""
-    from parti.tasks.masking import looks_like_a_value
+    from parti.delivery.masking import looks_like_a_value
 
     try:
         task = msgspec.json.decode(data, type=dict[str, Any])
@@ -206,20 +206,22 @@ def _with_api(loaded: LoadedConfig, work: Callable[[JetStreamApi], Awaitable[T]]
     return run_connected(loaded, lambda connection: work(JetStreamApi(connection)))
 
 
-def _with_letters(loaded: LoadedConfig, work: Callable[[DeadLetters], Awaitable[T]], nothing: T) -> T:
+def _with_letters(loaded: LoadedConfig, work: Callable[[DeliveryDeadLetters], Awaitable[T]], nothing: T) -> T:
     """What `work` says of the letters; `nothing`, and a word, while there is nothing to look at."""
-    from parti.tasks import DeadLetters
-    from parti.tasks.names import Names
+    from parti.delivery import DeliveryDeadLetters
+    from parti.delivery.names import DeliveryNames
 
-    names = Names(loaded.config.deliver.stream)
-    return _with_api(loaded, lambda js: _unless_nothing(js, names.stream, work(DeadLetters(js, names)), nothing))
+    names = DeliveryNames(loaded.config.deliver.stream)
+    return _with_api(
+        loaded, lambda js: _unless_nothing(js, names.stream, work(DeliveryDeadLetters(js, names)), nothing)
+    )
 
 
 def _with_bucket(loaded: LoadedConfig, work: Callable[[Any], Awaitable[T]], nothing: T) -> T:
-    from parti.tasks.names import Names
+    from parti.delivery.names import DeliveryNames
     from parti.wire.kv import KeyValue
 
-    names = Names(loaded.config.deliver.stream)
+    names = DeliveryNames(loaded.config.deliver.stream)
 
     async def opened(js: JetStreamApi) -> T:
         return await work(await KeyValue.open(js, names.bucket))
@@ -269,7 +271,7 @@ def _summary(letter: Letter) -> dict[str, Any]:
     }
 
 
-def _told(what: str, count: int, as_json: bool) -> None:
+def _print_count(what: str, count: int, as_json: bool) -> None:
     if as_json:
         print_json({what: count})
     else:

@@ -124,13 +124,13 @@ def replay(loaded: LoadedConfig, stream: str, letters: tuple[int, ...], subject:
 
 async def _send_back(office: Any, letter: Any) -> None:
     """A letter of `parti deliver` goes back as that does it: by its own command the task keeps its id and its story."""
-    from parti.tasks import DeadLetters
-    from parti.tasks.dead_letters import is_delivery_letter
-    from parti.tasks.names import Names
+    from parti.delivery import DeliveryDeadLetters
+    from parti.delivery.dead_letters import is_delivery_letter
+    from parti.delivery.names import DeliveryNames
 
     stored = await office.stored(letter.sequence)
     if is_delivery_letter(stored):
-        deliveries = DeadLetters(office.js, Names(office.stream))
+        deliveries = DeliveryDeadLetters(office.js, DeliveryNames(office.stream))
         await deliveries.replay_one(await deliveries.get(letter.sequence))
     else:
         await office.replay(letter)
@@ -198,10 +198,10 @@ async def _tell_if_none(letters: Any) -> None:
 
 def _run(loaded: LoadedConfig, stream: str, act: Callable[[Any], Awaitable[T]]) -> T:
     from parti.wire.api import JetStreamApi
-    from parti.worker.letters import DeadLetters
+    from parti.worker.dead_letter_reader import DeadLetterReader
 
     async def work(connection: Connection) -> T:
-        letters = DeadLetters(JetStreamApi(connection), stream)
+        letters = DeadLetterReader(JetStreamApi(connection), stream)
         await _tell_if_none(letters)
         return await act(letters)
 

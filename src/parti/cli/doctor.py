@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import click
 
-from parti.cli.checks import Check, Verdict, fail, ok, warn
+from parti.cli.checks import Check, CheckVerdict, fail, ok, warn
 from parti.cli.output import json_option, plain, print_json, print_table
 from parti.cli.settings import log_quietly, with_config
 from parti.config import LoadedConfig
 from parti.errors import ConnectionFailed, PartiError
 
-_COLOURS = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
+_COLOURS = {CheckVerdict.OK: "green", CheckVerdict.WARN: "yellow", CheckVerdict.FAIL: "red"}
 
 
 @click.command()
@@ -36,10 +36,10 @@ def doctor(
     checks = [*local_checks(), *_server_checks(loaded, require_server, streams, monitor)]
     verdict = worst(checks)
     if as_json:
-        print_json({"ok": verdict is not Verdict.FAIL, "verdict": verdict, "checks": checks})
+        print_json({"ok": verdict is not CheckVerdict.FAIL, "verdict": verdict, "checks": checks})
     else:
         _print(checks)
-    if verdict is Verdict.FAIL:
+    if verdict is CheckVerdict.FAIL:
         raise click.exceptions.Exit(1)
 
 

@@ -23,20 +23,20 @@ _INTERRUPTED = 130  # what a shell reports for SIGINT: 128 + 2
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LazyCommand:
     """Where a command lives ("package.module:attribute") and the line that --help shows for it."""
 
     target: str
     help: str
 
 
-def installed_commands() -> dict[str, Entry]:
+def installed_commands() -> dict[str, LazyCommand]:
     """Commands of other packages, such as the lab's: entry points of the group `parti.commands`. None is imported."""
     found = sorted(importlib.metadata.entry_points(group="parti.commands"), key=lambda each: each.name)
-    return {each.name: Entry(each.value, _ABOUT.get(each.name, f"From {each.module}.")) for each in found}
+    return {each.name: LazyCommand(each.value, _ABOUT.get(each.name, f"From {each.module}.")) for each in found}
 
 
-def load_command(entry: Entry) -> click.Command:
+def load_command(entry: LazyCommand) -> click.Command:
     """The command itself."""
     module, _, attribute = entry.target.partition(":")
     command = getattr(importlib.import_module(module), attribute)
@@ -47,7 +47,7 @@ def load_command(entry: Entry) -> click.Command:
 class LazyGroup(click.Group):
     """A group over a table of entries; listing them imports none."""
 
-    def __init__(self, *args: Any, entries: Mapping[str, Entry], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, entries: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._entries = dict(entries)
 

@@ -13,7 +13,7 @@ from parti.cli.settings import with_config
 from parti.config import LoadedConfig
 
 if TYPE_CHECKING:
-    from parti.manager.migrate import Plan
+    from parti.manager.migrate import MigrationPlan
     from parti.wire.connect import Connection
 
 
@@ -58,7 +58,7 @@ def switch(loaded: LoadedConfig, as_json: bool, execute: bool, allow_repeat: boo
     note("the legacy durables are deleted" if execute else "the legacy durables are kept; --execute deletes them")
 
 
-def _run(loaded: LoadedConfig, step: str, **options: Any) -> Plan:
+def _run(loaded: LoadedConfig, step: str, **options: Any) -> MigrationPlan:
     from parti.manager.configured import source_of
     from parti.manager.kv_store import Store
     from parti.manager.migrate import Migration
@@ -66,20 +66,20 @@ def _run(loaded: LoadedConfig, step: str, **options: Any) -> Plan:
 
     control, worker = loaded.config.control, loaded.config.worker
 
-    async def work(connection: Connection) -> Plan:
+    async def work(connection: Connection) -> MigrationPlan:
         js = JetStreamApi(connection)
         store = await Store.open(
             js, control.namespace, replicas=control.bucket_replicas, storage=control.bucket_storage
         )
         partitions = await source_of(control, worker, js).partitions()
         migration = Migration(js, store, worker, partitions)
-        result: Plan = await getattr(migration, step)(**options)
+        result: MigrationPlan = await getattr(migration, step)(**options)
         return result
 
     return run_connected(loaded, work)
 
 
-def _show(plan: Plan, as_json: bool) -> None:
+def _show(plan: MigrationPlan, as_json: bool) -> None:
     rows = [
         {
             "partition": row.partition,

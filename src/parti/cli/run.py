@@ -46,7 +46,7 @@ def run(
         raise UsageError("name a pipeline (pipeline.toml or module:attribute), or --demo for a demonstration")
     from dataclasses import replace
 
-    from parti.spark.pipeline.file import load
+    from parti.spark.pipeline.load import load
     from parti.wire.configured import configured_options
 
     configure_logging(loaded.config.observe)
@@ -73,11 +73,11 @@ def _demo(as_json: bool) -> None:
 def _explain(pipeline: Pipeline, as_json: bool) -> None:
     from parti.spark.pipeline.explain import explain
 
-    told = explain(pipeline, _cores(pipeline.master))
+    explained = explain(pipeline, _cores(pipeline.master))
     if as_json:
-        print_json(dict(told))
+        print_json(dict(explained))
     else:
-        print_table(["", ""], [[f"[bold]{word}[/bold]", plain(text)] for word, text in told])
+        print_table(["", ""], [[f"[bold]{word}[/bold]", plain(text)] for word, text in explained])
 
 
 def _cores(master: str) -> int:

@@ -18,7 +18,7 @@ import msgspec
 
 from parti.config.origin import DEFAULT, Origin, Source, toml_lines
 from parti.config.sections import Config
-from parti.config.setting import Key, Section, keys_of
+from parti.config.setting import Section, SettingKey, keys_of
 from parti.errors import ConfigError
 
 ENV_PREFIX: Final = "PARTI_"
@@ -45,7 +45,7 @@ class LoadedConfig:
             if self.origins[f"{section}.{key.name}"] != DEFAULT
         }
 
-    def rows(self) -> Iterator[tuple[str, Key, Any, Origin]]:
+    def rows(self) -> Iterator[tuple[str, SettingKey, Any, Origin]]:
         """Each dotted name with its key, value and origin, in the order of declaration."""
         for section, kind in sections().items():
             for key in keys_of(kind):
@@ -98,7 +98,7 @@ def sections() -> dict[str, type[Section]]:
     return {field.name: field.type for field in msgspec.structs.fields(Config)}
 
 
-def known_keys() -> dict[str, Key]:
+def known_keys() -> dict[str, SettingKey]:
     """Every key by its dotted name."""
     return {f"{name}.{key.name}": key for name, kind in sections().items() for key in keys_of(kind)}
 

@@ -68,7 +68,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SettingKey:
     """One field of a section, ready to parse and to show."""
 
     name: str
@@ -149,7 +149,7 @@ class Key:
 
 
 @cache
-def keys_of(section: type[Section]) -> tuple[Key, ...]:
+def keys_of(section: type[Section]) -> tuple[SettingKey, ...]:
     """The keys of a section, in the order they were declared; a field without a `Setting` is a programming error."""
     hints = typing.get_type_hints(section, include_extras=True)
     keys = []
@@ -158,7 +158,7 @@ def keys_of(section: type[Section]) -> tuple[Key, ...]:
         settings = [item for item in getattr(annotated, "__metadata__", ()) if isinstance(item, Setting)]
         if len(settings) != 1:
             raise TypeError(f"{section.__name__}.{info.name} needs exactly one Setting annotation")
-        keys.append(Key(info.name, get_args(annotated)[0], info.default, settings[0]))
+        keys.append(SettingKey(info.name, get_args(annotated)[0], info.default, settings[0]))
     return tuple(keys)
 
 

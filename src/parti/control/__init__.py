@@ -2,6 +2,6 @@
 
 Promises: the same events give the same decisions; no legal order of events gives a partition two owners in one epoch.
 
-Flow: events (`signals`, `leader_signals`) -> `step` of `election`, `identity`, `reconcile`, `holding` or `slot` ->
-effects that `parti.manager` performs.
+Flow: events (`signals`, `leader_signals`) -> `step` of `election`, `identity`, `reconcile`, `per_worker_partition` or
+`per_partition` -> effects that `parti.manager` performs.
 """

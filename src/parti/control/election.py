@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from parti.control.lease import Hold, LeaseTerms, Sighting
+from parti.control.lease import HeldLease, LeaseTerms, Sighting
 from parti.model import Member
 
 
@@ -29,7 +29,7 @@ class Election:
     """One member's view of who leads."""
 
     me: Member
-    hold: Hold
+    hold: HeldLease
     former: frozenset[Member] = frozenset()
     """Members that this very process was before; none of them leads any more."""
     leading: bool = False
@@ -64,7 +64,7 @@ class Election:
 
 def candidate(me: Member, *, terms: LeaseTerms | None = None, former: Iterable[Member] = ()) -> Election:
     """A member that knows nothing about the leader yet."""
-    return Election(me=me, hold=Hold(terms or LeaseTerms()), former=frozenset(former))
+    return Election(me=me, hold=HeldLease(terms or LeaseTerms()), former=frozenset(former))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class HandoffTerms:
             raise ConfigError("handoff timeouts must be positive and backoff at least 1")
 
 
-class Result(StrEnum):
+class HandoffResult(StrEnum):
     """How a handoff ended: the label of `parti_handoff_total`."""
 
     SUCCESS = "success"
@@ -41,7 +41,7 @@ class Result(StrEnum):
     ROLLBACK = "rollback"
 
 
-class Stage(StrEnum):
+class HandoffStage(StrEnum):
     """What the leader is waiting for."""
 
     PREPARE = "prepare"
@@ -61,22 +61,22 @@ class Handoff:
     attempts: int = 0
     proposed: Claim | None = None
     """The way out that was written, if its CAS succeeded."""
-    result: Result = Result.SUCCESS
+    result: HandoffResult = HandoffResult.SUCCESS
     counted: bool = True
     """False for a first assignment, or one that never left its worker: nothing was handed over."""
     terms: HandoffTerms = field(default_factory=HandoffTerms)
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> HandoffStage:
         return stage_of(self.claim)
 
 
-def stage_of(claim: Claim) -> Stage:
+def stage_of(claim: Claim) -> HandoffStage:
     if claim.state is ClaimState.PREPARE:
-        return Stage.PREPARE
+        return HandoffStage.PREPARE
     if claim.state is ClaimState.COMMIT:
-        return Stage.CATCH_UP if claim.accepted else Stage.COMMIT
-    return Stage.DONE
+        return HandoffStage.CATCH_UP if claim.accepted else HandoffStage.COMMIT
+    return HandoffStage.DONE
 
 
 def begin(claim: Claim, now: float, terms: HandoffTerms | None = None) -> Handoff:
@@ -130,7 +130,7 @@ class Nudge:
 class StageDone:
     """`parti_handoff_phase_duration_seconds`."""
 
-    stage: Stage
+    stage: HandoffStage
     seconds: float
 
 
@@ -139,7 +139,7 @@ class Finished:
     """`parti_handoff_total` and `parti_handoff_duration_seconds`."""
 
     partition: PartitionId
-    result: Result
+    result: HandoffResult
     seconds: float
 
 
@@ -164,9 +164,9 @@ def _changed(state: Handoff, now: float, claim: Claim) -> tuple[Handoff, tuple[E
         due = _due(claim, now, 0, state.terms) if progressed else state.due
         return replace(state, claim=claim, due=due, attempts=0 if progressed else state.attempts), ()
     ours = state.proposed is not None and (claim.epoch, claim.owner) == (state.proposed.epoch, state.proposed.owner)
-    result = state.result if ours or state.proposed is None else Result.SUCCESS
+    result = state.result if ours or state.proposed is None else HandoffResult.SUCCESS
     effects: list[Effect] = [StageDone(before, now - state.stage_since)]
-    if after is Stage.DONE:
+    if after is HandoffStage.DONE:
         effects.append(Finished(claim.partition, result, now - state.started))
     if not state.counted:
         effects = []
@@ -180,26 +180,30 @@ def _tick(state: Handoff, event: Tick) -> tuple[Handoff, tuple[Effect, ...]]:
     if state.proposed is not None and now < state.due:
         return state, ()
     match state.stage:
-        case Stage.PREPARE:
+        case HandoffStage.PREPARE:
             if claim.pending is not None and not event.pending_healthy:
-                return _end(state, now, claims.abort(claim, term=event.term), Result.ABORT, "the next owner is gone")
+                return _end(
+                    state, now, claims.abort(claim, term=event.term), HandoffResult.ABORT, "the next owner is gone"
+                )
             if now < state.due:
                 return state, ()
             if state.attempts < state.terms.prepare_retries:
                 return _retry(state, now)
             if event.owner_healthy:
-                return _end(state, now, claims.abort(claim, term=event.term), Result.TIMEOUT, "no release in time")
-        case Stage.COMMIT:
+                return _end(
+                    state, now, claims.abort(claim, term=event.term), HandoffResult.TIMEOUT, "no release in time"
+                )
+        case HandoffStage.COMMIT:
             if event.owner_healthy and now < state.due:
                 return state, ()
             if event.owner_healthy and state.attempts < state.terms.commit_retries:
                 return _retry(state, now)
             if event.previous_healthy:
                 undone = claims.roll_back(claim, term=event.term)
-                return _end(state, now, undone, Result.ROLLBACK, "not accepted in time")
+                return _end(state, now, undone, HandoffResult.ROLLBACK, "not accepted in time")
             undone = claims.redirect(claim, None, term=event.term)
-            return _end(state, now, undone, Result.TIMEOUT, "not accepted, and nobody to give it back to")
-        case Stage.CATCH_UP | Stage.DONE:
+            return _end(state, now, undone, HandoffResult.TIMEOUT, "not accepted, and nobody to give it back to")
+        case HandoffStage.CATCH_UP | HandoffStage.DONE:
             pass
     # An owner that is silent but not certainly gone can only be waited for; reconcile takes over when it is gone.
     return state, ()
@@ -213,7 +217,9 @@ def _retry(state: Handoff, now: float) -> tuple[Handoff, tuple[Effect, ...]]:
     return retried, tuple(Nudge(member, claim.partition) for member in asked)
 
 
-def _end(state: Handoff, now: float, claim: Claim, result: Result, reason: str) -> tuple[Handoff, tuple[Effect, ...]]:
+def _end(
+    state: Handoff, now: float, claim: Claim, result: HandoffResult, reason: str
+) -> tuple[Handoff, tuple[Effect, ...]]:
     """Propose the way out, and do not propose again before the answer had time to come."""
     waiting = replace(state, due=now + state.terms.commit_timeout, proposed=claim, result=result)
     return waiting, (Propose(claim, reason),)
@@ -221,9 +227,9 @@ def _end(state: Handoff, now: float, claim: Claim, result: Result, reason: str) 
 
 def _due(claim: Claim, now: float, attempts: int, terms: HandoffTerms) -> float:
     match stage_of(claim):
-        case Stage.PREPARE:
+        case HandoffStage.PREPARE:
             return now + terms.prepare_timeout
-        case Stage.COMMIT:
+        case HandoffStage.COMMIT:
             return now + terms.commit_timeout * terms.backoff**attempts
-        case Stage.CATCH_UP | Stage.DONE:
+        case HandoffStage.CATCH_UP | HandoffStage.DONE:
             return float("inf")

@@ -1,7 +1,7 @@
 """A stable worker id: at most one process acts under it at any time, and a restarted process gets it back.
 
 `step(identity, event) -> (identity, effects)`. The agent performs the effects, feeds back what happened, and calls
-`Tick` when `next_tick` says so. Losing the id is decided here, by the holder's own clock: `Fenced` comes at the
+`Tick` when `next_tick` says so. Losing the id is decided here, by the holder's own clock: `IdFenced` comes at the
 deadline even when NATS is unreachable and nobody can be asked.
 """
 
@@ -14,7 +14,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, assert_never
 
-from parti.control.lease import NEVER, Hold, LeaseTerms, Sighting
+from parti.control.lease import NEVER, HeldLease, LeaseTerms, Sighting
 from parti.errors import ConfigError
 from parti.model import Claim, Member, WorkerId
 from parti.subjects import validate_token
@@ -60,7 +60,7 @@ class LeaseRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class IdPool:
     """The ids there are: `<prefix>-<first>` to `<prefix>-<last>`, inclusive. One id is a valid pool.
 
     See docs/evidence/go-library.md#w18.
@@ -94,8 +94,8 @@ class Identity:
 
     nonce: str
     """Fresh and random for each process."""
-    hold: Hold
-    pool: Pool = field(default_factory=Pool)
+    hold: HeldLease
+    pool: IdPool = field(default_factory=IdPool)
     instance: str = ""
     former: Mapping[Member, float] = field(default_factory=lambda: MappingProxyType({}))
     """Members that this very process was before: it was fenced, and nothing is done in their name any more. With each
@@ -160,7 +160,7 @@ def seeking(
     nonce: str,
     *,
     terms: LeaseTerms | None = None,
-    pool: Pool | None = None,
+    pool: IdPool | None = None,
     instance: str = "",
     capacity: int = 0,
     former: Mapping[Member, float] | None = None,
@@ -168,8 +168,8 @@ def seeking(
     """A process that wants an id."""
     return Identity(
         nonce=nonce,
-        hold=Hold(terms or LeaseTerms()),
-        pool=pool or Pool(),
+        hold=HeldLease(terms or LeaseTerms()),
+        pool=pool or IdPool(),
         instance=instance,
         capacity=capacity,
         former=MappingProxyType(dict(former or {})),
@@ -256,24 +256,24 @@ class WriteLease:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class IdGranted:
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
+class IdFenced:
     """Stop everything now: no effect, no ack, no position write. Then seek a new id with a new nonce."""
 
     member: Member
     reason: str
 
 
-Effect = ReadPool | ReadOwn | WriteLease | Granted | Fenced
+Effect = ReadPool | ReadOwn | WriteLease | IdGranted | IdFenced
 Step = tuple[Identity, tuple[Effect, ...]]
 
 
 def step(state: Identity, event: Event) -> Step:
-    """The next state and what to do. After `Fenced` no later event of this nonce leads to a write."""
+    """The next state and what to do. After `IdFenced` no later event of this nonce leads to a write."""
     if state.phase is Phase.STOPPED:
         return state, ()
     if state.phase is Phase.HELD and not state.hold.fence.allows(event.now):
@@ -301,7 +301,7 @@ def step(state: Identity, event: Event) -> Step:
             clean_at = now + hold.terms.ttl + hold.terms.margin
             held = replace(state, hold=hold, phase=Phase.HELD, clean_at=clean_at, sightings=MappingProxyType({}))
             assert held.member is not None
-            return held, (Granted(held.member),)
+            return held, (IdGranted(held.member),)
         case NotWritten(now):
             waiting = replace(state, hold=state.hold.failed(now + state.hold.terms.renew_every / 2))
             return waiting, (ReadOwn(state.worker),) if state.worker is not None else (ReadPool(),)
@@ -399,4 +399,4 @@ def _own_read(state: Identity, now: float, record: LeaseRecord | None, revision:
 
 def _fenced(state: Identity, reason: str) -> Step:
     assert state.worker is not None
-    return replace(state, phase=Phase.STOPPED), (Fenced(Member(state.worker, state.nonce), reason),)
+    return replace(state, phase=Phase.STOPPED), (IdFenced(Member(state.worker, state.nonce), reason),)

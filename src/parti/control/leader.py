@@ -15,18 +15,18 @@ from parti.control.assign import Sticky, Strategy
 from parti.control.handoff import Handoff, HandoffTerms
 from parti.control.leader_signals import Gone, Trace
 from parti.control.membership import Membership
-from parti.control.windows import Pacing, Reason, Windows
+from parti.control.pacing import Pacing, PacingTerms, RebalanceReason
 from parti.errors import ConfigError
 from parti.model import Assignment, Claim, ClaimState, Layout, Member, Partition, PartitionId, Retention
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class LeaderRules:
     """How this namespace is run."""
 
     layout: Layout = Layout.PER_WORKER
     retention: Retention = Retention.LIMITS
-    windows: Windows = field(default_factory=Windows)
+    windows: PacingTerms = field(default_factory=PacingTerms)
     handoff: HandoffTerms = field(default_factory=HandoffTerms)
     parallel: int = 256  # moves under way at once; KV takes 17-22k writes/s, a move needs five
     retry: float = 0.5  # seconds before a lost or refused write is decided anew
@@ -52,7 +52,7 @@ class Leader:
 
     term: int
     membership: Membership
-    rules: Rules = field(default_factory=Rules)
+    rules: LeaderRules = field(default_factory=LeaderRules)
     strategy: Strategy = field(default_factory=Sticky)
     partitions: Mapping[PartitionId, Partition] = field(default_factory=lambda: MappingProxyType({}))
     assignment: Assignment = field(default_factory=Assignment)
@@ -115,7 +115,7 @@ def elect(
     lost: Mapping[PartitionId, Gone] | None = None,
     remembered: Mapping[PartitionId, Claim] | None = None,
     traces: Mapping[PartitionId, Trace] | None = None,
-    rules: Rules | None = None,
+    rules: LeaderRules | None = None,
     strategy: Strategy | None = None,
 ) -> Leader:
     """Adopt what is stored (crash recovery by scan): claims that are moving are watched on from where they are.
@@ -124,7 +124,7 @@ def elect(
     what anybody's positions say. One that is remembered, or named by positions or by the stored assignment, is no new
     partition: where its claim is missing, it was lost.
     """
-    rules = rules or Rules()
+    rules = rules or LeaderRules()
     recalled = {
         p: Claim(p, ClaimState.STABLE, trace.epoch, trace.by, cursor=trace.cursor)
         for p, trace in (traces or {}).items()
@@ -151,5 +151,5 @@ def elect(
         claims=MappingProxyType(dict(claims)),
         lost=MappingProxyType(missing),
         moving=MappingProxyType(moving),
-        pacing=Pacing(rules.windows).ask(now, Reason.COLD_START if stored is None else Reason.ADOPT),
+        pacing=Pacing(rules.windows).ask(now, RebalanceReason.COLD_START if stored is None else RebalanceReason.ADOPT),
     )

@@ -77,7 +77,7 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HeldLease:
     """What a holder knows of its own lease: the revision to renew, and when each renewal in flight was sent.
 
     Each write carries a beat. A write whose answer was lost is recognised by its beat when the record is read, so the
@@ -93,13 +93,13 @@ class Hold:
     waiting: bool = False
     """A write is in flight; at most one at a time."""
 
-    def sending(self, now: float) -> Hold:
+    def sending(self, now: float) -> HeldLease:
         """A write with beat `beat + 1` leaves now."""
         beat = self.beat + 1
         recent = dict(list(self.sent.items())[-(_REMEMBERED_WRITES - 1) :])
         return replace(self, beat=beat, sent=MappingProxyType({**recent, beat: now}), waiting=True)
 
-    def confirmed(self, beat: int, revision: int) -> Hold:
+    def confirmed(self, beat: int, revision: int) -> HeldLease:
         """The write with this beat is in the bucket at this revision."""
         sent = self.sent.get(beat)
         if sent is None:
@@ -114,7 +114,7 @@ class Hold:
             waiting=False,
         )
 
-    def failed(self, retry_at: float) -> Hold:
+    def failed(self, retry_at: float) -> HeldLease:
         """The write was refused or its fate is unknown: read the record, then try again."""
         return replace(self, renew_at=retry_at, waiting=False)
 

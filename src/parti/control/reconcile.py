@@ -16,7 +16,7 @@ from parti.control import claims, handoff
 from parti.control.assign import owners_of
 from parti.control.assign.capacity import fit
 from parti.control.handoff import Finished, StageDone
-from parti.control.leader import Leader, Missing, Rules, at_rest, elect
+from parti.control.leader import Leader, LeaderRules, Missing, at_rest, elect
 from parti.control.leader_signals import (
     AssignmentLost,
     AssignmentSeen,
@@ -38,7 +38,7 @@ from parti.control.leader_signals import (
     further,
 )
 from parti.control.membership import Ailing, Change, Died, Leaving, Left
-from parti.control.windows import Reason
+from parti.control.pacing import RebalanceReason
 from parti.model import Assignment, Claim, ClaimState, Member, PartitionId, Retention, WorkerId
 
 __all__ = [
@@ -50,13 +50,13 @@ __all__ = [
     "Event",
     "Gone",
     "Leader",
+    "LeaderRules",
     "MembersChanged",
     "Missing",
     "PartitionsChanged",
     "PositionsRead",
     "ReadPositions",
     "ReadTraces",
-    "Rules",
     "Step",
     "Tick",
     "Trace",
@@ -81,14 +81,16 @@ def step(state: Leader, event: Event) -> Step:
             pacing = state.pacing
             for change in changes:
                 # Somebody who can carry what nobody could is not waited with.
-                pacing = pacing.ask(now, Reason.PARTITIONS if state.unassigned else _reason(change))
+                pacing = pacing.ask(now, RebalanceReason.PARTITIONS if state.unassigned else _reason(change))
             seen = replace(state, membership=membership, pacing=pacing, open=None if changes else state.open)
             return _act(seen, now) if changes else (seen, ())  # renewals are the rule, and change no decision
         case PartitionsChanged(now, partitions, refresh):
             known = MappingProxyType({p.id: p for p in partitions})
             if known == state.partitions and not refresh:
                 return state, ()
-            pacing = state.pacing.ask(now, Reason.REFRESH if known == state.partitions else Reason.PARTITIONS)
+            pacing = state.pacing.ask(
+                now, RebalanceReason.REFRESH if known == state.partitions else RebalanceReason.PARTITIONS
+            )
             return _act(replace(state, partitions=known, pacing=pacing), now)
         case ClaimsSeen(now, batch):
             return _claims_seen(state, now, batch)
@@ -97,12 +99,12 @@ def step(state: Leader, event: Event) -> Step:
         case AssignmentLost(now, expected):
             busy = _without(state.busy, "assignment")
             unwritten = replace(state, assignment_revision=expected, assignment_lost=True, busy=busy)
-            return _act(replace(unwritten, pacing=state.pacing.ask(now, Reason.ADOPT)), now)
+            return _act(replace(unwritten, pacing=state.pacing.ask(now, RebalanceReason.ADOPT)), now)
         case AssignmentSeen(now, assignment, revision):
             if revision <= state.assignment_revision:
                 return state, ()
             ours = assignment == state.assignment_sent
-            pacing = state.pacing.applied(now) if ours else state.pacing.failed(now).ask(now, Reason.ADOPT)
+            pacing = state.pacing.applied(now) if ours else state.pacing.failed(now).ask(now, RebalanceReason.ADOPT)
             busy = _without(state.busy, "assignment")
             seen_state = replace(
                 state,
@@ -122,10 +124,10 @@ def step(state: Leader, event: Event) -> Step:
             assert_never(event)
 
 
-def _reason(change: Change) -> Reason:
+def _reason(change: Change) -> RebalanceReason:
     if isinstance(change, Died):
-        return Reason.EMERGENCY
-    return Reason.LEAVE if isinstance(change, Leaving | Left | Ailing) else Reason.PLANNED_SCALE
+        return RebalanceReason.EMERGENCY
+    return RebalanceReason.LEAVE if isinstance(change, Leaving | Left | Ailing) else RebalanceReason.PLANNED_SCALE
 
 
 def _claims_seen(state: Leader, now: float, seen: tuple[tuple[Claim, int], ...]) -> Step:
@@ -216,7 +218,7 @@ def _assign(state: Leader, now: float) -> Step:
     wanted = owners_of(state.strategy.assign(workers, partitions, state.assignment.owners))
     owners, _ = fit(wanted, capacities, workers, state.assignment.owners)
     weights = {p.id: p.weight for p in partitions if p.weight != 1}
-    reason = state.pacing.reason or Reason.REFRESH
+    reason = state.pacing.reason or RebalanceReason.REFRESH
     same = (owners, weights) == (dict(state.assignment.owners), dict(state.assignment.weights))
     state = replace(state, pacing=state.pacing.sent())
     if same and state.assignment.term == state.term and not state.assignment_lost:

@@ -41,7 +41,7 @@ _LARGEST: Final = 64 * 1024 * 1024  # a compressed foreign record must not fill 
 _COMPRESS_ABOVE: Final = 8_192
 
 
-class Fault(StrEnum):
+class RecordFault(StrEnum):
     """Why a record cannot be used; the label of `parti_records_unreadable_total`."""
 
     FOREIGN = "foreign"
@@ -55,7 +55,7 @@ class Fault(StrEnum):
 class Unreadable:
     """A record that was skipped, with the reason in words."""
 
-    fault: Fault
+    fault: RecordFault
     detail: str
 
 
@@ -204,9 +204,9 @@ def decode_claim(data: bytes, stream: str = "") -> Claim | Unreadable:
         return Claim(PartitionId(read.partition), epoch=read.epoch, term=read.term, updated=read.updated)
     owned = read.owner is not None
     if owned == (read.state is ClaimState.UNASSIGNED):
-        return Unreadable(Fault.CORRUPT, f"claim {read.partition!r}: state {read.state} with owner {read.owner}")
+        return Unreadable(RecordFault.CORRUPT, f"claim {read.partition!r}: state {read.state} with owner {read.owner}")
     if read.pending_owner is not None and read.state is not ClaimState.PREPARE:
-        return Unreadable(Fault.CORRUPT, f"claim {read.partition!r}: pending owner in state {read.state}")
+        return Unreadable(RecordFault.CORRUPT, f"claim {read.partition!r}: pending owner in state {read.state}")
     return Claim(
         PartitionId(read.partition),
         read.state,
@@ -335,13 +335,15 @@ def decode_assignment(head: bytes, parts: Sequence[bytes] = ()) -> Assignment | 
     if read.parts:
         whole = b"".join(parts)
         if len(parts) != read.parts or hashlib.blake2b(whole, digest_size=16).hexdigest() != read.digest:
-            return Unreadable(Fault.CORRUPT, f"assignment {read.version}: its {read.parts} parts are not all there")
+            return Unreadable(
+                RecordFault.CORRUPT, f"assignment {read.version}: its {read.parts} parts are not all there"
+            )
         read = _decode("assignment", whole, _Assignment)
         if isinstance(read, Unreadable):
             return read
     workers = [WorkerId(w) for w in read.workers]
     if any(i >= len(workers) for i in read.owners.values()):
-        return Unreadable(Fault.CORRUPT, f"assignment {read.version}: it names a worker that it does not list")
+        return Unreadable(RecordFault.CORRUPT, f"assignment {read.version}: it names a worker that it does not list")
     return Assignment(
         read.term,
         read.version,
@@ -365,21 +367,21 @@ def _decode(kind: str, data: bytes, shape: type[_Body]) -> _Body | Unreadable:
         try:
             data = unpacker.decompress(data, _LARGEST)
         except zlib.error as error:
-            return Unreadable(Fault.CORRUPT, f"{kind}: {error}")
+            return Unreadable(RecordFault.CORRUPT, f"{kind}: {error}")
         if not unpacker.eof:
-            return Unreadable(Fault.CORRUPT, f"{kind}: cut off, or larger than {_LARGEST} bytes")
+            return Unreadable(RecordFault.CORRUPT, f"{kind}: cut off, or larger than {_LARGEST} bytes")
     try:
         header = msgspec.json.decode(data, type=_Header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return Unreadable(Fault.FOREIGN, f"not a {kind} of parti: {error}")
+        return Unreadable(RecordFault.FOREIGN, f"not a {kind} of parti: {error}")
     if header.kind != f"parti.{kind}":
-        return Unreadable(Fault.FOREIGN, f"a {header.kind!r} stands where a {kind} belongs")
+        return Unreadable(RecordFault.FOREIGN, f"a {header.kind!r} stands where a {kind} belongs")
     if header.v > SCHEMA_VERSION:
-        return Unreadable(Fault.FUTURE, f"{kind} of schema {header.v}; this parti reads up to {SCHEMA_VERSION}")
+        return Unreadable(RecordFault.FUTURE, f"{kind} of schema {header.v}; this parti reads up to {SCHEMA_VERSION}")
     try:
         return msgspec.json.decode(data, type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return Unreadable(Fault.CORRUPT, f"{kind}: {error}")
+        return Unreadable(RecordFault.CORRUPT, f"{kind}: {error}")
 
 
 def _pair(member: Member | None) -> tuple[str, str] | None:
@@ -408,7 +410,7 @@ class _Lives(msgspec.Struct):
 
 def encode_lives(worker: WorkerId, lives: Sequence[Life]) -> bytes:
     """The lives of one worker id, the last one first."""
-    told = [
+    stored = [
         _Life(
             life.member.nonce,
             life.ended,
@@ -421,7 +423,7 @@ def encode_lives(worker: WorkerId, lives: Sequence[Life]) -> bytes:
         )
         for life in lives
     ]
-    return _encode("lives", _Lives(worker, told))
+    return _encode("lives", _Lives(worker, stored))
 
 
 def decode_lives(data: bytes) -> tuple[Life, ...] | Unreadable:

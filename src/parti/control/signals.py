@@ -12,7 +12,7 @@ from enum import StrEnum
 from parti.model import Claim, Lease, PartitionId
 
 
-class Verdict(StrEnum):
+class DeliveryVerdict(StrEnum):
     """What to do with a message that a partition's own durable delivered."""
 
     PROCESS = "process"
@@ -78,7 +78,7 @@ class ReadUpTo:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class MessageDone:
     """The lane finished this message: its effect was accepted, or it rests in the dead-letter stream."""
 
     seq: int
@@ -184,7 +184,7 @@ class Revoked:
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class ResetConsumer:
     """Close the inbox, open a new one, and reset the partition's durable to `seq`; retry until it is answered."""
 
     partition: PartitionId

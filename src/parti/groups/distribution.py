@@ -8,8 +8,8 @@ from parti.groups import compact
 from parti.groups.records import (
     CompactRecord,
     ElasticRecord,
+    GroupMembership,
     MemberMapping,
-    Membership,
     PartitioningFilter,
     StaticRecord,
 )
@@ -34,7 +34,7 @@ def balanced(
     return {name: tuple(partitions) for name, partitions in owned.items()}
 
 
-def assignment(record: Membership) -> dict[str, tuple[int, ...]]:
+def assignment(record: GroupMembership) -> dict[str, tuple[int, ...]]:
     """Each member's partitions in the order of its filters; members beyond the number of partitions own none."""
     if record.members:
         owned = balanced(record.members, record.max_members, _order(record))
@@ -45,16 +45,16 @@ def assignment(record: Membership) -> dict[str, tuple[int, ...]]:
     return mapped
 
 
-def _order(record: Membership) -> list[int] | None:
+def _order(record: GroupMembership) -> list[int] | None:
     return compact.block_order(record.max_members) if isinstance(record, CompactRecord) else None
 
 
-def partitions_of(record: Membership, member: str) -> tuple[int, ...]:
+def partitions_of(record: GroupMembership, member: str) -> tuple[int, ...]:
     """The partitions of one member, in the order of its filters."""
     return assignment(record).get(member, ())
 
 
-def filters_of(record: Membership) -> tuple[str, ...]:
+def filters_of(record: GroupMembership) -> tuple[str, ...]:
     """The group's own filters; none means every subject."""
     if isinstance(record, StaticRecord):
         return record.filters
@@ -62,7 +62,7 @@ def filters_of(record: Membership) -> tuple[str, ...]:
     return tuple(each.filter for each in record.partitioning_filters or ())
 
 
-def partition_filters(record: Membership, member: str) -> tuple[str, ...]:
+def partition_filters(record: GroupMembership, member: str) -> tuple[str, ...]:
     """The filter subjects of a member's consumer, in text and order exactly as the reference sends them.
 
     Balanced: `<partition>.<filter>`, all partitions for the first filter, then for the next. Mapped: `<partition>.>`
@@ -111,19 +111,19 @@ def predict(record: ElasticRecord, subject: str) -> int | None:
     return None
 
 
-def partition_subject(record: Membership, partition: int) -> str:
+def partition_subject(record: GroupMembership, partition: int) -> str:
     """The filter of one partition alone, in the stream that the group's members read."""
     if isinstance(record, CompactRecord):
         return compact.cover([partition], record.max_members)[0]
     return f"{partition}.>"
 
 
-def partition_depth(record: Membership) -> int:
+def partition_depth(record: GroupMembership) -> int:
     """How many leading tokens of a subject tell the partition; the last of them is its number."""
     return compact.depth(record.max_members) if isinstance(record, CompactRecord) else 1
 
 
-def next_mapping(record: Membership, members: Sequence[str]) -> tuple[MemberMapping, ...]:
+def next_mapping(record: GroupMembership, members: Sequence[str]) -> tuple[MemberMapping, ...]:
     """The group's partitions mapped to `members` with the fewest moves from where they are now."""
     return least_moves(assignment(record), members, record.max_members, _order(record))
 

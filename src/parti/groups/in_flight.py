@@ -58,7 +58,7 @@ class HandlerOptions:
     what is behind it goes on; by default nothing passes it."""
 
 
-class DeadLetters(Protocol):
+class GroupDeadLetters(Protocol):
     """Where messages rest that no handler could take."""
 
     async def bury(self, message: GroupMessage, decision: Bury) -> None: ...
@@ -75,7 +75,7 @@ class InFlight:
         settle: Callable[[GroupMessage, bytes], None],
         still_fresh: Callable[[], bool],
         certain: Callable[[], bool],
-        dead_letters: DeadLetters,
+        dead_letters: GroupDeadLetters,
         clock: Clock,
         metrics: Metrics,
     ) -> None:

@@ -32,7 +32,7 @@ SECOND_LOOK = 0.1  # a pull of the reference ends and the next one comes within 
 _OTHERS = Backoff(base=0.003, cap=0.05, max_tries=None)  # others mostly end within milliseconds
 
 
-class Leaving(Pinned[R], Generic[R]):
+class MemberLeaving(Pinned[R], Generic[R]):
     """The part of an instance that ends things."""
 
     _given_back = 0

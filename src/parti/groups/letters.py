@@ -7,14 +7,14 @@ import copy
 from parti.groups.message import GroupMessage
 from parti.groups.names import GroupKind
 from parti.wire.api import JetStreamApi
-from parti.worker.dead_letters import DeadLetterOffice
+from parti.worker.dead_letters import DeadLetterWriter
 from parti.worker.outcomes import Bury
 
 
 class StaticLetters:
     """The office of a static group: its stream takes only subjects that begin with the partition."""
 
-    def __init__(self, office: DeadLetterOffice) -> None:
+    def __init__(self, office: DeadLetterWriter) -> None:
         self._office = office
 
     def __repr__(self) -> str:
@@ -27,6 +27,6 @@ class StaticLetters:
         await self._office.bury(whole, decision)
 
 
-def letters_of(api: JetStreamApi, kind: GroupKind, stream: str, group: str) -> StaticLetters | DeadLetterOffice:
-    office = DeadLetterOffice(api, stream, group)
+def letters_of(api: JetStreamApi, kind: GroupKind, stream: str, group: str) -> StaticLetters | DeadLetterWriter:
+    office = DeadLetterWriter(api, stream, group)
     return StaticLetters(office) if kind is GroupKind.STATIC else office

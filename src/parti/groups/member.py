@@ -15,7 +15,7 @@ from parti.groups.core import STOP_WITHIN
 from parti.groups.distribution import partition_filters, partitions_of
 from parti.groups.errors import GroupChanged, GroupError, InvalidGroup
 from parti.groups.events import EventKind, MemberState
-from parti.groups.leaving import Leaving
+from parti.groups.leaving import MemberLeaving
 from parti.groups.signals import look_again
 from parti.groups.store import R
 from parti.waiting import first_of
@@ -27,7 +27,7 @@ _TELL_AGAIN = 10.0  # seconds after which a member that still cannot join says s
 SERVER_FAILED = 500  # such as a consumer that is made while its predecessor's files are being removed
 
 
-class GroupConsumer(Leaving[R], Generic[R]):
+class GroupConsumer(MemberLeaving[R], Generic[R]):
     """A joined instance. `state` says where it stands, `events` what happened, `wait()` when and how it ended."""
 
     def __repr__(self) -> str:
@@ -243,7 +243,7 @@ class GroupConsumer(Leaving[R], Generic[R]):
             async with contextlib.aclosing(self._store.watch(self.stream, self.group)) as changes:
                 async for change in changes:
                     if isinstance(change, Change) and change.revision != self._revision:
-                        self._signal(lambda told=change: self._recorded(told))  # type: ignore[misc]
+                        self._signal(lambda changed=change: self._recorded(changed))  # type: ignore[misc]
         except PartiError as error:
             self._signal(lambda failed=error: self._fail(failed))  # type: ignore[misc]
 

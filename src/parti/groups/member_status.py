@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parti.clock import Clock
 from parti.groups.events import EventKind, GroupEvent, GroupEvents, Listener, MemberState
-from parti.groups.shares import Shares
+from parti.groups.summed_gauges import SummedGauges
 from parti.observe import group_metrics as m
 from parti.observe.health import HealthCheck
 from parti.observe.metrics import Metrics
@@ -23,7 +23,7 @@ class MemberStatus:
         self.state = MemberState.STARTING
         self._owned: tuple[int, ...] = ()
         self._clock = clock
-        self._metrics = Shares(metrics)
+        self._metrics = SummedGauges(metrics)
 
     @property
     def partitions(self) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ Holding = tuple[str, str | None]
 """When the consumer was made from which a message came, and the pin under which it came."""
 
 
-class Settle(Protocol):
+class SettleMessage(Protocol):
     """What a message needs of the member that holds it, to be settled."""
 
     def settled(self, message: GroupMessage) -> None: ...
@@ -73,7 +73,7 @@ class GroupMessage(Message):
     finished: bool
     """Handled, and its acknowledgement waits until it is known whose it is."""
 
-    _settle: Settle
+    _settle: SettleMessage
 
     def ack(self) -> None:
         """Acknowledge now, before the handler returns; its outcome then counts no more. Nothing confirms it.
@@ -110,7 +110,7 @@ def messages_of(
     *,
     elastic: bool,
     depth: int,
-    settle: Settle,
+    settle: SettleMessage,
     lane: Lane,
     member: str,
     received_at: float,

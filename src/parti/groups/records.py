@@ -47,7 +47,7 @@ class PartitioningFilter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
+class GroupMembership:
     """What both kinds share: the number of partitions, and who owns them."""
 
     max_members: int
@@ -63,14 +63,14 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StaticRecord(Membership):
+class StaticRecord(GroupMembership):
     """A static group: its stream carries the partition as the first token of its subjects."""
 
     filters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ElasticRecord(Membership):
+class ElasticRecord(GroupMembership):
     """An elastic group: a work queue sources the stream and adds the partition token."""
 
     partitioning_filters: tuple[PartitioningFilter, ...] | None = None

@@ -25,15 +25,15 @@ from parti.groups.errors import (
 from parti.groups.records import (
     CompactRecord,
     ElasticRecord,
+    GroupMembership,
     MemberMapping,
-    Membership,
     PartitioningFilter,
     StaticRecord,
 )
 from parti.subjects import overlaps, validate_subject
 
 
-def check_membership(record: Membership) -> None:
+def check_membership(record: GroupMembership) -> None:
     """What the reference checks of every record it reads."""
     if record.max_members < 1:
         raise BadMaxMembers(f"max_members is {record.max_members}: a group has at least one partition")

@@ -14,8 +14,8 @@ from parti.groups.errors import GroupNotFound, WriteContended
 from parti.groups.names import GroupKind, record_key, split_key
 from parti.groups.records import (
     ElasticRecord,
+    GroupMembership,
     MemberMapping,
-    Membership,
     StaticRecord,
     decode_compact,
     decode_elastic,
@@ -28,7 +28,7 @@ from parti.wire.errors import StreamNameExists, StreamNotFound, WrongLastSequenc
 from parti.wire.kv import KeyValue
 from parti.wire.kv_model import Change, KeyExists, KeyNotFound, SnapshotDone
 
-R = TypeVar("R", bound=Membership)
+R = TypeVar("R", bound=GroupMembership)
 
 # Ten tries take about a second; ten administrators who write at once all get through in fewer.
 _WRITES = replace(FAST, max_tries=10)
@@ -162,7 +162,7 @@ def bucket_config(bucket: str, replicas: int) -> dict[str, Any]:
     }
 
 
-def check_record(record: Membership) -> None:
+def check_record(record: GroupMembership) -> None:
     """The rules that the reference checks on every read."""
     if isinstance(record, ElasticRecord):
         check_elastic_record(record)

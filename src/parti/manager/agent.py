@@ -13,12 +13,11 @@ from typing import Any
 
 from parti.backoff import FOREVER
 from parti.control import election, identity
-from parti.control.identity import Pool
+from parti.control.identity import IdPool
 from parti.control.lease import NEVER
 from parti.control.membership import Change, Membership
 from parti.errors import PartiError
 from parti.manager.claim_writer import hear_again
-from parti.manager.former import Former
 from parti.manager.host import Plane
 from parti.manager.kv_store import (
     AssignmentChange,
@@ -36,6 +35,7 @@ from parti.manager.leading import Leadership
 from parti.manager.lease_keeper import Ending, LeaseKeeper, terms_of
 from parti.manager.life_keeper import LifeKeeper
 from parti.manager.positions import Checkpointer
+from parti.manager.predecessors import Predecessors
 from parti.manager.roster import Roster
 from parti.manager.setup import Setup
 from parti.manager.stream_identity import StreamWatch
@@ -54,7 +54,7 @@ class Agent:
     def __init__(
         self,
         setup: Setup,
-        former: Former,
+        former: Predecessors,
         blocked: tuple[PartitionId, int] | None = None,
     ) -> None:
         """`blocked`: the message whose handler cost the last member of this process its lease."""
@@ -74,7 +74,7 @@ class Agent:
         """The member has its id and has seen everything there is."""
         self._terms = terms_of(config)
         self.roster = Roster(store, clock, metrics, self._terms, spawn=self.spawn, changed=self._members_changed)
-        pool = Pool(config.worker_id_prefix, config.worker_id_min, config.worker_id_max)
+        pool = IdPool(config.worker_id_prefix, config.worker_id_min, config.worker_id_max)
         seeker = identity.seeking(
             secrets.token_hex(8),
             terms=self._terms,
@@ -115,7 +115,7 @@ class Agent:
         return self.store.stream_created
 
     @property
-    def former(self) -> Former:
+    def former(self) -> Predecessors:
         """What this process's next member may know, when `run` has returned."""
         return self._former
 
@@ -250,16 +250,16 @@ class Agent:
         waits = FOREVER.delays()
         while True:
             try:
-                async for told in self.store.changes():
-                    if isinstance(told, LeaseChange) and self.members is None:
-                        early.append(told)
-                    elif isinstance(told, Complete):
+                async for change in self.store.changes():
+                    if isinstance(change, LeaseChange) and self.members is None:
+                        early.append(change)
+                    elif isinstance(change, Complete):
                         self._begin(early)
                         waits = FOREVER.delays()
                     else:
-                        self._heard(told)
-                    if not isinstance(told, Complete | BucketAnew):
-                        self._seen = max(self._seen, told.revision)
+                        self._heard(change)
+                    if not isinstance(change, Complete | BucketAnew):
+                        self._seen = max(self._seen, change.revision)
             except PartiError as error:
                 self.failed(error)
                 await self.clock.sleep(next(waits))
@@ -270,8 +270,8 @@ class Agent:
         assert self.plane is not None
         assert self._checkpointer is not None
         self.roster.begin()
-        for told in leases:
-            self._heard(told)
+        for change in leases:
+            self._heard(change)
         if not self._lost_any:
             self._lease.identity = self._lease.identity.undisputed(claim for claim, _ in self.claims.values())
         self.live.set()
@@ -283,12 +283,12 @@ class Agent:
 
     # -- what is heard ------------------------------------------------------------------------------------------------
 
-    def _heard(self, told: Told) -> None:
-        match told:
+    def _heard(self, change: Told) -> None:
+        match change:
             case LeaseChange(worker, record):
                 if record is None and self.member is not None and worker == self.member.worker:
                     self._lease.look(worker)  # it is ours: written again at once
-                self.roster.heard(told)
+                self.roster.heard(change)
             case LeaderChange(record, revision):
                 self.heard_leader(record, revision)
             case AssignmentChange(assignment, revision):

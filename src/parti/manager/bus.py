@@ -13,7 +13,7 @@ from parti.errors import PartiError
 from parti.manager.agent import Agent
 from parti.model import Member, PartitionId
 from parti.wire.connect import Connection
-from parti.wire.events import ConnectionEvent, EventKind
+from parti.wire.events import ConnectionEvent, ConnectionEventKind
 
 
 class Bus:
@@ -68,5 +68,5 @@ class Bus:
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         agent = self._agent()
-        if event.kind is EventKind.RECONNECTED and agent is not None:
+        if event.kind is ConnectionEventKind.RECONNECTED and agent is not None:
             agent.renew_soon()

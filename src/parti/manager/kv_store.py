@@ -196,7 +196,7 @@ class Store:
     async def lease(self, worker: WorkerId) -> tuple[LeaseRecord | None, int]:
         """(None, revision) when it was removed or damaged: revision 0 when nothing stands there."""
         found, revision = await self._look(_LEASE + worker, records.decode_lease)
-        if isinstance(found, Unreadable) and found.fault is records.Fault.FUTURE:
+        if isinstance(found, Unreadable) and found.fault is records.RecordFault.FUTURE:
             return LeaseRecord(Member(worker, "of a newer parti")), revision  # somebody's, though not to be read
         return (None if isinstance(found, Unreadable) else found), revision
 
@@ -255,17 +255,17 @@ class Store:
         found: dict[PartitionId, tuple[Claim, int]] = {}
         gone: dict[PartitionId, ClaimGone] = {}
         for change in await self.kv.states(f"{_CLAIM}>"):
-            told = self._claim_told(change)
-            if isinstance(told, ClaimChange):
-                found[told.claim.partition] = (told.claim, told.revision)
-            elif told is not None:
-                gone[told.partition] = told
+            found_change = self._claim_told(change)
+            if isinstance(found_change, ClaimChange):
+                found[found_change.claim.partition] = (found_change.claim, found_change.revision)
+            elif found_change is not None:
+                gone[found_change.partition] = found_change
         return found, gone
 
     async def claim(self, partition: PartitionId) -> tuple[Claim | ClaimGone | None, int]:
         """The claim; None for one that must not be touched (of a newer parti)."""
         found, revision = await self._look(key_of(partition), self._decode_claim)
-        if isinstance(found, Unreadable) and found.fault is records.Fault.FUTURE:
+        if isinstance(found, Unreadable) and found.fault is records.RecordFault.FUTURE:
             return None, revision
         if isinstance(found, Claim) and found.partition == partition:
             return found, revision
@@ -304,11 +304,11 @@ class Store:
                 if isinstance(change, SnapshotDone):
                     yield Complete()
                     continue
-                told = await self._told(change)
-                if told is not None:
-                    yield told
+                found_change = await self._decoded(change)
+                if found_change is not None:
+                    yield found_change
 
-    async def _told(self, change: Change) -> Told | None:
+    async def _decoded(self, change: Change) -> Told | None:
         key, value = change.key, change.value
         if key.startswith(_LEASE):
             worker = WorkerId(key.removeprefix(_LEASE))
@@ -337,9 +337,9 @@ class Store:
             if isinstance(read, Claim) and read.partition == partition:
                 return ClaimChange(read, change.revision)
             if isinstance(read, Claim):
-                read = Unreadable(records.Fault.FOREIGN, f"the claim of {read.partition!r} lies here")
+                read = Unreadable(records.RecordFault.FOREIGN, f"the claim of {read.partition!r} lies here")
             self._report(change.key, read)
-            if read.fault is records.Fault.FUTURE:
+            if read.fault is records.RecordFault.FUTURE:
                 return None  # not ours to write over
         return ClaimGone(partition, change.revision, _expected(change))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parti.control.slots import check_subjects
+from parti.control.subject_buckets import check_subjects
 from parti.errors import ConfigError
 from parti.manager.host import Host, Plane
 from parti.manager.partition_feed import Check

@@ -13,11 +13,11 @@ from functools import partial
 
 from parti.backoff import FOREVER
 from parti.control import election, reconcile
-from parti.control.handoff import Finished, HandoffTerms, Nudge, Result, StageDone
+from parti.control.handoff import Finished, HandoffResult, HandoffTerms, Nudge, StageDone
 from parti.control.leader_signals import traces_of
 from parti.control.membership import Change, Died, Membership
-from parti.control.reconcile import Leader, Rules
-from parti.control.windows import Windows
+from parti.control.pacing import PacingTerms
+from parti.control.reconcile import Leader, LeaderRules
 from parti.errors import PartiError
 from parti.manager.claim_writer import hear_again, stamp
 from parti.manager.host import Host
@@ -39,13 +39,13 @@ _PATIENCE = 0.5  # seconds a new leader waits for the source before it goes on w
 _Wish = reconcile.WriteAssignment | reconcile.WriteClaim | reconcile.ReadPositions | reconcile.ReadTraces
 
 
-def rules_of(host: Host, retention: Retention) -> Rules:
+def rules_of(host: Host, retention: Retention) -> LeaderRules:
     """How the namespace is run, from its configuration and its stream."""
     config = host.config
-    return Rules(
+    return LeaderRules(
         layout=Layout(config.layout),
         retention=retention,
-        windows=Windows(config.cold_start_window, config.planned_scale_window, config.rebalance_cooldown),
+        windows=PacingTerms(config.cold_start_window, config.planned_scale_window, config.rebalance_cooldown),
         handoff=HandoffTerms(
             config.prepare_timeout, config.prepare_retries, config.commit_timeout, config.commit_retries
         ),
@@ -82,7 +82,7 @@ class Leadership:
         self._host = host
         self._member = member
         self.feed = PartitionFeed(
-            setup.source, setup.check, clock=host.clock, told=self.partitions_changed, failed=host.failed
+            setup.source, setup.check, clock=host.clock, changed=self.partitions_changed, failed=host.failed
         )
         self._setup = setup
         self._heard_assignment = heard_assignment
@@ -306,7 +306,7 @@ class Leadership:
             stored=stored,
             stored_revision=revision,
             claims=claims,
-            lost={p: reconcile.Gone(told.revision, told.expected) for p, told in gone.items()},
+            lost={p: reconcile.Gone(lost.revision, lost.expected) for p, lost in gone.items()},
             remembered=self._remembered(),
             traces=traces,
             rules=rules_of(self._host, self._setup.retention),
@@ -345,9 +345,9 @@ class Leadership:
                     self._host.metrics.observe(m.HANDOFF_DURATION, seconds)
                     self._log_finished(partition, result, seconds)
 
-    def _log_finished(self, partition: PartitionId, result: Result, seconds: float) -> None:
-        told = self._log.debug if result is Result.SUCCESS else self._log.warning
-        told(
+    def _log_finished(self, partition: PartitionId, result: HandoffResult, seconds: float) -> None:
+        write_log = self._log.debug if result is HandoffResult.SUCCESS else self._log.warning
+        write_log(
             "handoff.finished",
             worker_id=self._member.worker,
             op="handoff",
@@ -395,8 +395,8 @@ class Leadership:
                 host.failed(error)
                 return None  # decided anew when the leader looks again
         stamped = stamp(claim, host.clock)
-        told = self._log.debug if reason in _USUAL else self._log.warning
-        told("claim.written", worker_id=self._member.worker, op="claim", result=reason, claim=str(claim))
+        write_log = self._log.debug if reason in _USUAL else self._log.warning
+        write_log("claim.written", worker_id=self._member.worker, op="claim", result=reason, claim=str(claim))
         if reason == "taken over":
             host.metrics.count(m.CLAIMS_STALE)
         revision = await host.store.write_claim(stamped, expected)

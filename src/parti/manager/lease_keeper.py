@@ -76,8 +76,8 @@ class LeaseKeeper:
         """The next record says so; it is written at once."""
         if well == self.identity.well:
             return
-        told, word = (log.info, "well") if well else (log.warning, "unwell")
-        told("worker.well", worker_id=self.identity.worker, op="well", result=word, reason=reason)
+        write_log, word = (log.info, "well") if well else (log.warning, "unwell")
+        write_log("worker.well", worker_id=self.identity.worker, op="well", result=word, reason=reason)
         self.identity = replace(self.identity, well=well)
         self.renew_soon()
 
@@ -99,9 +99,9 @@ class LeaseKeeper:
                     self.look(worker)
                 case identity.WriteLease(_, record, expected):
                     self._spawn(self._write(record, expected), "parti-write-lease")
-                case identity.Granted(member):
+                case identity.IdGranted(member):
                     self._granted(member)
-                case identity.Fenced(_, reason):
+                case identity.IdFenced(_, reason):
                     self._fenced(reason)
 
     def look(self, worker: WorkerId) -> None:

@@ -13,8 +13,8 @@ from parti.control.lives import Life, Suspicion
 from parti.control.membership import Membership
 from parti.control.records import Unreadable
 from parti.errors import PartiError
-from parti.manager.former import Former
 from parti.manager.host import Host
+from parti.manager.predecessors import Predecessors
 from parti.model import Claim, ClaimState, Lease, Member, PartitionId, Tried, WorkerId
 from parti.observe.logs import get_logger
 from parti.wire.kv_model import KeyNotFound, SnapshotDone
@@ -39,7 +39,7 @@ class LifeKeeper:
         self,
         host: Host,
         member: Member,
-        former: Former,
+        former: Predecessors,
         max_deliver: int,
         blocked: tuple[PartitionId, int] | None = None,
     ) -> None:
@@ -267,16 +267,16 @@ class LifeKeeper:
 
     def _told(self) -> dict[Member, Life]:
         """What is known of every life, ours too."""
-        told = {life.member: life for known in self._known.values() for life in known}
-        return told | {life.member: life for life in (*self._before, self._life)}
+        by_member = {life.member: life for known in self._known.values() for life in known}
+        return by_member | {life.member: life for life in (*self._before, self._life)}
 
     def _suspicion(
         self, partition: PartitionId, previous: set[Member], members: Membership | None, taken_from: Member | None
     ) -> Suspicion:
-        told = self._told()
-        dead = {member for member in told if self._is_dead(member, members)}
+        by_member = self._told()
+        dead = {member for member in by_member if self._is_dead(member, members)}
         taken_from = taken_from if taken_from != self._member else None
-        return lives.suspicion(partition, told.values(), previous=previous, dead=dead, taken_from=taken_from)
+        return lives.suspicion(partition, by_member.values(), previous=previous, dead=dead, taken_from=taken_from)
 
     def _is_dead(self, member: Member, members: Membership | None) -> bool:
         if member == self._member:

@@ -17,13 +17,13 @@ from parti.manager.agent import Agent
 from parti.manager.bus import Bus
 from parti.manager.degraded import Degraded
 from parti.manager.fence import ManagedFence
-from parti.manager.former import Former
 from parti.manager.hooks import HookRunner, Hooks, ManagerState
 from parti.manager.host import Host, Plane
 from parti.manager.kv_store import Store
 from parti.manager.layouts import capacity_of, check_layout, overlap_check, plane_for
 from parti.manager.lease_keeper import Ending
 from parti.manager.observer import Observer
+from parti.manager.predecessors import Predecessors
 from parti.manager.setup import Setup
 from parti.manager.sources import PartitionSource, StaticSource
 from parti.manager.stream_identity import StreamIdentity, StreamReplaced
@@ -84,7 +84,7 @@ class Manager:
         self._stopping = False
         self._failure: WorkerFailed | None = None
         self._leaving: asyncio.Task[None] | None = None
-        self._former = Former()
+        self._former = Predecessors()
         self._bus = Bus(nc, config.namespace, lambda: self._agent)
         self._instance = config.instance or f"process-{secrets.token_hex(6)}"
         if isinstance(consumer, WorkerConsumer):

@@ -70,7 +70,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MigrationPlan:
     """All partitions, and the legacy durables that fit none."""
 
     rows: tuple[Row, ...]
@@ -91,7 +91,7 @@ class Migration:
         template = SubjectTemplate(worker.subject_template)
         self._subjects = {template.subject(p): p.id for p in partitions}
 
-    async def plan(self) -> Plan:
+    async def plan(self) -> MigrationPlan:
         """What there is; reads only, and counts nothing."""
         found: dict[PartitionId, list[Legacy]] = {}
         strangers: list[str] = []
@@ -110,9 +110,9 @@ class Migration:
             legacy = found.get(partition, [])
             claim, _ = claims.get(partition, (None, 0))
             rows.append(Row(partition, legacy[0] if legacy else None, claim, problem=_problem(legacy, claim)))
-        return Plan(tuple(sorted(rows, key=lambda row: row.partition)), tuple(sorted(strangers)))
+        return MigrationPlan(tuple(sorted(rows, key=lambda row: row.partition)), tuple(sorted(strangers)))
 
-    async def shadow(self) -> Plan:
+    async def shadow(self) -> MigrationPlan:
         """The plan, with what parti would have to do counted from the stream itself; nothing is created or acked."""
         plan = await self.plan()
         floors = {row.partition: row.legacy.floor for row in plan.rows if row.legacy is not None}
@@ -136,9 +136,9 @@ class Migration:
                         in_flight[partition] += sequence <= delivered[partition]
         finally:
             await reader.close()
-        return Plan(tuple(_counted(row, behind, in_flight) for row in plan.rows), plan.strangers)
+        return MigrationPlan(tuple(_counted(row, behind, in_flight) for row in plan.rows), plan.strangers)
 
-    async def verify(self) -> Plan:
+    async def verify(self) -> MigrationPlan:
         """As `shadow`, but raises NotReady when a partition's counts or positions differ."""
         plan = await self.shadow()
         differ = [row for row in plan.rows if row.legacy is not None and not row.parity]
@@ -151,7 +151,7 @@ class Migration:
             raise NotReady(f"{len(texts)} partitions are not ready: {'; '.join(texts[:5])}")
         return plan
 
-    async def switch(self, *, execute: bool = False, allow_repeat: bool = False) -> Plan:
+    async def switch(self, *, execute: bool = False, allow_repeat: bool = False) -> MigrationPlan:
         """Give every partition its position in parti; with `execute`, delete the legacy durables afterwards.
 
         Refused while somebody still pulls from a legacy durable, and when messages would be repeated.

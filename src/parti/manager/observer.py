@@ -16,7 +16,7 @@ from parti.observe.metrics import Metrics
 log = get_logger("control")
 
 
-class View(Protocol):
+class ManagerView(Protocol):
     """What is to be shown, computed from the member's state."""
 
     @property
@@ -39,14 +39,14 @@ class Observer:
     def __init__(self, hooks: HookRunner, metrics: Metrics) -> None:
         self._runner = hooks
         self._metrics = metrics
-        self._view: View | None = None
+        self._view: ManagerView | None = None
         self._state = ManagerState.INIT
         self._assigned: tuple[PartitionId, ...] | None = None
         self._unassigned: tuple[PartitionId, ...] = ()
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._due = False
 
-    def watch(self, view: View) -> None:
+    def watch(self, view: ManagerView) -> None:
         self._view = view
         self.look()
 

@@ -38,10 +38,10 @@ class PartitionFeed:
         check: Check,
         *,
         clock: Clock,
-        told: Callable[[tuple[Partition, ...]], None],
+        changed: Callable[[tuple[Partition, ...]], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """`told`: hears each good list; `failed`: hears what is wrong with the source."""
+        """`changed`: hears each good list; `failed`: hears what is wrong with the source."""
         self.partitions: tuple[Partition, ...] | None = None
         """The last good list; None before the first."""
         self.problem: str | None = None
@@ -49,7 +49,7 @@ class PartitionFeed:
         self._source = source
         self._check = check
         self._clock = clock
-        self._told = told
+        self._changed = changed
         self._failed = failed
         self._first = asyncio.Event()
 
@@ -110,7 +110,7 @@ class PartitionFeed:
             self._report(error)  # no use in asking again: a better list is told when there is one
             return
         self._good(partitions)
-        self._told(partitions)
+        self._changed(partitions)
 
     def _good(self, partitions: tuple[Partition, ...]) -> None:
         if self.problem is not None:
@@ -126,5 +126,5 @@ class PartitionFeed:
             return
         self.problem = f"the partition source raised {type(error).__name__}: {error}"
         log.warning("source.failed", op="source", result="failed", error=self.problem, **more)
-        told = error if isinstance(error, PartiError) else SourceFailed(self.problem)
-        self._failed(told)
+        changed = error if isinstance(error, PartiError) else SourceFailed(self.problem)
+        self._failed(changed)

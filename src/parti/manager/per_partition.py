@@ -1,7 +1,7 @@
 """The per-partition layout: one durable per partition keeps its position, a move resets it for the next owner.
 
-Decisions are those of `parti.control.slot`. All partitions of the worker share one connection, one pool of handlers and
-one limit of messages in hand.
+Decisions are those of `parti.control.per_partition`. All partitions of the worker share one connection, one pool of
+handlers and one limit of messages in hand.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dataclasses import replace
 from typing import Final
 
 from parti.backoff import FOREVER
-from parti.control import slot
+from parti.control import per_partition
+from parti.control.per_partition import Phase
 from parti.control.signals import (
     ClaimSeen,
     Discard,
     Gap,
     Granted,
     LaneStopped,
-    Reset,
+    ResetConsumer,
     ResetDone,
     Revoked,
     Settle,
@@ -28,13 +29,12 @@ from parti.control.signals import (
     StopLane,
     WriteClaim,
 )
-from parti.control.slot import Phase
 from parti.errors import ConfigError, PartiError
 from parti.manager.host import Host
 from parti.manager.slot_acks import AcksUnconfirmed, confirm
-from parti.manager.slot_desk import SlotDesk
 from parti.manager.slot_durable import SlotDurable, SlotIdentity, subjects_of
 from parti.manager.slot_flow import SlotFlow
+from parti.manager.slot_inbox import SlotInbox
 from parti.manager.slot_progress import SlotProgress
 from parti.model import Ahead, Claim, Member, PartitionId, Retention
 from parti.observe import worker_metrics as m
@@ -42,14 +42,14 @@ from parti.wire.api_consumers import filters_of
 from parti.wire.errors import MessageNotFound, SequenceNotFound
 from parti.wire.live import LiveConnection, ReaderBroke
 from parti.worker.attempts import Attempts
-from parti.worker.dead_letters import DeadLetterOffice
+from parti.worker.dead_letters import DeadLetterWriter
 from parti.worker.health import Part
 from parti.worker.info import Shown
 from parti.worker.lanes import LanePool
 from parti.worker.message import Message
 from parti.worker.routing import consumer_name, consumer_stem
 from parti.worker.runtime import Runtime
-from parti.worker.watch import Watch
+from parti.worker.watch import HandlerWatch
 
 _CLEARED: Final = 256  # leftovers of a subject looked at in one go
 _LOOK_EVERY: Final = 2.0  # seconds between two looks at the durables, all at once
@@ -79,20 +79,20 @@ class PerPartitionPlane(SlotProgress):
         self._handler = self._attempts.handler
         scope = consumer_stem(runtime.config.consumer_prefix, runtime.namespace)
         consumer = consumer_name(runtime.config.consumer_prefix, member.worker, runtime.namespace)
-        self._attempts.office = DeadLetterOffice(runtime.js, runtime.config.stream, consumer, scope)
+        self._attempts.office = DeadLetterWriter(runtime.js, runtime.config.stream, consumer, scope)
         strict = runtime.config.order == "strict"
         self._pool = LanePool(self._attempts.serve, concurrency=runtime.config.concurrency, strict=strict)
         self._pool.on_left = self._attempts.left_behind
         self._pool.on_bug = self._bug
         self._pool.may_act = runtime.fence.may_pull
         self._attempts.on_fenced = lambda state: self._pool.fence(state if host.may_act() else None)
-        self._desk = SlotDesk(runtime.config, runtime.recorder, runtime.clock)
-        self._watch = Watch(
+        self._inbox = SlotInbox(runtime.config, runtime.recorder, runtime.clock)
+        self._watch = HandlerWatch(
             self._pool,
             self._attempts,
             runtime,
             states=lambda: [flow.state for flow in self._flows.values()],
-            in_hand=lambda: self._desk.in_hand,
+            in_hand=lambda: self._inbox.in_hand,
         )
         self._watch.start()
         runtime.recorder.worker_id, runtime.recorder.consumer_name = member.worker, consumer
@@ -131,7 +131,7 @@ class PerPartitionPlane(SlotProgress):
             except PartiError:
                 continue  # the pulls have the same trouble, and say so
             ours = [infos.get(self._durables[p].name) for p in self.owned() if p in self._flows]
-            self._desk.waits(sum(int(info.get("num_pending") or 0) for info in ours if info is not None))
+            self._inbox.waits(sum(int(info.get("num_pending") or 0) for info in ours if info is not None))
             filters = {name: filters_of(info["config"]) for name, info in infos.items()}
             for partition in [p for p in self.owned() if p in self._flows and self._flows[p].pulling]:
                 durable = self._durables[partition]
@@ -179,7 +179,7 @@ class PerPartitionPlane(SlotProgress):
             worker_id=self._member.worker,
             consumer=f"{self._runtime.config.consumer_prefix}-slot",
             subjects=tuple(sorted(s for p in self.owned() for s in self._subjects(p))),
-            in_hand=self._desk.in_hand,
+            in_hand=self._inbox.in_hand,
             batch_size=self._runtime.config.pull_batch_size,
             pulling=any(flow.pulling for flow in self._flows.values()),
             partitions=tuple(self._flows[p].info(self._slots[p].cursor) for p in sorted(self.owned())),
@@ -246,9 +246,9 @@ class PerPartitionPlane(SlotProgress):
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def _perform(self, partition: PartitionId, effect: slot.Effect) -> None:
+    def _perform(self, partition: PartitionId, effect: per_partition.Effect) -> None:
         match effect:
-            case Reset(_, sequence, ticket):
+            case ResetConsumer(_, sequence, ticket):
                 self._flow(partition).resetting()
                 self._host.spawn(self._reset(partition, sequence, ticket), "parti-reset")
             case Settle(_, ticket):
@@ -285,7 +285,7 @@ class PerPartitionPlane(SlotProgress):
                 partition,
                 self._runtime,
                 self._pool,
-                self._desk,
+                self._inbox,
                 self._retention,
                 worker_id=self._member.worker,
                 judge=self._deliver,
@@ -301,7 +301,7 @@ class PerPartitionPlane(SlotProgress):
     def _share(self) -> None:
         """Those that are about to begin here count too: the first must not ask for the places of all others."""
         claims = [held.claim for held in self._slots.values()]
-        self._desk.flows = max(1, sum(claim is not None and claim.owner == self._member for claim in claims))
+        self._inbox.flows = max(1, sum(claim is not None and claim.owner == self._member for claim in claims))
 
     def _let_go(self, message: Message) -> None:
         partition = message._lane.state.id

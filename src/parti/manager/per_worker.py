@@ -1,6 +1,7 @@
 """The per-worker layout: one durable per worker, filters that follow the claims, catch-up by range reads.
 
-Decisions are those of `parti.control.holding`, one state per partition; messages are the WorkerConsumer's, which holds,
+Decisions are those of `parti.control.per_worker_partition`, one state per partition; messages are the
+WorkerConsumer's, which holds,
 reads ranges, notices gaps and resyncs by itself. So this module translates: a filter that is wanted becomes an update
 of the consumer, a grant becomes `take_over`, and the consumer's exact cursor is the one that a claim is given.
 """
@@ -12,14 +13,13 @@ import contextlib
 from dataclasses import replace
 
 from parti.backoff import FOREVER
-from parti.control import holding
-from parti.control.holding import Holding, Phase
+from parti.control import per_worker_partition
+from parti.control.per_worker_partition import PerWorkerPartition, Phase
 from parti.control.signals import (
     AddFilter,
     CatchUp,
     ClaimLost,
     ClaimSeen,
-    Done,
     DropFilter,
     Fenced,
     FilterAdded,
@@ -27,6 +27,7 @@ from parti.control.signals import (
     Granted,
     LaneStopped,
     LastRead,
+    MessageDone,
     ReadLast,
     ReadUpTo,
     Revoked,
@@ -58,7 +59,7 @@ class PerWorkerPlane:
         self._member = member
         self._consumer = consumer
         self._retention = retention
-        self._holdings: dict[PartitionId, Holding] = {}
+        self._holdings: dict[PartitionId, PerWorkerPartition] = {}
         self._adding: dict[PartitionId, int] = {}
         self._catching: dict[PartitionId, tuple[int, int]] = {}
         """Partition -> (up to, ticket) of a take-over that the consumer is working on."""
@@ -163,7 +164,7 @@ class PerWorkerPlane:
     async def abandon(self) -> bool:
         self._closed = True
         for partition in list(self._holdings):
-            self._holdings[partition], effects = holding.step(self._holdings[partition], Fenced())
+            self._holdings[partition], effects = per_worker_partition.step(self._holdings[partition], Fenced())
             for effect in effects:
                 if isinstance(effect, Revoked):
                     self._host.revoked(effect.lease)
@@ -171,20 +172,20 @@ class PerWorkerPlane:
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def _state(self, partition: PartitionId) -> Holding:
+    def _state(self, partition: PartitionId) -> PerWorkerPartition:
         held = self._holdings.get(partition)
         if held is None:
-            held = self._holdings[partition] = Holding(partition, self._member, self._retention)
+            held = self._holdings[partition] = PerWorkerPartition(partition, self._member, self._retention)
         return held
 
-    def _feed(self, partition: PartitionId, event: holding.Event) -> None:
+    def _feed(self, partition: PartitionId, event: per_worker_partition.Event) -> None:
         if self._closed:
             return
-        self._holdings[partition], effects = holding.step(self._state(partition), event)
+        self._holdings[partition], effects = per_worker_partition.step(self._state(partition), event)
         for effect in effects:
             self._perform(partition, effect)
 
-    def _perform(self, partition: PartitionId, effect: holding.Effect) -> None:
+    def _perform(self, partition: PartitionId, effect: per_worker_partition.Effect) -> None:
         match effect:
             case AddFilter(_, ticket):
                 self._adding[partition] = ticket
@@ -243,7 +244,7 @@ class PerWorkerPlane:
             cursor = self._holdings[partition].cursor
         # What had not started is dropped here as well: the next owner reads it behind the cursor.
         self._feed(partition, LaneStopped(cursor, cursor + 1))
-        self._feed(partition, Done(cursor))
+        self._feed(partition, MessageDone(cursor))
 
     async def _read_last(self, partition: PartitionId, ticket: int) -> None:
         waits = FOREVER.delays()
@@ -339,7 +340,7 @@ class PerWorkerPlane:
         found = {template.partition_of(subject) for subject in filters_of(info["config"]) if subject != nothing}
         for partition in sorted(p for p in found if p is not None and p not in self._claimed):
             self._inherited.add(partition)
-            unknown = Holding(partition, self._member, self._retention, phase=Phase.RELEASED, filtered=True)
+            unknown = PerWorkerPartition(partition, self._member, self._retention, phase=Phase.RELEASED, filtered=True)
             self._holdings[partition] = unknown
         if self._inherited:
             get_logger("control", worker=self._member.worker).warning(

@@ -50,9 +50,13 @@ class Roster:
         if now >= self.hold_judgement_until:
             self._step(membership.Tick(now))
 
-    def heard(self, told: LeaseChange) -> None:
+    def heard(self, seen_lease: LeaseChange) -> None:
         now = self._clock.now()
-        self._step(membership.LeaseSeen(now, told.worker, told.record, told.revision, expired=told.expired))
+        self._step(
+            membership.LeaseSeen(
+                now, seen_lease.worker, seen_lease.record, seen_lease.revision, expired=seen_lease.expired
+            )
+        )
 
     def others(self, mine: WorkerId) -> bool:
         """Somebody else is here, and stays."""

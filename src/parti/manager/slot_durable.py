@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from parti.control.slots import check_subjects
+from parti.control.subject_buckets import check_subjects
 from parti.errors import PartiError
 from parti.manager.conflicts import clear_conflicts
 from parti.manager.old_names import OldNames

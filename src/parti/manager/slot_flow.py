@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from parti.errors import PartiError
-from parti.manager.slot_desk import SlotDesk
+from parti.manager.slot_inbox import SlotInbox
 from parti.model import Ahead, Lease, Partition, PartitionId, Retention
 from parti.wire.acks import ACK_FRAME, IN_PROGRESS_FRAME
 from parti.wire.errors import MaxAckPendingReached, TooManyPulls
@@ -34,7 +34,7 @@ class SlotFlow:
         partition: PartitionId,
         runtime: Runtime,
         pool: LanePool,
-        desk: SlotDesk,
+        inbox: SlotInbox,
         retention: Retention,
         *,
         worker_id: str,
@@ -49,14 +49,14 @@ class SlotFlow:
         self.state.stopped = True
         self._runtime = runtime
         self._pool = pool
-        self._desk = desk
+        self._inbox = inbox
         self._worker_id = worker_id
         self._judge = judge
         self._all_new = all_new
         self._gap = gap
         self._skipped = skipped
         self._may_pull = may_pull
-        self._asked = 0  # as the desk knows it
+        self._asked = 0  # as the inbox knows it
         self._following = 1  # the consumer sequence of the next delivery
         self._pull: LivePull | None = None
         self._connection: LiveConnection | None = None
@@ -106,12 +106,12 @@ class SlotFlow:
             on_few=lambda items, _: self._take(items, ticket),
             on_trouble=self._on_trouble,
             capacity=self._room,
-            settings=self._desk.settings(),
+            settings=self._inbox.settings(),
             next_sequence=1,
         )
         self._pull.start()
         # Silent and without trouble for longer than the watchdog needs: it works, there is just nothing to do.
-        self._stable = self._loop.call_later(3 * config.idle_heartbeat, self._desk.works)
+        self._stable = self._loop.call_later(3 * config.idle_heartbeat, self._inbox.works)
 
     @property
     def pulling(self) -> bool:
@@ -119,11 +119,11 @@ class SlotFlow:
 
     def _room(self) -> int:
         asked = self._pull.outstanding if self._pull is not None else 0
-        self._desk.asked += asked - self._asked
+        self._inbox.asked += asked - self._asked
         self._asked = asked
         if not self._may_pull():
             return 0
-        return self._desk.room(self.partition, asked, own=len(self.state.open), kick=self.kick)
+        return self._inbox.room(self.partition, asked, own=len(self.state.open), kick=self.kick)
 
     def resetting(self) -> None:
         """The durable is about to be reset, which makes every delivery before void."""
@@ -145,7 +145,7 @@ class SlotFlow:
         if self._pull is not None:
             self._pull.stop()
             self._pull = None
-            self._desk.asked -= self._asked
+            self._inbox.asked -= self._asked
             self._asked = 0
 
     def look(self) -> None:
@@ -160,7 +160,7 @@ class SlotFlow:
     def _on_trouble(self, error: PartiError) -> None:
         if isinstance(error, TooManyPulls | MaxAckPendingReached):
             return  # only this pull ended; the next tick asks again
-        self._desk.trouble(error, self.partition)
+        self._inbox.trouble(error, self.partition)
         self._gap(self.partition)
 
     def _take(self, items: list[Item], ticket: int) -> None:
@@ -172,8 +172,8 @@ class SlotFlow:
             dropped = 0
         else:
             dropped = sum(self._take_one(item, following + i, ticket) for i, item in enumerate(items))
-        self._desk.read(len(items), sum(item[4] > 1 for item in items), dropped)
-        self._desk.works()
+        self._inbox.read(len(items), sum(item[4] > 1 for item in items), dropped)
+        self._inbox.works()
 
     def _take_one(self, item: Item, consumer_sequence: int, ticket: int) -> bool:
         """Whether it was dropped, because it is done, or in hand already."""
@@ -182,7 +182,7 @@ class SlotFlow:
         if verdict == "process":
             ahead = self.state.ahead
             if ahead is not None and ahead.covers(sequence):
-                self.state.seen = sequence
+                self.state.received_through = sequence
                 self._acks.append((sequence, reply))
                 self._write(ACK_FRAME % reply)
                 self._skipped(self.partition)
@@ -222,8 +222,8 @@ class SlotFlow:
             state.open[sequence] = message
             size += len(data) + len(head)
             push(message)
-        state.seen = items[-1][5]
-        self._desk.took(len(items), size)
+        state.received_through = items[-1][5]
+        self._inbox.took(len(items), size)
 
     # -- lanes --------------------------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class SlotFlow:
         if self.state.stopped:
             return self._dropped(())
         self.state.stop(self._pool.running_of(self.state))
-        return self._dropped(sequence for sequence in self.state.open if sequence > self.state.finish)
+        return self._dropped(sequence for sequence in self.state.open if sequence > self.state.finish_through)
 
     async def drained(self) -> tuple[int, int | None]:
         """Nothing of the stopped partition runs any more. What took longer than `drain_timeout` is dropped as well."""
@@ -258,27 +258,29 @@ class SlotFlow:
         dropped = sorted(sequences)
         for sequence in dropped:
             message = self.state.open.pop(sequence)
-            self._desk.let_go(message)
+            self._inbox.let_go(message)
             self._void.discard(sequence)
             if message in message._lane.queue:
                 message._lane.queue.remove(message)
         if dropped:
-            self.state.seen = min(self.state.seen, dropped[0] - 1)  # else they would pass for done (`look_ahead`)
+            self.state.received_through = min(
+                self.state.received_through, dropped[0] - 1
+            )  # else they would pass for done (`look_ahead`)
         return max(self.state.open, default=0), dropped[0] if dropped else None
 
     def discard(self) -> None:
         """Forget everything, unacked: it is not ours."""
         self.end_pull()
         self._pool.fence(self.state)
-        self.state.stopped, self.state.finish, self.state.furthest = True, 0, 0
-        self.state.ahead, self.state.seen = None, 0
+        self.state.stopped, self.state.finish_through, self.state.highest_done = True, 0, 0
+        self.state.ahead, self.state.received_through = None, 0
         for message in self.state.open.values():
-            self._desk.let_go(message)
+            self._inbox.let_go(message)
         self.state.open.clear()
         self._void.clear()
         self._acks.clear()
-        if self.state.idle is not None:
-            self.state.idle.set()
+        if self.state.drained is not None:
+            self.state.drained.set()
         self._pool.forget(self.state)
 
     def done(self, message: Message) -> bool:
@@ -287,9 +289,9 @@ class SlotFlow:
         if state.open.get(message.sequence) is not message:
             return False
         del state.open[message.sequence]
-        self._desk.let_go(message)
+        self._inbox.let_go(message)
         state.done += 1
-        state.furthest = max(state.furthest, message.sequence)
+        state.highest_done = max(state.highest_done, message.sequence)
         if message.sequence not in self._void:  # nobody answers an ack of a void delivery
             self._acks.append((message.sequence, message._reply))
         self._write(ACK_FRAME % message._reply)
@@ -306,7 +308,7 @@ class SlotFlow:
 
     def finished_up_to(self, queued: int) -> int:
         """Everything up to here is done; what runs or waits lies above, and so does what was dropped."""
-        return min(self.state.open) - 1 if self.state.open else min(queued, self.state.seen)
+        return min(self.state.open) - 1 if self.state.open else min(queued, self.state.received_through)
 
     def heartbeat(self, older_than: float) -> None:
         """In-progress for what is held for longer than this."""

@@ -1,12 +1,14 @@
-"""The part that planes over `parti.control.slot` have in common: one state per partition, stepped and asked about."""
+"""The part that planes over `parti.control.per_partition` have in common: one state per partition, stepped and asked
+about.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from parti.control import slot
+from parti.control import per_partition
+from parti.control.per_partition import PerPartition, Phase
 from parti.control.signals import ClaimLost, Fenced, Revoked
-from parti.control.slot import Phase, Slot
 from parti.manager.claim_writer import ClaimWriter
 from parti.manager.host import Host
 from parti.model import Ahead, Lease, Member, PartitionId
@@ -18,7 +20,7 @@ class SlotPlane(ABC):
     def __init__(self, host: Host, member: Member) -> None:
         self._host = host
         self._member = member
-        self._slots: dict[PartitionId, Slot] = {}
+        self._slots: dict[PartitionId, PerPartition] = {}
         self._writer = ClaimWriter(host, self._feed)
         self._closed = False
         self._spoken = 0
@@ -49,23 +51,23 @@ class SlotPlane(ABC):
     def ahead(self) -> dict[PartitionId, Ahead]:
         return {}
 
-    def _feed(self, partition: PartitionId, event: slot.Event) -> None:
+    def _feed(self, partition: PartitionId, event: per_partition.Event) -> None:
         if self._closed:
             return
-        held = self._slots.get(partition) or Slot(partition, self._member)
-        self._slots[partition], effects = slot.step(held, event)
+        held = self._slots.get(partition) or PerPartition(partition, self._member)
+        self._slots[partition], effects = per_partition.step(held, event)
         for effect in effects:
             self._perform(partition, effect)
 
     @abstractmethod
-    def _perform(self, partition: PartitionId, effect: slot.Effect) -> None:
+    def _perform(self, partition: PartitionId, effect: per_partition.Effect) -> None:
         """Do what a step asked for."""
 
     def _fence(self) -> None:
         """Nothing is owned any more, and whoever was told of a lease is told of its end."""
         self._closed = True
         for partition in list(self._slots):
-            self._slots[partition], effects = slot.step(self._slots[partition], Fenced())
+            self._slots[partition], effects = per_partition.step(self._slots[partition], Fenced())
             for effect in effects:
                 if isinstance(effect, Revoked):
                     self._host.revoked(effect.lease)

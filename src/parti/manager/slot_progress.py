@@ -6,8 +6,8 @@ else, and never sees an event before it knows what was done until then: nobody c
 
 from __future__ import annotations
 
-from parti.control import slot
-from parti.control.signals import Done, Verdict
+from parti.control import per_partition
+from parti.control.signals import DeliveryVerdict, MessageDone
 from parti.manager.host import Host
 from parti.manager.slot_flow import SlotFlow
 from parti.manager.slot_plane import SlotPlane
@@ -28,12 +28,12 @@ class SlotProgress(SlotPlane):
         found = {p: (s.lease.epoch, s.cursor) if s.lease is not None else s.unreleased for p, s in self._slots.items()}
         return {p: at for p, at in found.items() if at is not None}
 
-    def _deliver(self, partition: PartitionId, sequence: int, consumer_sequence: int, inbox: int) -> Verdict:
+    def _deliver(self, partition: PartitionId, sequence: int, consumer_sequence: int, inbox: int) -> DeliveryVerdict:
         if self._closed:
-            return Verdict.IGNORE
+            return DeliveryVerdict.IGNORE
         if partition in self._untold:
             self._tell_done(partition)
-        held, verdict, effects = slot.deliver(self._slots[partition], sequence, consumer_sequence, inbox)
+        held, verdict, effects = per_partition.deliver(self._slots[partition], sequence, consumer_sequence, inbox)
         self._slots[partition] = held
         for effect in effects:
             self._perform(partition, effect)
@@ -46,7 +46,7 @@ class SlotProgress(SlotPlane):
         held, done = self._slots[partition], None
         if partition in self._untold:
             done = self._flows[partition].finished_up_to(held.queued)
-        after = slot.deliver_new(held, sequences, consumer_sequence, inbox, done)
+        after = per_partition.deliver_new(held, sequences, consumer_sequence, inbox, done)
         if after is None:
             return False
         self._slots[partition] = after
@@ -63,7 +63,9 @@ class SlotProgress(SlotPlane):
     def _tell_done(self, partition: PartitionId) -> None:
         self._untold.discard(partition)
         held = self._slots[partition]
-        self._slots[partition], effects = slot.step(held, Done(self._flows[partition].finished_up_to(held.queued)))
+        self._slots[partition], effects = per_partition.step(
+            held, MessageDone(self._flows[partition].finished_up_to(held.queued))
+        )
         for effect in effects if not self._closed else ():
             self._perform(partition, effect)
 
@@ -71,7 +73,7 @@ class SlotProgress(SlotPlane):
         for partition in tuple(self._untold):
             self._tell_done(partition)
 
-    def _feed(self, partition: PartitionId, event: slot.Event) -> None:
+    def _feed(self, partition: PartitionId, event: per_partition.Event) -> None:
         if partition in self._untold:
             self._tell_done(partition)
         super()._feed(partition, event)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
 from typing import Final
 
-from parti.control.slots import check_subjects, group, slot_of
+from parti.control.subject_buckets import check_subjects, group, slot_of
 from parti.errors import ConfigError
 from parti.model import MAX_SUBJECTS_PER_PARTITION, Partition, PartitionId
 

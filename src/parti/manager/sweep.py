@@ -36,7 +36,7 @@ _LIST_EVERY: Final = 60.0  # a list of all consumers, when no worker id changed 
 _AT_ONCE: Final = 16  # durables that one look changes or removes
 
 
-class View(Protocol):
+class SweepView(Protocol):
     """What is asked of the agent."""
 
     member: Member | None
@@ -98,7 +98,7 @@ async def sweep(
     config: ControlConfig,
     consumer: object,
     retention: Retention,
-    view: Callable[[], View | None],
+    view: Callable[[], SweepView | None],
     clock: Clock,
 ) -> None:
     """Until cancelled; returns at once where there is no durable per worker."""
@@ -142,7 +142,7 @@ class Sweeper:
     def __repr__(self) -> str:
         return f"<Sweeper {self._stream} unused={len(self._unused)}>"
 
-    async def look(self, view: View) -> None:
+    async def look(self, view: SweepView) -> None:
         """Do what can be done now."""
         member, members = view.member, view.members
         if member is None or members is None or not view.may_act():
@@ -156,7 +156,7 @@ class Sweeper:
 
     # -- what is unused -----------------------------------------------------------------------------------------------
 
-    async def _look_at_own_old_name(self, view: View, member: Member, members: Membership) -> None:
+    async def _look_at_own_old_name(self, view: SweepView, member: Member, members: Membership) -> None:
         name = consumer_name(self._prefix, member.worker)
         info = await self._old.find(name, self._clock.now())
         if info is None:
@@ -170,7 +170,7 @@ class Sweeper:
             else:  # the id is ours and positions are in claims: nothing depends on it, and on a work queue it blocks us
                 await self._remove(unused, len(filters_of(unused.config)))
 
-    async def _look_at_the_dead(self, view: View, members: Membership) -> None:
+    async def _look_at_the_dead(self, view: SweepView, members: Membership) -> None:
         held, now = held_ids(members), self._clock.now()
         if held != self._held or now >= self._list_at:
             self._unused = await self._list(held)
@@ -204,7 +204,7 @@ class Sweeper:
                 found.append(Unused(name, worker, info["config"], sealed=seal is not None))
         return found
 
-    def _by_subject(self, view: View) -> dict[str, Claim]:
+    def _by_subject(self, view: SweepView) -> dict[str, Claim]:
         subject = self._template.subject
         return {subject(Partition(tuple(p.split(".")))): claim for p, (claim, _) in view.claims.items()}
 
@@ -217,7 +217,7 @@ class Sweeper:
         fewer = len(needed) < len(filters_of(unused.config))
         return not needed or (fewer and self._retention is Retention.INTEREST)
 
-    async def _is_nobodys(self, view: View, members: Membership, worker: WorkerId) -> bool:
+    async def _is_nobodys(self, view: SweepView, members: Membership, worker: WorkerId) -> bool:
         """Asked of the bucket's leader right before something is done: somebody may just have taken the id."""
         record, _ = await view.store.lease(worker)
         if record is None or record.status is LeaseStatus.LEFT:

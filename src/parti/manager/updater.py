@@ -12,13 +12,13 @@ import inspect
 from typing import Any
 
 from parti.backoff import PATIENT
-from parti.control import slot
+from parti.control import per_partition
 from parti.control.signals import (
     ClaimSeen,
     Discard,
     Granted,
     LaneStopped,
-    Reset,
+    ResetConsumer,
     ResetDone,
     Revoked,
     Settle,
@@ -91,9 +91,9 @@ class UpdaterPlane(SlotPlane):
             self._host.failed(UpdaterSilent(f"{type(self._updater).__name__} was not told that it owns nothing more"))
             return False
 
-    def _perform(self, partition: PartitionId, effect: slot.Effect) -> None:
+    def _perform(self, partition: PartitionId, effect: per_partition.Effect) -> None:
         match effect:
-            case Reset(_, _, ticket):
+            case ResetConsumer(_, _, ticket):
                 self._starting[partition] = ticket
                 self._wanted.add(partition)
                 self._wake.set()

@@ -4,68 +4,76 @@ from __future__ import annotations
 
 from typing import Final
 
-from parti.observe.metric import Kind, Metric
+from parti.observe.metric import Metric, MetricKind
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
-IS_LEADER: Final = Metric("parti_leader", Kind.GAUGE, "1 while this worker leads its namespace.")
-MEMBERS: Final = Metric("parti_members", Kind.GAUGE, "Live members of the namespace, as this worker sees them.")
-OWNED: Final = Metric("parti_partitions_owned", Kind.GAUGE, "Partitions that this worker may act on.")
+IS_LEADER: Final = Metric("parti_leader", MetricKind.GAUGE, "1 while this worker leads its namespace.")
+MEMBERS: Final = Metric("parti_members", MetricKind.GAUGE, "Live members of the namespace, as this worker sees them.")
+OWNED: Final = Metric("parti_partitions_owned", MetricKind.GAUGE, "Partitions that this worker may act on.")
 UNASSIGNED: Final = Metric(
     "parti_partitions_unassigned",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "On the leader: partitions that nobody can carry, by capacity or because no worker is well.",
 )
-CLAIMS: Final = Metric("parti_claim_store_size", Kind.GAUGE, "Claims that this worker knows of.")
-DEGRADED: Final = Metric("parti_degraded", Kind.GAUGE, "1 while NATS is unreachable for longer than degraded_after.")
-FENCED: Final = Metric("parti_fenced_total", Kind.COUNTER, "Times this worker lost its lease and stopped by itself.")
-LEADER_CHANGES: Final = Metric("parti_leader_changes_total", Kind.COUNTER, "Times this worker became the leader.")
+CLAIMS: Final = Metric("parti_claim_store_size", MetricKind.GAUGE, "Claims that this worker knows of.")
+DEGRADED: Final = Metric(
+    "parti_degraded", MetricKind.GAUGE, "1 while NATS is unreachable for longer than degraded_after."
+)
+FENCED: Final = Metric(
+    "parti_fenced_total", MetricKind.COUNTER, "Times this worker lost its lease and stopped by itself."
+)
+LEADER_CHANGES: Final = Metric("parti_leader_changes_total", MetricKind.COUNTER, "Times this worker became the leader.")
 REBALANCES: Final = Metric(
     "parti_rebalances_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Assignments written, by reason.",
     {"reason": ("cold_start", "planned_scale", "leave", "emergency", "partitions", "refresh", "adopt")},
 )
 HANDOFFS: Final = Metric(
     "parti_handoff_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Moves that this leader watched, by how they ended.",
     {"result": ("success", "timeout", "abort", "rollback")},
 )
 HANDOFF_DURATION: Final = Metric(
-    "parti_handoff_duration_seconds", Kind.HISTOGRAM, "From prepare to stable, as the leader saw it.", {}, _SECONDS
+    "parti_handoff_duration_seconds",
+    MetricKind.HISTOGRAM,
+    "From prepare to stable, as the leader saw it.",
+    {},
+    _SECONDS,
 )
 HANDOFF_PHASE: Final = Metric(
     "parti_handoff_phase_duration_seconds",
-    Kind.HISTOGRAM,
+    MetricKind.HISTOGRAM,
     "Time a move spent in one phase.",
     {"phase": ("prepare", "commit", "catch_up", "done")},
     _SECONDS,
 )
 CLAIM_WRITES: Final = Metric(
     "parti_claim_cas_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Writes of claims: accepted, refused because somebody else was faster, or unknown.",
     {"result": ("success", "conflict", "unknown")},
 )
 CAS_CONFLICTS: Final = Metric(
-    "parti_handoff_cas_conflicts_total", Kind.COUNTER, "Writes of claims that somebody else was faster with."
+    "parti_handoff_cas_conflicts_total", MetricKind.COUNTER, "Writes of claims that somebody else was faster with."
 )
 CLAIMS_STALE: Final = Metric(
     "parti_claim_store_stale_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Claims found that did not tell the truth any more: removed, damaged, or of an owner that is gone.",
 )
 STREAM_REPLACED: Final = Metric(
     "parti_stream_replaced_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Times the stream was not the one any more that positions were stored for, and was begun anew.",
     {"kind": ("recreated", "rewound", "exchanged")},
 )
-CHECKPOINTS: Final = Metric("parti_checkpoints_total", Kind.COUNTER, "Position records written.")
+CHECKPOINTS: Final = Metric("parti_checkpoints_total", MetricKind.COUNTER, "Position records written.")
 UNREADABLE: Final = Metric(
     "parti_records_unreadable_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Records of the bucket that were skipped.",
     {"fault": ("foreign", "corrupt", "future")},
 )

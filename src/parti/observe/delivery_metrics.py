@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from parti.observe.metric import FirstSeen, Kind, Metric
+from parti.observe.metric import FirstSeen, Metric, MetricKind
 
 WORKERS: Final = tuple(str(number) for number in range(16))
 _DATABASES = FirstSeen(50)
@@ -47,71 +47,81 @@ _OUTCOMES = (
 # -- docs/requirements.md#r-304 ----------------------------------------------------------------------------------------
 CONSUME_COUNT: Final = Metric(
     "trigger_consume_count_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Tasks let go: delivered (success true), or in the dead letters (false).",
     {"database": _DATABASES, "success": ("true", "false")},
 )
 CONSUME_LATENCY: Final = Metric(
     "trigger_consume_latency_seconds",
-    Kind.HISTOGRAM,
+    MetricKind.HISTOGRAM,
     "From a task's receipt until it was let go; parked time is not counted.",
     {"database": _DATABASES},
     (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
 WORKER_ACTIVE: Final = Metric(
-    "trigger_worker_active", Kind.GAUGE, "Lanes with a request under way.", {"worker_id": WORKERS}
+    "trigger_worker_active", MetricKind.GAUGE, "Lanes with a request under way.", {"worker_id": WORKERS}
 )
 WORKER_QUEUE: Final = Metric(
-    "trigger_worker_queue_size", Kind.GAUGE, "Tasks in memory that are not let go.", {"worker_id": WORKERS}
+    "trigger_worker_queue_size", MetricKind.GAUGE, "Tasks in memory that are not let go.", {"worker_id": WORKERS}
 )
 
 # -- beyond the requirements -------------------------------------------------------------------------------------------
 ATTEMPTS: Final = Metric(
-    "parti_delivery_attempts_total", Kind.COUNTER, "Attempts by the class of their end.", {"outcome": _OUTCOMES}
+    "parti_delivery_attempts_total", MetricKind.COUNTER, "Attempts by the class of their end.", {"outcome": _OUTCOMES}
 )
 ATTEMPT_SECONDS: Final = Metric(
     "parti_delivery_attempt_seconds",
-    Kind.HISTOGRAM,
+    MetricKind.HISTOGRAM,
     "One request, from its start to its end.",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )
 DEAD_LETTERS: Final = Metric(
     "parti_delivery_dead_letters_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Tasks that the dead-letter stream has acknowledged.",
     {"reason": _REASONS},
 )
 HELD_BACK: Final = Metric(
     "parti_delivery_held_back_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Waits for a retry or a host, by where they take place.",
     {"where": ("memory", "park", "alone")},
 )
 POSTPONED: Final = Metric(
     "parti_delivery_postponed_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Tasks that were not tried for now; no attempt was spent.",
     {"why": ("breaker", "crowded", "trigger_limit")},
 )
 SUPERSEDED: Final = Metric(
-    "parti_delivery_superseded_total", Kind.COUNTER, "Tasks let go because a newer one of their document took over."
+    "parti_delivery_superseded_total",
+    MetricKind.COUNTER,
+    "Tasks let go because a newer one of their document took over.",
 )
 DUPLICATES: Final = Metric(
-    "parti_delivery_duplicates_dropped_total", Kind.COUNTER, "Deliveries of tasks that were done or parked already."
+    "parti_delivery_duplicates_dropped_total",
+    MetricKind.COUNTER,
+    "Deliveries of tasks that were done or parked already.",
 )
 ODDITIES: Final = Metric(
     "parti_delivery_odd_input_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Tasks taken although something about them is odd.",
     {"what": ("unknown_field", "subject_mismatch", "policy_clamped")},
 )
-BREAKERS_OPEN: Final = Metric("parti_delivery_breakers_open", Kind.GAUGE, "Hosts that nothing is sent to for now.")
-BREAKER_OPENED: Final = Metric("parti_delivery_breaker_opened_total", Kind.COUNTER, "Times a host was found down.")
-PARKED_DOCUMENTS: Final = Metric("parti_delivery_parked_documents", Kind.GAUGE, "Documents that wait in the park.")
-PARTITIONS: Final = Metric("parti_delivery_partitions", Kind.GAUGE, "Partitions that this process delivers.")
-RESYNCS: Final = Metric("parti_delivery_resyncs_total", Kind.COUNTER, "Times a consumer had to be attached anew.")
+BREAKERS_OPEN: Final = Metric(
+    "parti_delivery_breakers_open", MetricKind.GAUGE, "Hosts that nothing is sent to for now."
+)
+BREAKER_OPENED: Final = Metric(
+    "parti_delivery_breaker_opened_total", MetricKind.COUNTER, "Times a host was found down."
+)
+PARKED_DOCUMENTS: Final = Metric(
+    "parti_delivery_parked_documents", MetricKind.GAUGE, "Documents that wait in the park."
+)
+PARTITIONS: Final = Metric("parti_delivery_partitions", MetricKind.GAUGE, "Partitions that this process delivers.")
+RESYNCS: Final = Metric("parti_delivery_resyncs_total", MetricKind.COUNTER, "Times a consumer had to be attached anew.")
 HANDED_BACK: Final = Metric(
-    "parti_delivery_handed_back_total", Kind.COUNTER, "Tasks handed back at a stop, without an attempt spent."
+    "parti_delivery_handed_back_total", MetricKind.COUNTER, "Tasks handed back at a stop, without an attempt spent."
 )
 
 DELIVERY_METRICS: Final[tuple[Metric, ...]] = tuple(

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from typing import Final
 
-from parti.observe.metric import Kind, Metric
+from parti.observe.metric import Metric, MetricKind
 
 MESSAGES: Final = Metric(
     "parti_group_messages_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Handler calls of group members by their outcome.",
     {"outcome": ("ack", "retry", "reject")},
 )
 REDELIVERED: Final = Metric(
-    "parti_group_redelivered_total", Kind.COUNTER, "Messages that the server delivered for a second time or more."
+    "parti_group_redelivered_total", MetricKind.COUNTER, "Messages that the server delivered for a second time or more."
 )
-IN_HAND: Final = Metric("parti_group_in_hand", Kind.GAUGE, "Messages held by the member: queued, running, or waiting.")
+IN_HAND: Final = Metric(
+    "parti_group_in_hand", MetricKind.GAUGE, "Messages held by the member: queued, running, or waiting."
+)
 PENDING: Final = Metric(
     "parti_group_pending",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "Messages of the member that the server has not delivered yet, as of the last delivery.",
 )
-PARTITIONS: Final = Metric("parti_group_partitions", Kind.GAUGE, "Partitions that the member owns.")
-PINNED: Final = Metric("parti_group_pinned", Kind.GAUGE, "1 while this instance is the one that gets the messages.")
+PARTITIONS: Final = Metric("parti_group_partitions", MetricKind.GAUGE, "Partitions that the member owns.")
+PINNED: Final = Metric(
+    "parti_group_pinned", MetricKind.GAUGE, "1 while this instance is the one that gets the messages."
+)
 EVENTS: Final = Metric(
     "parti_group_events_total",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Turns in a member's life, such as assigned, revoked, pinned and consumer_lost.",
     {
         "kind": (

@@ -18,7 +18,7 @@ MAX_SERIES: Final = 200
 """Series one metric may have (product of its label values): a page of /metrics stays readable and cheap to store."""
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -43,7 +43,7 @@ class Metric:
     """One metric. Malformed declarations are refused when the module is imported, not when a message arrives."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     labels: Mapping[str, tuple[str, ...] | FirstSeen] = field(default_factory=dict)
     """Label name -> every value it may take, or how many."""
@@ -51,11 +51,11 @@ class Metric:
     """Upper bounds of a histogram, in the unit that the name ends with."""
 
     def __post_init__(self) -> None:
-        if (self.kind is Kind.HISTOGRAM) != bool(self.buckets):
+        if (self.kind is MetricKind.HISTOGRAM) != bool(self.buckets):
             raise UsageError(f"metric {self.name}: a histogram needs buckets, and nothing else takes them")
         if list(self.buckets) != sorted(set(self.buckets)):
             raise UsageError(f"metric {self.name}: buckets must rise")
-        if (self.kind is Kind.COUNTER) != self.name.endswith("_total"):
+        if (self.kind is MetricKind.COUNTER) != self.name.endswith("_total"):
             raise UsageError(f"metric {self.name}: a counter, and only a counter, ends with _total")
         if self.series > MAX_SERIES:
             raise UsageError(f"metric {self.name}: {self.series} series are more than {MAX_SERIES}; drop a label")

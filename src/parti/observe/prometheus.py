@@ -13,11 +13,11 @@ from prometheus_client.process_collector import ProcessCollector
 
 import parti
 from parti.errors import UsageError
-from parti.observe.catalog import BUILD_INFO, CATALOG, Kind, Metric
+from parti.observe.catalog import BUILD_INFO, CATALOG, Metric, MetricKind
 from parti.observe.metric import OTHER, FirstSeen
 
 _Instrument = Counter | Gauge | Histogram
-_TYPES: Final[dict[Kind, type[Counter] | type[Gauge]]] = {Kind.COUNTER: Counter, Kind.GAUGE: Gauge}
+_TYPES: Final[dict[MetricKind, type[Counter] | type[Gauge]]] = {MetricKind.COUNTER: Counter, MetricKind.GAUGE: Gauge}
 
 
 class PrometheusMetrics:
@@ -104,7 +104,7 @@ class PrometheusMetrics:
 
     def _instrument(self, metric: Metric) -> _Instrument:
         names = tuple(metric.labels)
-        if metric.kind is Kind.HISTOGRAM:
+        if metric.kind is MetricKind.HISTOGRAM:
             return Histogram(metric.name, metric.help, names, registry=self.registry, buckets=metric.buckets)
         return _TYPES[metric.kind](metric.name, metric.help, names, registry=self.registry)
 

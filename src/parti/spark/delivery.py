@@ -14,19 +14,19 @@ from typing import Literal
 import msgspec
 
 from parti.config.deliver import DeliverSection
+from parti.delivery.engine_lock import spark_claim
+from parti.delivery.feed import FeedCheckpoint, made_at
+from parti.delivery.guard import AddressGuard
+from parti.delivery.journal import Journal
+from parti.delivery.names import DeliveryNames
+from parti.delivery.order import RuleBook
+from parti.delivery.storage import ensure_consumer, ensure_streams
 from parti.errors import UsageError
 from parti.spark.delivery_engine import Announcer, check_parked, refuse_consumers
 from parti.spark.delivery_task import Before, Deliver
 from parti.spark.pipeline.definition import Outcomes, Pipeline
 from parti.spark.pipeline.lease import Standby
 from parti.spark.pipeline.policy import Retries
-from parti.tasks.engines import spark_word
-from parti.tasks.feed import Checkpoint, made_at
-from parti.tasks.guard import AddressGuard
-from parti.tasks.journal import Journal
-from parti.tasks.names import Names
-from parti.tasks.order import RuleBook
-from parti.tasks.storage import ensure_consumer, ensure_streams
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.errors import ConsumerNotFound
@@ -127,7 +127,7 @@ async def _prepare(
         replicas = int(stream["config"]["num_replicas"])
         if checkpoint is None:
             return "earliest", "durable", replicas, Before()
-        names = Names(config.stream)
+        names = DeliveryNames(config.stream)
         await _refuse_others(js, bucket, names, checkpoint)
         if stream["config"]["retention"] == "workqueue":
             return "earliest", "purge", replicas, Before()
@@ -147,21 +147,21 @@ async def _done_before(bucket: KeyValue, journal: Journal, created: str) -> Befo
 
     The position itself says nothing here: once this engine has moved it, what it parked lies below.
     """
-    saved = await Checkpoint.load(bucket, 0)
-    checkpoint = saved if saved is not None and saved.created == created else Checkpoint()
+    saved = await FeedCheckpoint.load(bucket, 0)
+    checkpoint = saved if saved is not None and saved.created == created else FeedCheckpoint()
     said, tries = await journal.read(created)
     tries = {tried.sequence: tried for tried in checkpoint.tries} | tries
     return Before(checkpoint.high, frozenset(checkpoint.open), frozenset(said), tries)
 
 
-async def _refuse_others(js: JetStreamApi, bucket: KeyValue, names: Names, checkpoint: str) -> None:
+async def _refuse_others(js: JetStreamApi, bucket: KeyValue, names: DeliveryNames, checkpoint: str) -> None:
     if names.lanes in await js.stream_names():
         raise UsageError(
             f"{names.stream} is delivered in partitions, and what is done stands in {names.lanes}: go on with the "
             "engine async, or use `parti deliver replay` for a part of the stream"
         )
     await refuse_consumers(bucket, names.stream)
-    if (found := await spark_word(bucket)) is not None:
+    if (found := await spark_claim(bucket)) is not None:
         check_parked(found[0], names.stream, checkpoint, bucket.bucket)
     for kind in "qts":
         async for page in js.stream_subjects(names.park, f"{names.park}.{kind}.>"):

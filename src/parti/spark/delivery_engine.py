@@ -10,12 +10,12 @@ import msgspec
 
 from parti.backoff import Backoff, retry
 from parti.clock import SystemClock
+from parti.delivery.engine_lock import KEY, SparkClaim, spark_claim
+from parti.delivery.names import DeliveryNames
 from parti.errors import PartiError, UnknownOutcome, UsageError
 from parti.spark.pipeline.definition import Pipeline
 from parti.spark.pipeline.lease import lease_key
 from parti.spark.pipeline.outcomes import Counts
-from parti.tasks.engines import KEY, SparkWord, spark_word
-from parti.tasks.names import Names
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.kv import KeyValue
@@ -26,7 +26,7 @@ def told_checkpoint(folder: str) -> str:
     return folder if "://" in folder else os.path.abspath(folder)
 
 
-def check_parked(word: SparkWord, stream: str, folder: str, bucket: str) -> None:
+def check_parked(word: SparkClaim, stream: str, folder: str, bucket: str) -> None:
     """`UsageError` when tasks wait in another checkpoint than this one."""
     if word.parked and word.checkpoint != told_checkpoint(folder):
         raise UsageError(
@@ -54,7 +54,7 @@ class Announcer:
         """The lease is held and nothing is sent yet: say so, then look for the other engine."""
 
         async def speak(bucket: KeyValue) -> None:
-            before = await spark_word(bucket)
+            before = await spark_claim(bucket)
             parked = before[0].parked if before is not None else 0
             await _word(pipeline, parked).put(bucket)
             self._parked = parked
@@ -83,7 +83,7 @@ class Announcer:
         async def once() -> None:
             connection = await connect(pipeline.nats, name="parti-deliver")
             try:
-                await work(await KeyValue.open(JetStreamApi(connection), Names(pipeline.stream).bucket))
+                await work(await KeyValue.open(JetStreamApi(connection), DeliveryNames(pipeline.stream).bucket))
             finally:
                 await connection.close()
 
@@ -94,9 +94,9 @@ def _again(error: PartiError) -> bool:
     return error.retriable or isinstance(error, UnknownOutcome)  # to say it twice does no harm
 
 
-def _word(pipeline: Pipeline, parked: int) -> SparkWord:
+def _word(pipeline: Pipeline, parked: int) -> SparkClaim:
     assert pipeline.standby is not None, "delivery runs behind a lease; only a replay has none"
     standby = pipeline.standby
-    return SparkWord(
+    return SparkClaim(
         told_checkpoint(pipeline.checkpoint), parked, standby.bucket, lease_key(pipeline.name), standby.ttl
     )

@@ -22,28 +22,37 @@ import nats.errors
 
 from parti.clock import SystemClock
 from parti.config.deliver import DeliverSection
+from parti.delivery.courier import Courier
+from parti.delivery.dead_letters import DeliveryDeadLetters
+from parti.delivery.endpoints import PREFIX, Endpoints, disabled_endpoints
+from parti.delivery.engine_lock import spark_claim
+from parti.delivery.errors import Reason
+from parti.delivery.gate import Gate
+from parti.delivery.guard import AddressGuard
+from parti.delivery.journal import Try
+from parti.delivery.names import DeliveryNames
+from parti.delivery.order import RuleBook, TaskOrder
+from parti.delivery.pending import Pending, TaskReader
+from parti.delivery.policy import (
+    UNSPENT,
+    AttemptOutcome,
+    Decision,
+    DeliveryAttempt,
+    GiveUp,
+    TryAgain,
+    decide,
+    schedule_of,
+)
+from parti.delivery.recency import is_older
+from parti.delivery.recorder import DeliveryRecorder
+from parti.delivery.secrets import SecretStore
+from parti.delivery.transport import HttpTransport
 from parti.errors import PartiError
 from parti.observe.metrics import NO_METRICS
 from parti.spark.pipeline.fence import StaleEpoch, fence_subject
-from parti.spark.pipeline.message import RowMessage, Rows
-from parti.spark.pipeline.outcomes import Parked
-from parti.spark.pipeline.policy import Aside, Postpone, Rested
-from parti.tasks.courier import Courier
-from parti.tasks.dead_letters import DeadLetters
-from parti.tasks.endpoints import PREFIX, Endpoints, disabled_endpoints
-from parti.tasks.engines import spark_word
-from parti.tasks.errors import Reason
-from parti.tasks.gate import Gate
-from parti.tasks.guard import AddressGuard
-from parti.tasks.held import Held, Reader
-from parti.tasks.journal import Try
-from parti.tasks.names import Names
-from parti.tasks.order import Order, RuleBook
-from parti.tasks.policy import UNSPENT, Again, Attempt, Bury, Decision, Outcome, decide, schedule_of
-from parti.tasks.recency import is_older
-from parti.tasks.recorder import Recorder
-from parti.tasks.secrets import SecretStore
-from parti.tasks.transport import HttpTransport
+from parti.spark.pipeline.message import MessageRows, RowMessage
+from parti.spark.pipeline.outcomes import ParkedRows
+from parti.spark.pipeline.policy import AlreadyDeadLettered, ParkAlone, ParkKey
 from parti.wire.api import JetStreamApi, expectations
 from parti.wire.connect import Connection, connect
 from parti.wire.errors import MessageNotFound
@@ -90,10 +99,10 @@ class Deliver:
         if not self.covers(message.sequence, message.timestamp):
             return None
         try:
-            return await (await _desk(self, message.rows)).deliver(message)
+            return await (await _session(self, message.rows)).deliver(message)
         except PartiError as error:
             # NATS is away: nothing may be let go, and nothing counts as tried.
-            return Postpone(_STORE_AGAIN, str(error))
+            return ParkKey(_STORE_AGAIN, str(error))
 
     def covers(self, sequence: int, timestamp: float) -> bool:
         """Whether this message is to be sent at all."""
@@ -121,13 +130,13 @@ class AttemptLog:
     def __init__(self, config: DeliverSection, connection: Connection) -> None:
         self._connection = connection
         self._records: list[tuple[str, bytes]] = []
-        self._recorder = Recorder(config, NO_METRICS, SystemClock())
+        self._recorder = DeliveryRecorder(config, NO_METRICS, SystemClock())
         self._recorder.write = lambda subject, data: self._records.append((subject, data))
 
     def __repr__(self) -> str:
         return f"<AttemptLog of {self._connection!r}>"
 
-    async def attempted(self, held: Held, attempt: Attempt, seconds: float) -> None:
+    async def attempted(self, held: Pending, attempt: DeliveryAttempt, seconds: float) -> None:
         self._recorder.attempted(held, attempt, seconds)
         while self._records:
             with suppress(nats.errors.Error):  # no connection, or one that takes no more: delivery does not wait for it
@@ -144,7 +153,7 @@ class _Trigger(msgspec.Struct, rename="camel"):
 _TRIGGER = msgspec.json.Decoder(_Trigger)
 
 
-def newest(delivery: Deliver, rows: Rows) -> dict[tuple[str, str], int]:
+def newest(delivery: Deliver, rows: MessageRows) -> dict[tuple[str, str], int]:
     """By document and trigger: the sequence of the newest task among these rows, by the document's own order."""
     found: dict[tuple[str, str], tuple[_Trigger, int]] = {}
     columns = zip(rows.keys, rows.values, rows.sequences, rows.timestamps, strict=True)
@@ -168,7 +177,7 @@ def _precedes(task: _Trigger, sequence: int, other: _Trigger, its_sequence: int)
     return not is_older(other, task)
 
 
-class Desk:
+class DeliverySession:
     """What the messages of one Spark task share."""
 
     def __init__(
@@ -176,7 +185,7 @@ class Desk:
         delivery: Deliver,
         courier: Courier,
         gate: Gate,
-        letters: DeadLetters,
+        letters: DeliveryDeadLetters,
         ends: Endpoints,
         log: AttemptLog | None = None,
     ) -> None:
@@ -187,22 +196,22 @@ class Desk:
         self._letters = letters
         self._endpoints = ends
         self._log = log
-        self._reader = Reader(config, RuleBook(config.triggers, config.order))
+        self._reader = TaskReader(config, RuleBook(config.triggers, config.order))
         self._clock = SystemClock()
         self._rng = random.Random()
         self._rights: dict[str, TaskRight] = {}
-        self._newest: WeakKeyDictionary[Rows, dict[tuple[str, str], int]] = WeakKeyDictionary()
+        self._newest: WeakKeyDictionary[MessageRows, dict[tuple[str, str], int]] = WeakKeyDictionary()
         self.closing = False
         """Whether nothing is to be sent any more: what is in flight ends, the rest is handed back."""
-        self.resources: AsyncGenerator[Desk, None] | None = None
+        self.resources: AsyncGenerator[DeliverySession, None] | None = None
         """Keeps them open; the end of the task's event loop closes them."""
 
     def __repr__(self) -> str:
-        return f"<Desk {self._delivery.name} {self._gate!r}>"
+        return f"<DeliverySession {self._delivery.name} {self._gate!r}>"
 
     async def deliver(self, message: RowMessage) -> object:
         if self.closing:
-            return Postpone(0.0, "the driver stops")
+            return ParkKey(0.0, "the driver stops")
         held = self._reader.read(
             message.data,
             message.headers,
@@ -212,37 +221,39 @@ class Desk:
             time=message.timestamp,
         )
         # Each time that its document was parked because of it was one attempt.
-        held.attempts = message.rows.tally.parked.get(message.index, Parked()).times
+        held.attempts = message.rows.tally.parked.get(message.index, ParkedRows()).times
         tried = self._delivery.before.tries.get(message.sequence)
         if tried is not None:
             if not held.attempts and (left := tried.due - self._clock.wall()) > 0:
                 return _later(held, left, "it was tried by the other engine, and waits", tried=False)
             held.attempts += tried.attempts
         if held.refusal is not None:
-            refused = Attempt(Outcome.REFUSED, error=str(held.refusal))
+            refused = DeliveryAttempt(AttemptOutcome.REFUSED, error=str(held.refusal))
             return await self._bury(held, held.refusal.reason, refused)
         assert held.task is not None
-        if held.rules.order is Order.LATEST and self._is_replaced(message, held.trigger):
+        if held.rules.order is TaskOrder.LATEST and self._is_replaced(message, held.trigger):
             return None
         if self._endpoints.is_disabled(held.task):
-            disabled = Attempt(Outcome.REFUSED, error="the endpoint is disabled")
+            disabled = DeliveryAttempt(AttemptOutcome.REFUSED, error="the endpoint is disabled")
             return await self._bury(held, Reason.DISABLED, disabled)
         postponed = await self._gate.admit(held.host, held.trigger, held.rules)
         if postponed is not None:
             if self._age(held) >= self._delivery.config.max_task_age:
-                expired = Attempt(Outcome.REFUSED, error="older than deliver.max_task_age when its turn came")
+                expired = DeliveryAttempt(
+                    AttemptOutcome.REFUSED, error="older than deliver.max_task_age when its turn came"
+                )
                 return await self._bury(held, Reason.EXPIRED, expired)
             return _later(held, postponed.wait, postponed.why, tried=False)
         attempt = await self._attempt(held, self._right(message))
-        if attempt.outcome is Outcome.DELIVERED:
+        if attempt.outcome is AttemptOutcome.DELIVERED:
             return None
         match self._decide(held, attempt):
-            case Bury(reason, disable):
+            case GiveUp(reason, disable):
                 if disable:
                     why = f"status {attempt.status}"
                     await self._endpoints.disable(held.task, held.host, why, self._clock.wall())
                 return await self._bury(held, reason, attempt)
-            case Again(wait):
+            case TryAgain(wait):
                 return _later(held, wait, attempt.error, tried=attempt.outcome not in UNSPENT)
             case _:
                 return None
@@ -262,8 +273,8 @@ class Desk:
             found = self._newest[rows] = newest(self._delivery, rows)
         return found.get((rows.keys[message.index], trigger), message.sequence) != message.sequence
 
-    async def _attempt(self, held: Held, right: TaskRight) -> Attempt:
-        spent: Outcome | None = None
+    async def _attempt(self, held: Pending, right: TaskRight) -> DeliveryAttempt:
+        spent: AttemptOutcome | None = None
         rest: float | None = None
         began = self._clock.now()
         try:
@@ -279,7 +290,7 @@ class Desk:
             await self._log.attempted(held, attempt, self._clock.now() - began)
         return attempt
 
-    def _decide(self, held: Held, attempt: Attempt) -> Decision:
+    def _decide(self, held: Pending, attempt: DeliveryAttempt) -> Decision:
         assert held.task is not None
         config = self._delivery.config
         return decide(
@@ -291,28 +302,28 @@ class Desk:
             rng=self._rng,
         )
 
-    def _age(self, held: Held) -> float:
+    def _age(self, held: Pending) -> float:
         return 0.0 if self._delivery.replay else self._clock.wall() - held.first_seen
 
-    async def _bury(self, held: Held, reason: Reason, attempt: Attempt) -> Rested:
+    async def _bury(self, held: Pending, reason: Reason, attempt: DeliveryAttempt) -> AlreadyDeadLettered:
         await self._letters.bury(held, reason, attempt)
-        return Rested(f"{reason.value}: {attempt.error}")
+        return AlreadyDeadLettered(f"{reason.value}: {attempt.error}")
 
 
-def _later(held: Held, wait: float, error: str, *, tried: bool) -> Aside | Retry | Postpone:
+def _later(held: Pending, wait: float, error: str, *, tried: bool) -> ParkAlone | Retry | ParkKey:
     """Its document waits with it, unless its policy lets others pass."""
-    if held.rules.order is Order.SKIP:
-        return Aside(wait, error, tried)
-    return Retry(wait, error) if tried else Postpone(wait, error)
+    if held.rules.order is TaskOrder.SKIP:
+        return ParkAlone(wait, error, tried)
+    return Retry(wait, error) if tried else ParkKey(wait, error)
 
 
-_DESKS: dict[int, asyncio.Task[Desk]] = {}
+_DESKS: dict[int, asyncio.Task[DeliverySession]] = {}
 """By event loop: each Spark task has its own."""
 _GATES: dict[str, Gate] = {}
 """By pipeline: a worker process serves one task after the other, and remembers which hosts are down."""
 
 
-async def _desk(delivery: Deliver, rows: Rows) -> Desk:
+async def _session(delivery: Deliver, rows: MessageRows) -> DeliverySession:
     loop = asyncio.get_running_loop()
     opening = _DESKS.get(id(loop))
     if opening is None:
@@ -320,22 +331,22 @@ async def _desk(delivery: Deliver, rows: Rows) -> Desk:
     return opening.result() if opening.done() else await asyncio.shield(opening)
 
 
-async def _open(delivery: Deliver, epoch: int, tasks: int) -> Desk:
+async def _open(delivery: Deliver, epoch: int, tasks: int) -> DeliverySession:
     resources = _resources(delivery, epoch, tasks)
     try:
-        desk = await anext(resources)
+        session = await anext(resources)
     except BaseException:
         _DESKS.pop(id(asyncio.get_running_loop()), None)
         raise
-    desk.resources = resources
-    return desk
+    session.resources = resources
+    return session
 
 
 async def _fence(js: JetStreamApi, delivery: Deliver, epoch: int) -> Mapping[str, str]:
     """What makes the server refuse our letters once there is a later driver; `StaleEpoch` when there is one already."""
     if not epoch:
         return {}
-    letters = Names(delivery.config.stream).dead_letters
+    letters = DeliveryNames(delivery.config.stream).dead_letters
     subject = fence_subject(letters, (f"{letters}.>",), delivery.name)
     try:
         marker = await js.msg_get(letters, last_by_subj=subject)
@@ -346,21 +357,21 @@ async def _fence(js: JetStreamApi, delivery: Deliver, epoch: int) -> Mapping[str
     return expectations(last_subject_seq=marker.seq, last_subject_filter=subject)
 
 
-async def _listen(desk: Desk, bucket: KeyValue) -> None:
+async def _listen(session: DeliverySession, bucket: KeyValue) -> None:
     """Look every second whether the driver wants to stop."""
-    while not desk.closing:
+    while not session.closing:
         await asyncio.sleep(_LOOK_EVERY)
         with suppress(PartiError):  # the next look tells
-            found = await spark_word(bucket)
-            desk.closing = found is not None and found[0].closing
+            found = await spark_claim(bucket)
+            session.closing = found is not None and found[0].closing
 
 
-async def _resources(delivery: Deliver, epoch: int, tasks: int) -> AsyncGenerator[Desk, None]:
-    """An open desk; what it uses is closed when the loop closes its generators.
+async def _resources(delivery: Deliver, epoch: int, tasks: int) -> AsyncGenerator[DeliverySession, None]:
+    """An open session; what it uses is closed when the loop closes its generators.
 
     Of what a trigger may do each of the `tasks` has its part: together they keep to its limits.
     """
-    config, clock, names = delivery.config, SystemClock(), Names(delivery.config.stream)
+    config, clock, names = delivery.config, SystemClock(), DeliveryNames(delivery.config.stream)
     guard = AddressGuard(config.allow_addresses, config.allow_ports)
     transport = HttpTransport(config, guard)
     connection = await connect(delivery.nats, name="parti-deliver")
@@ -374,12 +385,12 @@ async def _resources(delivery: Deliver, epoch: int, tasks: int) -> AsyncGenerato
         gate = _GATES.setdefault(delivery.name, Gate(config, clock, random.Random(), patience=_PATIENCE))
         gate.share = lambda: 1 / tasks
         fence = await _fence(js, delivery, epoch)
-        letters = DeadLetters(js, names, f"{delivery.name}:" if delivery.replay else "", fence)
+        letters = DeliveryDeadLetters(js, names, f"{delivery.name}:" if delivery.replay else "", fence)
         await transport.open()
-        desk = Desk(delivery, courier, gate, letters, endpoints, AttemptLog(config, connection))
+        session = DeliverySession(delivery, courier, gate, letters, endpoints, AttemptLog(config, connection))
         if epoch:
-            listening = asyncio.create_task(_listen(desk, bucket))
-        yield desk
+            listening = asyncio.create_task(_listen(session, bucket))
+        yield session
     finally:
         if listening is not None:
             listening.cancel()

@@ -10,7 +10,7 @@ from parti.errors import ConfigError
 from parti.groups.distribution import partition_depth, partition_filters, partition_subject, partitions_of
 from parti.groups.errors import GroupNotFound, NotListed, WorkQueueMissing
 from parti.groups.names import GroupKind, check_group, check_member, check_stream, work_queue
-from parti.groups.records import Membership, StaticRecord
+from parti.groups.records import GroupMembership, StaticRecord
 from parti.groups.store import RecordStore, Stored, elastic_store, static_store
 from parti.spark.source_options import GroupSetting
 from parti.wire.api import JetStreamApi
@@ -93,7 +93,7 @@ def look_up(options: ConnectOptions, stream: str, setting: GroupSetting) -> Foun
     return asyncio.run(look())
 
 
-def read_filters(record: Membership, member: str, partitions: tuple[int, ...]) -> tuple[str, ...]:
+def read_filters(record: GroupMembership, member: str, partitions: tuple[int, ...]) -> tuple[str, ...]:
     """The subjects of these partitions in the stream that members read.
 
     A work queue holds nothing but what the group's filters let in; the stream of a static group holds more.
@@ -103,6 +103,6 @@ def read_filters(record: Membership, member: str, partitions: tuple[int, ...]) -
     return tuple(partition_subject(record, partition) for partition in partitions)
 
 
-def owned(record: Membership, member: str) -> tuple[int, ...]:
+def owned(record: GroupMembership, member: str) -> tuple[int, ...]:
     """The member's partitions in rising order."""
     return tuple(sorted(partitions_of(record, member)))

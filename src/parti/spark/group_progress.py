@@ -22,8 +22,8 @@ from parti.spark.admission import Admission
 from parti.spark.group_columns import GroupRange
 from parti.spark.group_lookup import FoundGroup, read_filters
 from parti.spark.group_offsets import GroupOffset, write_partitions
-from parti.spark.held_member import MemberThread, Standing
 from parti.spark.outage import DriverLink
+from parti.spark.pin_holder import MemberThread, PinStatus
 from parti.spark.source_options import GroupSetting, SourceOptions
 from parti.wire.errors import ConsumerNotFound, StreamNotFound
 from parti.wire.ranges import RangeReader, StreamState
@@ -134,7 +134,7 @@ class GroupProgress:
                 self._member.take_back(standing.lease, 0)
         return found
 
-    def _end(self, reader: RangeReader, begin: GroupOffset, standing: Standing) -> GroupOffset:
+    def _end(self, reader: RangeReader, begin: GroupOffset, standing: PinStatus) -> GroupOffset:
         state = self._state(reader)
         if not self._elastic and state.created != begin.created:
             raise ConfigError(
@@ -153,7 +153,7 @@ class GroupProgress:
         partitions = write_partitions(standing.partitions)
         return GroupOffset(state.name, state.created, end, started, standing.lease, partitions)
 
-    def _position(self, reader: RangeReader, begin: GroupOffset, state: StreamState, standing: Standing) -> int:
+    def _position(self, reader: RangeReader, begin: GroupOffset, state: StreamState, standing: PinStatus) -> int:
         """Where a new lease begins: behind everything that is done."""
         if not self._elastic:
             return max(begin.sequence, self._durable_floor(reader))

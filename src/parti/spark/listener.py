@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from pyspark.sql.streaming import StreamingQueryListener
 
-from parti.observe.catalog import Kind, Metric
+from parti.observe.catalog import Metric, MetricKind
 from parti.observe.logs import get_logger
 from parti.observe.metrics import Metrics
 
@@ -34,19 +34,25 @@ def query_metrics(queries: Iterable[str]) -> tuple[Metric, ...]:
     """The metrics of these queries, for the catalog of a `Metrics`; everything else is the query `other`."""
     labels = {"query": (*dict.fromkeys(queries), OTHER)}
     return (
-        Metric("parti_spark_rows_total", Kind.COUNTER, "Rows that batches have read.", labels),
-        Metric("parti_spark_batches_total", Kind.COUNTER, "Batches done, also those without rows.", labels),
-        Metric("parti_spark_failures_total", Kind.COUNTER, "Queries that ended with an error.", labels),
-        Metric("parti_spark_rows_per_second", Kind.GAUGE, "Rows a second while the last batch was processed.", labels),
-        Metric("parti_spark_batch_seconds", Kind.HISTOGRAM, "Time from trigger to commit.", labels, _BATCH_SECONDS),
-        Metric("parti_spark_lag_messages", Kind.GAUGE, "Messages in the stream behind the last batch's end.", labels),
+        Metric("parti_spark_rows_total", MetricKind.COUNTER, "Rows that batches have read.", labels),
+        Metric("parti_spark_batches_total", MetricKind.COUNTER, "Batches done, also those without rows.", labels),
+        Metric("parti_spark_failures_total", MetricKind.COUNTER, "Queries that ended with an error.", labels),
+        Metric(
+            "parti_spark_rows_per_second", MetricKind.GAUGE, "Rows a second while the last batch was processed.", labels
+        ),
+        Metric(
+            "parti_spark_batch_seconds", MetricKind.HISTOGRAM, "Time from trigger to commit.", labels, _BATCH_SECONDS
+        ),
+        Metric(
+            "parti_spark_lag_messages", MetricKind.GAUGE, "Messages in the stream behind the last batch's end.", labels
+        ),
         Metric(
             "parti_spark_lag_seconds",
-            Kind.GAUGE,
+            MetricKind.GAUGE,
             "For how long the first unread message has been seen in the stream, 0 when all is read.",
             labels,
         ),
-        Metric("parti_spark_queries", Kind.GAUGE, "Queries that run now.", labels),
+        Metric("parti_spark_queries", MetricKind.GAUGE, "Queries that run now.", labels),
     )
 
 

@@ -34,7 +34,7 @@ from parti.spark.plain_errors import plainly
 from parti.spark.source_options import SOURCE_OPTIONS
 from parti.spark.table_options import SPARKS_OWN
 from parti.spark.worker_process import settle
-from parti.spark.write_identity import Place, WriteLedger, kind_of
+from parti.spark.write_identity import WriteLedger, WritePlace, kind_of
 from parti.subjects import validate_subject, validate_token
 from parti.wire.options import ConnectOptions
 from parti.wire.outgoing import CHUNK_ROWS, HEADERS, Rows, chunk_id, chunks
@@ -97,13 +97,13 @@ READER_COLUMNS = frozenset({"key", "partition", "sequence", "timestamp", "stream
 
 
 @dataclass(frozen=True, slots=True)
-class Written(WriterCommitMessage):
+class WrittenRows(WriterCommitMessage):
     """What one task has had acknowledged."""
 
     partition: int
     messages: int
     duplicates: int
-    place: Place | None = None
+    place: WritePlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,29 +166,29 @@ class _Writer:
         target = find_target(self.connect, stream=self.stream, subject=self.subject or "", patience=self.patience)
         _check_target(target, demand_atomic=demand_atomic)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
         """When this returns, the stream has stored every row of the task."""
         with plainly():
             return self._write(iterator)
 
-    def _write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def _write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
         settle()
         task = TaskContext.get()
         assert task is not None
-        place = Place.of(task._localProperties or {})
+        place = WritePlace.of(task._localProperties or {})
         name = self._named(place, task.partitionId())
         with self._publisher(name) as publisher:
             most = CHUNK_ROWS if self.progress is None else PROGRESS_ROWS
             for number, rows in enumerate(chunks((self._rows(part) for part in iterator), most)):
                 publisher.publish(rows, chunk_id(name.scope, number, rows, salt=name.run))
             done = publisher.flush()
-        return Written(task.partitionId(), done.messages, done.duplicates, place)
+        return WrittenRows(task.partitionId(), done.messages, done.duplicates, place)
 
-    def _write_number(self, _place: Place) -> int | None:
+    def _write_number(self, _place: WritePlace) -> int | None:
         """Which write of its batch this is; None when that cannot be known."""
         return 0  # a streaming query writes each batch once
 
-    def _named(self, place: Place | None, partition: int) -> _Name:
+    def _named(self, place: WritePlace | None, partition: int) -> _Name:
         """What the task's rows are called; the same at a repeat, and another for every other write."""
         named = f"w-{self.write_id}" if self.write_id else None  # never one that is counted
         if place is None:
@@ -253,13 +253,13 @@ class JetStreamBatchWriter(_Writer, DataSourceArrowWriter):
         kind = kind_of(self.stream, self.subject, self.progress, *schema.names)
         self._ticket = self._ledger.begin(kind) if self._ledger is not None else None
 
-    def _write_number(self, _place: Place) -> int | None:
+    def _write_number(self, _place: WritePlace) -> int | None:
         return None if self._ticket is None else self._ticket.number(_place)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Runs on the driver when all tasks have succeeded."""
         if self._ledger is not None and self._ticket is not None:
-            written = [message for message in messages if isinstance(message, Written)]
+            written = [message for message in messages if isinstance(message, WrittenRows)]
             self._ledger.succeeded(self._ticket, written[0].place if written else None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - Spark's signature

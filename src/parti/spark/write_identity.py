@@ -27,7 +27,7 @@ _MOST: Final = 256  # batches that are remembered: the last one of each query th
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WritePlace:
     """The micro-batch that a task works for."""
 
     query: str
@@ -36,7 +36,7 @@ class Place:
     batch: str
 
     @classmethod
-    def of(cls, properties: Mapping[str, str | None]) -> Place | None:
+    def of(cls, properties: Mapping[str, str | None]) -> WritePlace | None:
         """From the local properties of a task; None outside a streaming query."""
         query, batch = properties.get("sql.streaming.queryId"), properties.get("streaming.sql.batchId")
         if not query or not batch:
@@ -59,7 +59,7 @@ class Ticket:
     """Whether no other write of this kind was under way when it began."""
     seen: Mapping[str, int] = field(default_factory=dict)
 
-    def number(self, place: Place) -> int | None:
+    def number(self, place: WritePlace) -> int | None:
         """Which write of its batch this is, from 0 on; None when that cannot be known."""
         return self.seen.get(place.key, 0) if self.alone else None
 
@@ -93,7 +93,7 @@ class WriteLedger:
             seen = {key[len(kind) + 1 :]: n for key, n in state["done"].items() if key.startswith(f"{kind} ")}
         return Ticket(writer, kind, alone, seen)
 
-    def succeeded(self, ticket: Ticket, place: Place | None) -> None:
+    def succeeded(self, ticket: Ticket, place: WritePlace | None) -> None:
         """The write is stored: the next of its kind in this batch is another one."""
         with self._changed() as state:
             state["open"].pop(ticket.writer, None)

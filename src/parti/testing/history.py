@@ -85,7 +85,7 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HistoryVerdict:
     """Counts of each violation, and a few of each in words."""
 
     published: int
@@ -156,7 +156,7 @@ class History:
         """Effects fed so far, repeats included."""
         return self._effects
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> HistoryVerdict:
         """Judge all that was fed so far; call it at the end, when everything has had time to arrive."""
         lost = phantom = published = 0
         for (key, producer), lane in self._lanes.items():
@@ -168,7 +168,7 @@ class History:
                 if counter not in lane.maybe:
                     phantom += 1
                     self._example("phantom", f"{producer}-{counter} of {key}")
-        return Verdict(
+        return HistoryVerdict(
             published=published,
             effects=self._effects,
             lost=lost,

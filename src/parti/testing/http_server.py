@@ -28,7 +28,7 @@ _HUGE_CHUNK = b"x" * 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedRequest:
     """One request as it came in; header names are in lower case."""
 
     method: str
@@ -59,7 +59,7 @@ class Hang:
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class ResetConnection:
     """The connection is aborted (RST) in place of an answer."""
 
 
@@ -92,8 +92,8 @@ def redirect(location: str, status: int = 302) -> Answer:
     return Answer(status, {"Location": location})
 
 
-Reply = Answer | Hang | Reset | Drip | Huge | Garbage
-Script = Callable[[Received], Reply]
+Reply = Answer | Hang | ResetConnection | Drip | Huge | Garbage
+Script = Callable[[ReceivedRequest], Reply]
 """Decides about each request of a path."""
 
 
@@ -102,7 +102,7 @@ class FaultHttpServer:
 
     def __init__(self, *, host: str = "127.0.0.1", port: int = 0) -> None:
         """Port 0 takes any free one."""
-        self.received: deque[Received] = deque(maxlen=_MOST_RECEIVED)
+        self.received: deque[ReceivedRequest] = deque(maxlen=_MOST_RECEIVED)
         self.connections = 0
         """Connections accepted so far."""
         self.port = port
@@ -142,7 +142,9 @@ class FaultHttpServer:
         """The JSON bodies that came for a path, in order."""
         return [request.json() for request in self.received if request.path == path]
 
-    async def wait_for(self, count: int, *, path: str | None = None, timeout: float = PATIENCE) -> list[Received]:
+    async def wait_for(
+        self, count: int, *, path: str | None = None, timeout: float = PATIENCE
+    ) -> list[ReceivedRequest]:
         """Return when so many requests have come (for the path); `TimeoutError` when they do not."""
         async with asyncio.timeout(timeout):
             while True:
@@ -179,7 +181,7 @@ class FaultHttpServer:
     def decide(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
         """Remember a request and choose its reply."""
         number = self._counts[path] = self._counts.get(path, 0) + 1
-        request = Received(method, path, headers, body, number)
+        request = ReceivedRequest(method, path, headers, body, number)
         self.received.append(request)
         self._arrived.set()
         return self._scripts.get(path, self._default)(request)
@@ -263,7 +265,7 @@ class _Connection(asyncio.Protocol):
                 transport.write(_encode(reply))
             case Hang():
                 await self._closed
-            case Reset():
+            case ResetConnection():
                 transport.abort()
             case Garbage():
                 transport.write(reply.data)

@@ -121,7 +121,7 @@ class _Cut(Exception):
     """This connection is to be reset now."""
 
 
-class Link:
+class ProxiedLink:
     """One client connection joined to one connection to the target; cancelling `run()` resets both."""
 
     def __init__(self, client: socket.socket, target: tuple[str, int], flows: Mapping[Direction, Flow]) -> None:

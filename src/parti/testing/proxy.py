@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from parti.errors import UsageError
 from parti.testing.errors import NeverHappened
 from parti.testing.eventually import PATIENCE
-from parti.testing.link import Direction, Flow, Link
+from parti.testing.link import Direction, Flow, ProxiedLink
 from parti.testing.ports import pick_port
 from parti.testing.running import Running
 
@@ -44,7 +44,7 @@ class FaultProxy(Running):
             Direction.TO_SERVER: Flow(random.Random(seed)),
             Direction.TO_CLIENT: Flow(random.Random(seed + 1)),
         }
-        self._links: dict[Link, asyncio.Task[None]] = {}
+        self._links: dict[ProxiedLink, asyncio.Task[None]] = {}
         self._connections = 0
         self._seen = threading.Condition()
         self._refusing = False
@@ -201,7 +201,7 @@ class FaultProxy(Running):
         loop = asyncio.get_running_loop()
         while True:
             client, _ = await loop.sock_accept(listener)
-            link = Link(client, self._target, self._flows)
+            link = ProxiedLink(client, self._target, self._flows)
             task = asyncio.create_task(link.run())
             self._links[link] = task
             task.add_done_callback(functools.partial(self._ended, link))
@@ -209,7 +209,7 @@ class FaultProxy(Running):
                 self._connections += 1
                 self._seen.notify_all()
 
-    def _ended(self, link: Link, _task: asyncio.Task[None]) -> None:
+    def _ended(self, link: ProxiedLink, _task: asyncio.Task[None]) -> None:
         link.reset()  # a task that is cancelled before its first step closes nothing itself
         del self._links[link]
 

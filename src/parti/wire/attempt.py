@@ -52,7 +52,7 @@ class ReadInterrupted(TransientError):
     """The consumer or its leader is gone, or a delivery was lost: read on behind the last position."""
 
 
-class Attempt(ABC):
+class ReadAttempt(ABC):
     """Base of both paths: its own inbox, a server that is asked for a sign of life, and a clean connection after it."""
 
     def __init__(self, connection: BlockingConnection, stream: str, cursor: Cursor) -> None:
@@ -124,7 +124,7 @@ class Attempt(ABC):
         return ReadInterrupted(f"reading stream {self.stream!r} was interrupted: {description or status}")
 
 
-class ConsumerAttempt(Attempt):
+class ConsumerAttempt(ReadAttempt):
     """Through an ephemeral pull consumer without acks, kept in memory: the fast path, for limits and interest."""
 
     def __init__(
@@ -307,7 +307,7 @@ def _pending_messages(header: bytes) -> int:
     return int(found[1]) if found else 0
 
 
-class DirectAttempt(Attempt):
+class DirectAttempt(ReadAttempt):
     """Through batch Direct Get: for work queues, which allow no second consumer, and for small ranges.
 
     Every replica answers it, and so does every mirror of the stream, in its name (`mirror_direct`, which the server
@@ -352,7 +352,7 @@ class DirectAttempt(Attempt):
         raise error
 
 
-class LeaderAttempt(Attempt):
+class LeaderAttempt(ReadAttempt):
     """Message by message from the stream's leader, some at a time: slow, and right whoever else answers.
 
     For a work queue whose Direct Get a mirror answers: close to a mirror, each time.

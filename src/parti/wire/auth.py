@@ -18,14 +18,14 @@ _SEED = re.compile(r"-+BEGIN USER NKEY SEED-+\s+(\S+)\s+-+END USER NKEY SEED-+")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Identity:
+class NkeyIdentity:
     """Who we are to the server: a key that can sign, and for decentralised auth the user's JWT."""
 
     seed: str
     jwt: str | None = None
 
     @classmethod
-    def from_creds(cls, text: str, *, source: str) -> Identity:
+    def from_creds(cls, text: str, *, source: str) -> NkeyIdentity:
         """The identity in the content of a credentials file (`nsc generate creds`)."""
         jwt, seed = _JWT.search(text), _SEED.search(text)
         if jwt is None or seed is None:
@@ -35,7 +35,7 @@ class Identity:
         return identity
 
     @classmethod
-    def from_seed(cls, text: str, *, source: str) -> Identity:
+    def from_seed(cls, text: str, *, source: str) -> NkeyIdentity:
         """The identity of a bare nkey seed; comment lines and the credentials file's block markers are skipped."""
         lines = [line.strip() for line in text.splitlines()]
         seeds = [line for line in lines if line.startswith("S")]

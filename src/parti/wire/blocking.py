@@ -37,7 +37,7 @@ _STATUS_END = b"\r\n\r\n\r\n"  # a status frame is the end of an answer: there i
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class BlockingReply:
     """The answer to a request: status (0 when there is none), header block and body."""
 
     status: int
@@ -161,7 +161,7 @@ class BlockingConnection:
         self._pongs_due += 1
         self.send(b"PING\r\n")
 
-    def request(self, subject: str, data: bytes = b"", timeout: float | None = None) -> Reply:
+    def request(self, subject: str, data: bytes = b"", timeout: float | None = None) -> BlockingReply:
         """The first answer. Messages of subscriptions that arrive meanwhile are dropped: unsubscribe before."""
         timeout = timeout or self.options.request_timeout
         self._requests += 1
@@ -315,9 +315,9 @@ class BlockingConnection:
         return ConnectionFailed(f"connection to {self.address} broke: {cause}")
 
 
-def _reply(frames: Frames, index: int) -> Reply:
+def _reply(frames: Frames, index: int) -> BlockingReply:
     header = frames.header(index)
-    return Reply(*status_of(header), header, frames.payload(index))
+    return BlockingReply(*status_of(header), header, frames.payload(index))
 
 
 def status_of(header: bytes) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from nats.aio.client import Client, RawCredentials
 
 from parti.errors import AuthFailed, ConnectionFailed, PartiError, TlsFailed
 from parti.observe.logs import get_logger
-from parti.wire.events import ConnectionEvent, EventKind, Events, Listener
+from parti.wire.events import ConnectionEvent, ConnectionEventKind, Events, Listener
 from parti.wire.options import ConnectOptions
 from parti.wire.requests import Requests
 
@@ -143,7 +143,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
 
     async def _on_error(self, error: Exception) -> None:
         if not self._opening:
-            self._tell(EventKind.ERROR, error)
+            self._tell(ConnectionEventKind.ERROR, error)
             return
         # During the first connect an exception raised here ends `Client.connect`, which otherwise tries for ever.
         typed = self._typed(error)
@@ -154,18 +154,18 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
             raise typed from error
 
     async def _on_disconnected(self) -> None:
-        self._tell(EventKind.DISCONNECTED, self.last_error)
+        self._tell(ConnectionEventKind.DISCONNECTED, self.last_error)
 
     async def _on_reconnected(self) -> None:
-        self._tell(EventKind.RECONNECTED)
+        self._tell(ConnectionEventKind.RECONNECTED)
 
     async def _on_closed(self) -> None:
-        self._tell(EventKind.CLOSED, self.last_error)
+        self._tell(ConnectionEventKind.CLOSED, self.last_error)
 
     async def _on_lame_duck(self) -> None:
-        self._tell(EventKind.LAME_DUCK)
+        self._tell(ConnectionEventKind.LAME_DUCK)
 
-    def _tell(self, kind: EventKind, error: Exception | None = None) -> None:
+    def _tell(self, kind: ConnectionEventKind, error: Exception | None = None) -> None:
         if self._abandoned:
             return
         event = ConnectionEvent(kind, self._address(), error)

@@ -11,7 +11,7 @@ from parti.observe.logs import get_logger
 log = get_logger("wire")
 
 
-class EventKind(StrEnum):
+class ConnectionEventKind(StrEnum):
     """The turns in a connection's life."""
 
     DISCONNECTED = "disconnected"
@@ -25,7 +25,7 @@ class EventKind(StrEnum):
 class ConnectionEvent:
     """One turn; `error` says why when the client knows, `server` is the address without secrets."""
 
-    kind: EventKind
+    kind: ConnectionEventKind
     server: str = ""
     error: Exception | None = None
 

@@ -26,7 +26,7 @@ from parti.wire.kv_model import (
     operation_of,
 )
 from parti.wire.stored import StoredMessage
-from parti.wire.watch import Watch
+from parti.wire.watch import KvWatch
 
 _NANOSECONDS = 1_000_000_000
 # A create that finds a marker tries again on the marker's revision; each further round means that somebody else was
@@ -199,8 +199,8 @@ class KeyValue:
         return ack.seq
 
     def watch(self, pattern: str = ">", **settings: Any) -> AsyncGenerator[Change | SnapshotDone, None]:
-        """The state of every key that matches, then `SnapshotDone`, then each change as it comes; see `Watch`."""
-        return Watch(self.api, self.stream, self._subjects, check_pattern(pattern), **settings).changes()
+        """The state of every key that matches, then `SnapshotDone`, then each change as it comes; see `KvWatch`."""
+        return KvWatch(self.api, self.stream, self._subjects, check_pattern(pattern), **settings).changes()
 
     async def entries(self, pattern: str = ">") -> list[Entry]:
         """The live entries that match, as of now."""
@@ -216,7 +216,7 @@ class KeyValue:
         return sorted([c.key async for c in self._snapshot(pattern, values=False) if c.operation is Operation.PUT])
 
     async def _snapshot(self, pattern: str, *, values: bool = True) -> AsyncIterator[Change]:
-        watch = Watch(self.api, self.stream, self._subjects, check_pattern(pattern), values=values)
+        watch = KvWatch(self.api, self.stream, self._subjects, check_pattern(pattern), values=values)
         async with aclosing(watch.changes()) as changes:
             async for change in changes:
                 if isinstance(change, SnapshotDone):

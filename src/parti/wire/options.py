@@ -15,7 +15,7 @@ from parti import __version__, defaults
 from parti.config.units import parse_duration
 from parti.errors import ConfigError
 from parti.wire.address import ServerAddress, UrlSecrets, parse_servers
-from parti.wire.auth import Identity, read_secret_file
+from parti.wire.auth import NkeyIdentity, read_secret_file
 
 DEFAULT_SERVER = defaults.SERVER
 _SECRET = frozenset({"password", "token", "nkey_seed", "creds"})
@@ -121,18 +121,18 @@ class ConnectOptions:
         """The servers to try, in the order given."""
         return list(parse_servers(self.servers)[0])
 
-    def identity(self) -> Identity | None:
+    def identity(self) -> NkeyIdentity | None:
         """The key that signs the server's nonce, or None when auth is by password, token, certificate or not at all."""
         if self.creds:
-            return Identity.from_creds(self.creds, source="the creds option")
+            return NkeyIdentity.from_creds(self.creds, source="the creds option")
         if self.creds_file:
             text = read_secret_file(self.creds_file, what="credentials file")
-            return Identity.from_creds(text, source=repr(self.creds_file))
+            return NkeyIdentity.from_creds(text, source=repr(self.creds_file))
         if self.nkey_seed:
-            return Identity.from_seed(self.nkey_seed, source="the nkey_seed option")
+            return NkeyIdentity.from_seed(self.nkey_seed, source="the nkey_seed option")
         if self.nkey_file:
             text = read_secret_file(self.nkey_file, what="nkey file")
-            return Identity.from_seed(text, source=repr(self.nkey_file))
+            return NkeyIdentity.from_seed(text, source=repr(self.nkey_file))
         return None
 
     def self_contained(self) -> ConnectOptions:

@@ -84,7 +84,7 @@ def checked(rows: Rows, first: int = 0) -> Rows:
     return rows
 
 
-def check_sizes(frames: Frames, rows: Rows, limit: int, first: int = 0) -> None:
+def check_sizes(frames: OutgoingFrames, rows: Rows, limit: int, first: int = 0) -> None:
     """MessageTooLarge when a message with its headers exceeds the server's max_payload, which cuts the connection."""
     if len(frames.sizes) and int(frames.sizes.max()) > limit:
         row = int(np.flatnonzero(frames.sizes > limit)[0])
@@ -138,14 +138,14 @@ def row_ids(rows: Rows, chunk: str) -> pa.Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Frames:
+class OutgoingFrames:
     """Publish frames, one a row, and the bytes that each counts against max_payload."""
 
     frames: pa.Array
     sizes: npt.NDArray[np.int64]
 
 
-def build(rows: Rows, replies: pa.Array, extra: pa.Array) -> Frames:
+def build(rows: Rows, replies: pa.Array, extra: pa.Array) -> OutgoingFrames:
     """An HPUB frame for each row; `extra` is its block of control header lines, `replies` its reply (may be empty)."""
     blocks = [] if rows.headers is None else [header_blocks(rows.headers)]
     head = _join(_bytes(b"NATS/1.0\r\n"), extra, *blocks, _bytes(b"\r\n"))
@@ -155,17 +155,17 @@ def build(rows: Rows, replies: pa.Array, extra: pa.Array) -> Frames:
         _bytes(b"HPUB "), rows.subject, _bytes(b" "), replies, _bytes(b" "), _decimal(head_size), _bytes(b" "),
         _decimal(size), _bytes(b"\r\n"), head, rows.value, _bytes(b"\r\n"),
     )  # fmt: skip
-    return Frames(frames, np.asarray(size, dtype=np.int64))
+    return OutgoingFrames(frames, np.asarray(size, dtype=np.int64))
 
 
-def single_frames(rows: Rows, inbox: str, first_reply: int, chunk: str, constant: bytes) -> Frames:
+def single_frames(rows: Rows, inbox: str, first_reply: int, chunk: str, constant: bytes) -> OutgoingFrames:
     """Each row with its id, and answered at `inbox.N` from `first_reply` on."""
     replies = _join(_bytes(f"{inbox}.".encode()), _decimal(np.arange(first_reply, first_reply + len(rows))))
     ids = _join(_bytes(constant + b"Nats-Msg-Id: "), row_ids(rows, chunk), _bytes(b"\r\n"))
     return build(rows, replies, ids)
 
 
-def atomic_frames(rows: Rows, inbox: str, first_reply: int, batch: str, chunk: str, constant: bytes) -> Frames:
+def atomic_frames(rows: Rows, inbox: str, first_reply: int, batch: str, chunk: str, constant: bytes) -> OutgoingFrames:
     """The rows as one atomic batch; its first row is answered at `first_reply`, its last (the commit) at the next.
 
     Without ids of the rows' own only the first message carries one: as all are stored or none, it stands for all, and

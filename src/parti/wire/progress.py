@@ -31,8 +31,8 @@ from parti.wire.errors import (
     status_error,
 )
 from parti.wire.options import ConnectOptions
-from parti.wire.outgoing import Frames, Rows, build, check_sizes, checked, joined_bytes
-from parti.wire.publisher import NotAcknowledged, Published
+from parti.wire.outgoing import OutgoingFrames, Rows, build, check_sizes, checked, joined_bytes
+from parti.wire.publisher import NotAcknowledged, PublishResult
 from parti.wire.replying import Replying
 
 PROGRESS_ROWS = 999  # the marker is the thousandth message of the server's largest batch
@@ -65,7 +65,7 @@ class ProgressPublisher(Replying):
     ) -> None:
         """`subject` is the marker's; `step` rises with everything that this writer ever writes."""
         super().__init__(options, name)
-        self.published = Published()
+        self.published = PublishResult()
         self._stream = stream
         self._subject = subject
         self._step = step
@@ -111,7 +111,7 @@ class ProgressPublisher(Replying):
         self._chunk += 1
         self._rows += len(rows)
 
-    def flush(self) -> Published:
+    def flush(self) -> PublishResult:
         """Forget the markers before the last; each call of `publish` has been answered already."""
         if self._chunk and self._connection is not None:
             try:
@@ -168,7 +168,7 @@ class ProgressPublisher(Replying):
 
 def progress_frames(
     rows: Rows, reply: str, stream: str, subject: str, expected: int, body: dict[str, object]
-) -> Frames:
+) -> OutgoingFrames:
     """The rows and behind them the marker, as one atomic batch that is refused unless the marker is at `expected`."""
     marker = Rows(
         value=pa.array([json.dumps(body).encode()], pa.binary()),

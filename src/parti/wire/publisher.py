@@ -49,7 +49,7 @@ class NotAcknowledged(TransientError):
 
 
 @dataclass(slots=True)
-class Published:
+class PublishResult:
     """What a publisher has had acknowledged."""
 
     messages: int = 0
@@ -104,7 +104,7 @@ class Publisher(Replying):
         publish with WrongLastSequence, in the same step in which it would have stored it.
         """
         super().__init__(options, name)
-        self.published = Published()
+        self.published = PublishResult()
         self._expected = stream
         self._constant = f"Nats-Expected-Stream: {stream}\r\n".encode() if stream else b""
         if expect is not None:
@@ -146,7 +146,7 @@ class Publisher(Replying):
         except TransientError as error:
             self._setback(error)
 
-    def flush(self) -> Published:
+    def flush(self) -> PublishResult:
         """When this returns, every row published so far is stored."""
         self._drain(0)
         return self.published

@@ -25,7 +25,7 @@ import pyarrow as pa
 from parti.backoff import FAST
 from parti.errors import ConnectionFailed, DataLoss, FatalError, PartiError, TransientError, UsageError
 from parti.subjects import validate_token
-from parti.wire.attempt import Attempt, ConsumerAttempt, DirectAttempt, LeaderAttempt, ReadInterrupted
+from parti.wire.attempt import ConsumerAttempt, DirectAttempt, LeaderAttempt, ReadAttempt, ReadInterrupted
 from parti.wire.blocking import BlockingConnection
 from parti.wire.columns import SCHEMA
 from parti.wire.cursor import Cursor
@@ -249,7 +249,7 @@ class RangeReader:
         state = _state(self._side, stream)
         return _state(self._side, stream, deleted=True) if witness.wants_deleted(state) else state
 
-    def _attempt(self, state: StreamState, cursor: Cursor, path: Path, refused: int, *, times: bool) -> Attempt:
+    def _attempt(self, state: StreamState, cursor: Cursor, path: Path, refused: int, *, times: bool) -> ReadAttempt:
         if path == "auto":
             small = cursor.to - cursor.position < DIRECT_BELOW and state.allow_direct and not refused
             path = "direct" if state.retention == "workqueue" or small else "consumer"

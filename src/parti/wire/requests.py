@@ -24,7 +24,7 @@ from parti.errors import (
     RequestTimeout,
     UsageError,
 )
-from parti.wire.events import ConnectionEvent, EventKind
+from parti.wire.events import ConnectionEvent, ConnectionEventKind
 
 if TYPE_CHECKING:
     from parti.wire.connect import Connection
@@ -170,12 +170,15 @@ class Requests:
             handle(reply_of(message))
 
     def _on_event(self, event: ConnectionEvent) -> None:
-        if event.kind is EventKind.ERROR and (refused := _REFUSED.search(str(event.error).lower())) is not None:
+        if (
+            event.kind is ConnectionEventKind.ERROR
+            and (refused := _REFUSED.search(str(event.error).lower())) is not None
+        ):
             for token, subject in list(self._asked.items()):
                 if subject.lower() == refused[1]:  # nats-py tells it in lower case
                     text = f"{event.server} refused a publish to {subject}: grant the user that permission"
                     self._handlers[token](AuthFailed(text))
-        if event.kind in (EventKind.DISCONNECTED, EventKind.CLOSED):
+        if event.kind in (ConnectionEventKind.DISCONNECTED, ConnectionEventKind.CLOSED):
             lost = ConnectionLost(f"the connection to {event.server} broke before the answer came")
             for handle in list(self._handlers.values()):
                 handle(lost)

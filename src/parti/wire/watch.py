@@ -24,7 +24,7 @@ from parti.waiting import first_of
 from parti.wire.api import JetStreamApi
 from parti.wire.delivery import Delivery, parse_delivery
 from parti.wire.errors import BatchCompleted, MessageNotFound, NoMessages, PullExpired, status_error
-from parti.wire.events import ConnectionEvent, EventKind
+from parti.wire.events import ConnectionEvent, ConnectionEventKind
 from parti.wire.kv_model import Change, Operation, SnapshotDone, operation_of
 from parti.wire.requests import Reply, reply_of
 
@@ -43,7 +43,7 @@ class Resync(TransientError):
     """The consumer cannot be trusted any more: create another one behind the last revision told."""
 
 
-class Watch:
+class KvWatch:
     """The changes of the keys that match one pattern, told once each and in the order of their revisions per key.
 
     What is promised, over any number of resyncs: no state that stays is missed, no revision is told twice, a key that
@@ -110,16 +110,16 @@ class Watch:
         unlisten = self._api.connection.add_listener(self._on_event)
         try:
             try:
-                told = await self._start()
+                found_changes = await self._start()
             except TransientError as reason:
-                told = await self._recover(reason)
+                found_changes = await self._recover(reason)
             while True:
-                for item in told:
+                for item in found_changes:
                     yield item
                 try:
-                    told = await self._step()
+                    found_changes = await self._step()
                 except PartiError as reason:
-                    told = await self._recover(reason)
+                    found_changes = await self._recover(reason)
         finally:
             unlisten()
             await self._drop_consumer()
@@ -160,15 +160,15 @@ class Watch:
         await self._listen()
         self._consumer, self._consumer_seq, self._awaited = name, 0, 0
         created = await self._api.consumer_create(self._stream, config, action="create")
-        told: list[Change | SnapshotDone] = []
+        found_changes: list[Change | SnapshotDone] = []
         if fresh:
             self._snapshot = int(created["num_pending"])
             if self._snapshot == 0:
-                told += self._finish_snapshot()
+                found_changes += self._finish_snapshot()
         if resumed:
-            told += await self._relist()
+            found_changes += await self._relist()
         self._relist_at = self._clock.now() + self._relist_every
-        return told
+        return found_changes
 
     async def _listen(self) -> None:
         """A new inbox and queue, so that late messages of an earlier consumer cannot mix in."""
@@ -232,15 +232,15 @@ class Watch:
         if delivery.consumer_seq != self._consumer_seq:
             raise Resync(f"{self._consumer} delivered {delivery.consumer_seq} where {self._consumer_seq} was next")
         self._awaited -= 1
-        told: list[Change | SnapshotDone] = []
+        found_changes: list[Change | SnapshotDone] = []
         if delivery.stream_seq > self._last_seq:
             self._last_seq = delivery.stream_seq
-            told.append(self._change(message, delivery))
+            found_changes.append(self._change(message, delivery))
         if self._snapshot is not None:
             self._snapshot -= 1
             if self._snapshot <= 0 or delivery.pending == 0:
-                told += self._finish_snapshot()
-        return told
+                found_changes += self._finish_snapshot()
+        return found_changes
 
     def _change(self, message: Reply, delivery: Delivery) -> Change:
         key = message.subject.removeprefix(self._prefix)
@@ -255,12 +255,12 @@ class Watch:
 
     def _finish_snapshot(self) -> list[Change | SnapshotDone]:
         self._snapshot = None
-        told: list[Change | SnapshotDone] = [self._vanished(key, seq) for key, seq in self._orphans.items()]
+        found_changes: list[Change | SnapshotDone] = [self._vanished(key, seq) for key, seq in self._orphans.items()]
         self._orphans.clear()
         if not self._announced:
             self._announced = True
-            told.append(SnapshotDone(self._last_seq))
-        return told
+            found_changes.append(SnapshotDone(self._last_seq))
+        return found_changes
 
     def _vanished(self, key: str, revision: int) -> Change:
         return Change(key, None, revision, Operation.VANISHED, int(self._clock.wall() * _NANOSECONDS))
@@ -271,12 +271,12 @@ class Watch:
         present: set[str] = set()
         async for page in self._api.stream_subjects(self._stream, self._filter):
             present.update(subject.removeprefix(self._prefix) for subject in page)
-        told: list[Change | SnapshotDone] = []
+        found_changes: list[Change | SnapshotDone] = []
         for key, revision in before.items():
             if key not in present and await self._is_gone(key):
                 del self._alive[key]
-                told.append(self._vanished(key, revision))
-        return told
+                found_changes.append(self._vanished(key, revision))
+        return found_changes
 
     async def _is_gone(self, key: str) -> bool:
         # Pages of a changing listing may skip a subject, so that each one is asked for by itself.
@@ -333,7 +333,7 @@ class Watch:
             log.debug("watch.consumer_left", stream=self._stream, consumer=consumer, why=str(error))
 
     def _on_event(self, event: ConnectionEvent) -> None:
-        if event.kind in (EventKind.DISCONNECTED, EventKind.CLOSED):
+        if event.kind in (ConnectionEventKind.DISCONNECTED, ConnectionEventKind.CLOSED):
             self._queue.put_nowait(ConnectionLost(f"the connection to {event.server} broke"))
-        if event.kind in (EventKind.RECONNECTED, EventKind.CLOSED):
+        if event.kind in (ConnectionEventKind.RECONNECTED, ConnectionEventKind.CLOSED):
             self._reconnected.set()

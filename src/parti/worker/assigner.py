@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from parti.model import Lease, PartitionId, Retention
 from parti.wire.errors import ConsumerDoesNotExist
-from parti.worker.desk import Desk
 from parti.worker.durable import Durable, Memory
+from parti.worker.inbox import Inbox
 from parti.worker.ledger import PartitionState
 from parti.worker.mending import Mender
 from parti.worker.routing import Routes, SubjectTemplate
@@ -29,7 +29,7 @@ class Assigner:
         self,
         runtime: Runtime,
         durable: Durable,
-        desk: Desk,
+        inbox: Inbox,
         session: Session,
         *,
         lock: asyncio.Lock,
@@ -38,24 +38,24 @@ class Assigner:
         self.positions: dict[PartitionId, int] = {}
         self._config = runtime.config
         self._durable = durable
-        self._desk = desk
+        self._inbox = inbox
         self._session = session
         self._recorder = runtime.recorder
         self._lock = lock
         self._catch_up = catch_up
         self._template = SubjectTemplate(runtime.config.subject_template)
-        self.mender = Mender(runtime, durable, desk, session, catch_up=catch_up, forget_positions=self.positions.clear)
+        self.mender = Mender(runtime, durable, inbox, session, catch_up=catch_up, forget_positions=self.positions.clear)
 
     # -- applying -----------------------------------------------------------------------------------------------------
 
     async def apply(self, wanted: Wanted) -> bool:
         """Bring this into force; False when nothing had to change on the server."""
-        desk, durable = self._desk, self._durable
+        inbox, durable = self._inbox, self._durable
         if not durable.known:
             return await self._begin(wanted)
         renamed = durable.name_for(wanted.worker_id) != durable.name
         filters = self._filters(wanted)
-        states = desk.ledger.states
+        states = inbox.ledger.states
         removed = [state for key, state in states.items() if key not in wanted.routes.partitions]
         added = [key for key in wanted.routes.partitions if key not in states]
         for key, lease in wanted.leases.items():
@@ -70,7 +70,7 @@ class Assigner:
         at_work = [state for state in removed if not state.stopped]
         await self._stop_all(removed)
         # Before the update: once a filter is gone, what the consumer delivers says nothing about that partition.
-        cursors = {state.id: desk.ledger.cursor(state.id) for state in removed}
+        cursors = {state.id: inbox.ledger.cursor(state.id) for state in removed}
         fresh = {key: self._new_state(wanted, key) for key in added}
         try:
             async with self._lock:
@@ -82,24 +82,24 @@ class Assigner:
                 await self._join(wanted, list(fresh.values()))
         except BaseException:
             for key in fresh:
-                desk.drop(states.pop(key))
+                inbox.drop(states.pop(key))
             for state in at_work:  # what was only held, or had stopped before, is not ours to begin
                 self.go_on(state)
-            desk.ledger.forget_places()
+            inbox.ledger.forget_places()
             raise
         self._forget(removed, cursors)
-        desk.ledger.assign(wanted.routes)
+        inbox.ledger.assign(wanted.routes)
         self._recorder.subjects(len(wanted.routes.subjects), len(diff.added), len(diff.removed))
         self._session.resume()
         return True
 
     async def _pause(self, wanted: Wanted, removed: list[PartitionState]) -> bool:
         """No partition, and the consumer keeps its filters: nothing is pulled until there is one again."""
-        before = len(self._desk.ledger.routes.subjects)
+        before = len(self._inbox.ledger.routes.subjects)
         await self._stop_all(removed)
         self._session.pause()
-        self._forget(removed, {state.id: self._desk.ledger.cursor(state.id) for state in removed})
-        self._desk.ledger.assign(wanted.routes)
+        self._forget(removed, {state.id: self._inbox.ledger.cursor(state.id) for state in removed})
+        self._inbox.ledger.assign(wanted.routes)
         self._recorder.subjects(0, 0, before)
         self._recorder.event("worker.paused", op="update", result="paused")
         return bool(removed)
@@ -110,7 +110,9 @@ class Assigner:
             return wanted.routes.subjects
         if self._config.on_empty_assignment == "pause-pull-loop" and self._durable.known:
             # With claims the partitions have another owner: here our filter would keep its messages, or refuse its own.
-            return None if not (wanted.claimed and self._desk.by_reset) else (self._template.nothing(wanted.worker_id),)
+            return (
+                None if not (wanted.claimed and self._inbox.by_reset) else (self._template.nothing(wanted.worker_id),)
+            )
         return (self._template.nothing(wanted.worker_id),)
 
     async def _update(self, filters: tuple[str, ...]) -> None:
@@ -126,19 +128,19 @@ class Assigner:
 
         See docs/evidence/go-library.md#w9.
         """
-        old, durable, ledger = self._durable.name, self._durable, self._desk.ledger
-        if self._desk.retention is Retention.WORKQUEUE:
+        old, durable, ledger = self._durable.name, self._durable, self._inbox.ledger
+        if self._inbox.retention is Retention.WORKQUEUE:
             await durable.delete()
         durable.name = durable.name_for(wanted.worker_id)
         self._set_worker(wanted.worker_id)
         memory = self.mender.memory()
         durable.known = False
         if await durable.info() is None:
-            await durable.create(filters, memory, after=ledger.floor(), retention=self._desk.retention)
+            await durable.create(filters, memory, after=ledger.floor(), retention=self._inbox.retention)
         else:
             await durable.update(filters, memory)
         self._session.interrupt(Interrupted("the worker id changed"))
-        if self._desk.retention is not Retention.WORKQUEUE:
+        if self._inbox.retention is not Retention.WORKQUEUE:
             new, durable.name = durable.name, old
             try:
                 await durable.delete()
@@ -149,7 +151,7 @@ class Assigner:
 
     async def _begin(self, wanted: Wanted) -> bool:
         """Make the consumer, or go on with the one an earlier process of this worker left."""
-        desk, durable, session = self._desk, self._durable, self._session
+        inbox, durable, session = self._inbox, self._durable, self._session
         filters = self._filters(wanted)
         assert filters is not None
         facts = await durable.facts()
@@ -171,10 +173,10 @@ class Assigner:
                     waiting = await self._continue(wanted, filters, fresh, info)
                 await self._join(wanted, waiting)
             except BaseException:
-                desk.ledger.states.clear()
+                inbox.ledger.states.clear()
                 durable.known = False
                 raise
-        desk.ledger.assign(wanted.routes)
+        inbox.ledger.assign(wanted.routes)
         self._recorder.subjects(len(wanted.routes.subjects), len(wanted.routes.subjects), 0)
         if wanted.routes.subjects or self._config.on_empty_assignment == "apply-empty-filter":
             session.resume()
@@ -184,18 +186,18 @@ class Assigner:
         self, wanted: Wanted, filters: tuple[str, ...], fresh: Mapping[PartitionId, PartitionState], last: int
     ) -> None:
         # "new" is this moment, not that in which the server makes the consumer, nor a later one after it was deleted.
-        unknown = last if self._config.start == "new" and self._desk.retention is not Retention.WORKQUEUE else 0
+        unknown = last if self._config.start == "new" and self._inbox.retention is not Retention.WORKQUEUE else 0
         begins = {key: wanted.positions.get(key, unknown) for key in fresh}
         after = min(begins.values(), default=unknown)
-        await self._durable.create(filters, Memory(), after=after, retention=self._desk.retention)
+        await self._durable.create(filters, Memory(), after=after, retention=self._inbox.retention)
         self._session.stale = False
         self._session.next_sequence = 1
         for key, state in fresh.items():
             if key in wanted.hold:
                 continue
             state.target = None  # nothing was delivered yet: the consumer itself begins early enough
-            state.seen = begins[key]
-        self._desk.ledger.stand_at(after)
+            state.received_through = begins[key]
+        self._inbox.ledger.stand_at(after)
 
     async def _begin_claimed(
         self,
@@ -208,15 +210,15 @@ class Assigner:
 
         On an interest stream an existing consumer keeps what it has: its unacked messages may live by it alone.
         """
-        desk, durable, session = self._desk, self._durable, self._session
+        inbox, durable, session = self._inbox, self._durable, self._session
         if info is None:
-            await durable.create(filters, Memory(), after=last, retention=desk.retention)
+            await durable.create(filters, Memory(), after=last, retention=inbox.retention)
             session.stale, session.next_sequence = False, 1
         else:
             await durable.update(filters, Memory())
             session.stale = True
-        if desk.retention is Retention.LIMITS:
-            desk.ledger.stand_at(last)
+        if inbox.retention is Retention.LIMITS:
+            inbox.ledger.stand_at(last)
         return list(fresh.values())
 
     async def _continue(
@@ -227,11 +229,11 @@ class Assigner:
         info: Mapping[str, object],
     ) -> list[PartitionState]:
         """Take up an existing durable; returns the partitions that need a catch-up."""
-        ledger, durable, session = self._desk.ledger, self._durable, self._session
+        ledger, durable, session = self._inbox.ledger, self._durable, self._session
         memory, filtered = durable.memory(), set(durable.filters)
         floor = int(info["ack_floor"]["stream_seq"])  # type: ignore[index]
         # What is left of a work queue is what is not done, whatever the floor says; nor does that of another stream.
-        void = self._desk.retention is Retention.WORKQUEUE or not durable.of_this_stream
+        void = self._inbox.retention is Retention.WORKQUEUE or not durable.of_this_stream
         if void:
             floor, memory = 0, Memory()
         ledger.owed = {sequence for sequence in memory.left if sequence > floor}
@@ -241,13 +243,13 @@ class Assigner:
             subject = self._template.subject(wanted.routes.partitions[key])
             if subject in filtered and key not in wanted.positions and key not in memory.catching:
                 state.target = None
-                state.seen = ledger.high
+                state.received_through = ledger.high
             else:
-                state.seen = wanted.positions.get(key, memory.catching.get(key, state.seen))
-                state.target = state.seen
+                state.received_through = wanted.positions.get(key, memory.catching.get(key, state.received_through))
+                state.target = state.received_through
                 waiting.append(state)
         if set(filters) != filtered or memory.left or memory.catching or waiting or not durable.sealed:
-            catching = {state.id: state.seen for state in waiting}
+            catching = {state.id: state.received_through for state in waiting}
             await durable.update(filters, Memory(catching, memory.high, tuple(sorted(ledger.owed))))
         delivered = int(info["delivered"]["consumer_seq"])  # type: ignore[index]
         session.stale = bool(info["num_ack_pending"] or ledger.owed or void)
@@ -259,28 +261,28 @@ class Assigner:
     def _new_state(self, wanted: Wanted, key: PartitionId) -> PartitionState:
         lease = wanted.leases.get(key) or Lease(key, 0)
         state = PartitionState(wanted.routes.partitions[key], lease)
-        state.seen = wanted.positions.get(key, self.positions.get(key, 0))
-        state.target = state.seen  # hold everything until the target is known
+        state.received_through = wanted.positions.get(key, self.positions.get(key, 0))
+        state.target = state.received_through  # hold everything until the target is known
         state.stopped = key in wanted.hold
         return state
 
     def _place(self, fresh: Mapping[PartitionId, PartitionState]) -> None:
         """Messages may come for the new partitions from now on; those of the old ones still do."""
-        self._desk.ledger.states.update(fresh)
-        self._desk.ledger.routes = _merged(self._template, self._desk.ledger.states.values())
-        self._desk.ledger.forget_places()
+        self._inbox.ledger.states.update(fresh)
+        self._inbox.ledger.routes = _merged(self._template, self._inbox.ledger.states.values())
+        self._inbox.ledger.forget_places()
 
     async def _join(self, wanted: Wanted, states: list[PartitionState]) -> None:
         """The filter is in force: everything behind T reaches us by itself, everything up to T by a range read."""
         if not states:
             return
         last = await self._durable.last_sequence()
-        queue = self._desk.retention is Retention.WORKQUEUE
+        queue = self._inbox.retention is Retention.WORKQUEUE
         for state in states:
-            unknown = state.id not in wanted.positions and state.id not in self.positions and not state.seen
+            unknown = state.id not in wanted.positions and state.id not in self.positions and not state.received_through
             if unknown and self._config.start == "new" and state.id not in wanted.hold and not queue:
-                state.seen = last
-            self._desk.extend(state, max(last, state.target or 0))
+                state.received_through = last
+            self._inbox.extend(state, max(last, state.target or 0))
         self._catch_up([state for state in states if not state.stopped])
 
     # -- partitions that go -------------------------------------------------------------------------------------------
@@ -291,15 +293,15 @@ class Assigner:
         What takes longer than `drain_timeout` is cancelled, and left behind if it ignores that or sits in a thread;
         then it is repeated elsewhere, and so may be later messages of other keys.
         """
-        if self._desk.by_reset:
-            self._desk.put_aside(state)
-        state.stop(self._desk.pool.running_of(state))
-        await self._desk.pool.drained(state, self._config.drain_timeout)
-        state.finish = 0
+        if self._inbox.by_reset:
+            self._inbox.put_aside(state)
+        state.stop(self._inbox.pool.running_of(state))
+        await self._inbox.pool.drained(state, self._config.drain_timeout)
+        state.finish_through = 0
         if state.stopped:
             state.look_ahead()
-            if self._desk.by_reset:
-                self._desk.give_back(state)
+            if self._inbox.by_reset:
+                self._inbox.give_back(state)
 
     def go_on(self, state: PartitionState) -> None:
         """Start again with a stopped partition, from its cursor."""
@@ -307,7 +309,7 @@ class Assigner:
         if state.catching_up:
             self._catch_up([state])
         else:
-            self._desk.pool.resume(state)
+            self._inbox.pool.resume(state)
 
     async def _stop_all(self, states: Iterable[PartitionState]) -> None:
         async with asyncio.TaskGroup() as group:
@@ -315,17 +317,17 @@ class Assigner:
                 group.create_task(self.stop(state))
 
     def _forget(self, states: Iterable[PartitionState], cursors: Mapping[PartitionId, int]) -> None:
-        ledger = self._desk.ledger
+        ledger = self._inbox.ledger
         for state in states:
             if len(self.positions) >= _REMEMBERED:
                 self.positions.pop(next(iter(self.positions)))
             self.positions[state.id] = cursors[state.id]
-            self._desk.drop(state)
+            self._inbox.drop(state)
             del ledger.states[state.id]
         ledger.forget_places()
 
     def _set_worker(self, worker_id: str) -> None:
-        self._desk.worker_id = worker_id
+        self._inbox.worker_id = worker_id
         self._recorder.worker_id = worker_id
         self._recorder.consumer_name = self._durable.name
 

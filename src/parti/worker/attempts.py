@@ -14,7 +14,7 @@ from collections.abc import Callable
 from parti.errors import PartiError
 from parti.model import Tried
 from parti.observe import worker_metrics as m
-from parti.worker.dead_letters import DeadLetterOffice
+from parti.worker.dead_letters import DeadLetterWriter
 from parti.worker.errors import HandlerCancelled, HandlerTimeout, LeaseOver
 from parti.worker.handler import AdaptedHandler
 from parti.worker.health import Part
@@ -42,7 +42,7 @@ class Attempts:
         let_go: Callable[[Message], None],
     ) -> None:
         config = runtime.config
-        self.office: DeadLetterOffice | None = None
+        self.office: DeadLetterWriter | None = None
         self.handler = handler = AdaptedHandler(runtime.handler, concurrency=config.concurrency)
         self._policy = RetryPolicy(config.max_deliver, config.delays)
         self._recorder = runtime.recorder
@@ -171,7 +171,7 @@ class Attempts:
         state = message._lane.state
         if counted:
             state.tries.take_back(message.sequence)
-        state.stopped, state.finish = True, 0
+        state.stopped, state.finish_through = True, 0
         self._recorder.event(
             "worker.fenced", op="start", result="refused", partition=state.id, sequence=message.sequence, warn=True
         )

@@ -23,7 +23,7 @@ from parti.model import PartitionId, Retention
 from parti.observe import worker_metrics as m
 from parti.wire.async_ranges import AsyncRangeReader
 from parti.wire.options import ConnectOptions
-from parti.worker.desk import Desk
+from parti.worker.inbox import Inbox
 from parti.worker.ledger import PartitionState
 from parti.worker.recorder import Recorder
 
@@ -31,20 +31,20 @@ _COLUMNS = ("subject", "sequence", "timestamp", "headers", "data")
 _SLICE = 256  # rows made into messages before the loop may do something else
 
 
-class CatchUp:
-    """Range reads of one worker's stream, fed to its desk as fast as the handlers make room."""
+class CatchUpReader:
+    """Range reads of one worker's stream, fed to its inbox as fast as the handlers make room."""
 
     def __init__(
         self,
         options: ConnectOptions,
         stream: str,
-        desk: Desk,
+        inbox: Inbox,
         recorder: Recorder,
         last_sequence: Callable[[], Awaitable[int]],
     ) -> None:
         self.open_reader: Callable[[], AsyncRangeReader] = lambda: AsyncRangeReader(options, name="parti-catchup")
         self._stream = stream
-        self._desk = desk
+        self._inbox = inbox
         self._recorder = recorder
         self._last_sequence = last_sequence
         self._one_at_a_time = asyncio.Lock()
@@ -58,7 +58,7 @@ class CatchUp:
         async with self._one_at_a_time:
             waiting = {state.id: state for state in states}
             while waiting := {key: state for key, state in waiting.items() if self._catching(state)}:
-                after = min(state.seen for state in waiting.values())
+                after = min(state.received_through for state in waiting.values())
                 target = max(state.target or 0 for state in waiting.values())
                 parts = {key: (state, state.turn, state.target or 0) for key, state in waiting.items()}
                 if after < target:
@@ -68,9 +68,9 @@ class CatchUp:
                     if not self._catching(state) or state.turn != turn:
                         continue
                     if state.target is not None and state.target <= upto:
-                        self._desk.release_held(state)
+                        self._inbox.release_held(state)
                     else:
-                        state.seen = max(state.seen, upto)
+                        state.received_through = max(state.received_through, upto)
 
     async def backlog(self, subjects: tuple[str, ...], near: int, checkpoint: Callable[[], Awaitable[None]]) -> int:
         """Read all live partitions until less than `near` sequences are left; returns how many messages came.
@@ -79,7 +79,7 @@ class CatchUp:
         called after each part, to store how far it got: a crash then repeats one part at most.
         """
         async with self._one_at_a_time:
-            ledger = self._desk.ledger
+            ledger = self._inbox.ledger
             total = 0
             end = await self._last_sequence()
             while ledger.high < end:
@@ -92,11 +92,11 @@ class CatchUp:
             # A partition that is being taken over was left out: its own range read has to come as far.
             for state in ledger.states.values():
                 if state.target is not None and state.target < ledger.high:
-                    self._desk.extend(state, ledger.high)
+                    self._inbox.extend(state, ledger.high)
             return total
 
     def _catching(self, state: PartitionState) -> bool:
-        return state.catching_up and not state.stopped and self._desk.ledger.states.get(state.id) is state
+        return state.catching_up and not state.stopped and self._inbox.ledger.states.get(state.id) is state
 
     async def _read(
         self,
@@ -107,8 +107,8 @@ class CatchUp:
         *,
         checkpoint: Callable[[], Awaitable[None]] | None = None,
     ) -> int:
-        """Feed `(after, to]` to the desk, each partition up to its `bound`, in order; returns how many came."""
-        fed, ledger = 0, self._desk.ledger
+        """Feed `(after, to]` to the inbox, each partition up to its `bound`, in order; returns how many came."""
+        fed, ledger = 0, self._inbox.ledger
         async with contextlib.aclosing(self._batches(after, to, subjects)) as batches:
             async for batch in batches:
                 fed += await self._feed(batch, bound)
@@ -131,7 +131,7 @@ class CatchUp:
                     subjects=subjects,
                     columns=_COLUMNS,
                     # What was acked is gone from an interest stream, as it should be.
-                    allow_gone=self._desk.retention is not Retention.LIMITS,
+                    allow_gone=self._inbox.retention is not Retention.LIMITS,
                     on_loss=lambda first, last: lost.append((first, last)),
                 )
             ) as batches:
@@ -149,16 +149,16 @@ class CatchUp:
             subjects, sequences, stamps, headers, payloads = (column.to_pylist() for column in rows.columns)
             for i, sequence in enumerate(sequences):
                 subject = subjects[i].encode()
-                place = self._desk.ledger.place(subject)
+                place = self._inbox.ledger.place(subject)
                 if place is None or sequence > bound(place.state):
                     continue
-                if not self._desk.has_room():
-                    await self._desk.room()
+                if not self._inbox.has_room():
+                    await self._inbox.room()
                     # Whatever was looked up before a wait may be gone after it: the partition, or our right to feed it.
-                    place = self._desk.ledger.place(subject)
+                    place = self._inbox.ledger.place(subject)
                     if place is None or sequence > bound(place.state):
                         continue
-                fed += self._desk.feed(place, sequence, payloads[i], _head(headers[i]), stamps[i])
+                fed += self._inbox.feed(place, sequence, payloads[i], _head(headers[i]), stamps[i])
         return fed
 
     async def _parts(self, batch: pa.RecordBatch) -> AsyncIterator[pa.RecordBatch]:
@@ -166,7 +166,7 @@ class CatchUp:
         seconds = batch.column("timestamp").cast(pa.int64()).cast(pa.float64(), safe=False)
         batch = batch.set_column(index, "timestamp", pa.compute.divide(seconds, 1e9))
         for start in range(0, batch.num_rows, _SLICE):
-            await self._desk.room()
+            await self._inbox.room()
             yield batch.slice(start, _SLICE)
 
 

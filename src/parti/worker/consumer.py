@@ -81,7 +81,7 @@ class WorkerConsumer:
         self._expected_stream: tuple[str, Callable[[str], None]] | None = None
 
     def __repr__(self) -> str:
-        state = "closed" if self._closing else "new" if self._engine is None else repr(self._engine.desk.ledger)
+        state = "closed" if self._closing else "new" if self._engine is None else repr(self._engine.inbox.ledger)
         return f"<WorkerConsumer {self._worker_id or '-'} {state} {'healthy' if self.is_healthy else 'unhealthy'}>"
 
     def handler(self, function: H) -> H:
@@ -165,7 +165,7 @@ class WorkerConsumer:
         """
         engine, state = self._state(partition)
         await engine.assigner.stop(state)
-        return engine.desk.ledger.cursor(partition)
+        return engine.inbox.ledger.cursor(partition)
 
     def resume_partition(self, partition: PartitionId, lease: Lease | None = None) -> None:
         """Go on with a stopped partition from its cursor."""
@@ -184,7 +184,7 @@ class WorkerConsumer:
         if not state.stopped or state.target is None:
             raise UsageError(f"partition {partition} is not held: name it in `hold` of the update that adds it")
         state.lease = lease
-        target = engine.desk.resume_at(state, after, ahead)
+        target = engine.inbox.resume_at(state, after, ahead)
         engine.begin_catch_up([state])
         return target
 
@@ -194,7 +194,7 @@ class WorkerConsumer:
 
     def ahead_of(self, partition: PartitionId) -> Ahead | None:
         """What a stopped partition has done above its cursor; None too when it was taken from us meanwhile."""
-        state = self._engine.desk.ledger.states.get(partition) if self._engine is not None else None
+        state = self._engine.inbox.ledger.states.get(partition) if self._engine is not None else None
         return state.ahead if state is not None else None
 
     def blocked_by(self) -> tuple[PartitionId, int] | None:
@@ -259,9 +259,9 @@ class WorkerConsumer:
         engine, state = self._state(partition)
         if not state.stopped or state.running:
             raise UsageError(f"partition {partition} is at work: stop it before it is held")
-        engine.desk.hold(state)
+        engine.inbox.hold(state)
         last = await engine.durable.last_sequence()
-        engine.desk.extend(state, max(last, state.target or 0))
+        engine.inbox.extend(state, max(last, state.target or 0))
         return state.target or 0
 
     def position(self, partition: PartitionId) -> PartitionInfo:
@@ -280,7 +280,7 @@ class WorkerConsumer:
 
     def _state(self, partition: PartitionId) -> tuple[Engine, PartitionState]:
         engine = self._engine
-        state = engine.desk.ledger.states.get(partition) if engine is not None else None
+        state = engine.inbox.ledger.states.get(partition) if engine is not None else None
         if engine is None or state is None:
             raise UsageError(f"partition {partition} is not assigned to this worker")
         return engine, state

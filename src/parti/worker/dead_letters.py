@@ -77,7 +77,7 @@ class DeadLetter:
         )
 
 
-class DeadLetterOffice:
+class DeadLetterWriter:
     """Buries messages of one stream; makes the dead-letter stream when the first letter needs it."""
 
     def __init__(self, js: JetStreamApi, stream: str, consumer: str, scope: str = "") -> None:

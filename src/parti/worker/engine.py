@@ -10,23 +10,23 @@ from parti.backoff import FAST
 from parti.errors import PartiError
 from parti.model import Retention
 from parti.observe import worker_metrics as m
-from parti.wire.events import ConnectionEvent, EventKind
+from parti.wire.events import ConnectionEvent, ConnectionEventKind
 from parti.wire.filters import SubjectFilter
 from parti.worker.assigner import Assigner
 from parti.worker.attempts import Attempts
-from parti.worker.catchup import CatchUp
-from parti.worker.dead_letters import DeadLetterOffice
-from parti.worker.desk import Desk
+from parti.worker.catchup import CatchUpReader
+from parti.worker.dead_letters import DeadLetterWriter
 from parti.worker.durable import Durable
 from parti.worker.errors import WorkerClosed
 from parti.worker.health import Part
+from parti.worker.inbox import Inbox
 from parti.worker.info import PartitionInfo, Shown
 from parti.worker.ledger import PartitionState
 from parti.worker.routing import SubjectTemplate
 from parti.worker.runtime import Runtime
 from parti.worker.session import Interrupted, Session
 from parti.worker.updates import Batch, Coalescer
-from parti.worker.watch import Watch
+from parti.worker.watch import HandlerWatch
 
 _ALMOST_IDLE = 8  # messages in hand: what is left over is no hurry while there is work
 _VERIFY_EVERY = 2.0  # seconds; a crash repeats no more for it, an idle partition is read again that far
@@ -47,19 +47,19 @@ class Engine:
         self.backoff = runtime.backoff
         fence = runtime.fence
         lock = asyncio.Lock()
-        self.attempts = Attempts(runtime, let_go=lambda message: self.desk.let_go(message))
-        self.desk = Desk(config, recorder, self.attempts.serve)
-        self.desk.pool.on_left = self.attempts.left_behind
-        self.attempts.on_fenced = lambda state: self.desk.pool.fence(state if fence.may_pull() else None)
-        self.attempts.let_go = self.desk.let_go  # without the detour: it is called once a message
-        self.desk.may_pull = self.desk.pool.may_act = fence.may_pull
+        self.attempts = Attempts(runtime, let_go=lambda message: self.inbox.let_go(message))
+        self.inbox = Inbox(config, recorder, self.attempts.serve)
+        self.inbox.pool.on_left = self.attempts.left_behind
+        self.attempts.on_fenced = lambda state: self.inbox.pool.fence(state if fence.may_pull() else None)
+        self.attempts.let_go = self.inbox.let_go  # without the detour: it is called once a message
+        self.inbox.may_pull = self.inbox.pool.may_act = fence.may_pull
         self.durable = Durable(runtime)
         options = runtime.js.connection.connect_options
-        self.catch_up = CatchUp(options, config.stream, self.desk, recorder, self.durable.last_sequence)
+        self.catch_up = CatchUpReader(options, config.stream, self.inbox, recorder, self.durable.last_sequence)
         self.session = Session(
             runtime,
             self.durable,
-            self.desk,
+            self.inbox,
             self.catch_up,
             lock=lock,
             recreate=lambda reason: self.assigner.mender.recreate(reason),
@@ -67,19 +67,19 @@ class Engine:
         )
         self.durable.before_adding = self.session.rewind
         self.assigner = Assigner(
-            runtime, self.durable, self.desk, self.session, lock=lock, catch_up=self.begin_catch_up
+            runtime, self.durable, self.inbox, self.session, lock=lock, catch_up=self.begin_catch_up
         )
         self.coalescer = Coalescer(
             window=config.update_coalescing_window, interval=config.min_update_interval, clock=runtime.clock
         )
-        self.watch = Watch(
-            self.desk.pool,
+        self.watch = HandlerWatch(
+            self.inbox.pool,
             self.attempts,
             runtime,
-            states=lambda: list(self.desk.ledger.states.values()),
-            in_hand=lambda: self.desk.ledger.in_hand,
+            states=lambda: list(self.inbox.ledger.states.values()),
+            in_hand=lambda: self.inbox.ledger.in_hand,
         )
-        self.desk.pool.on_bug = self._bug
+        self.inbox.pool.on_bug = self._bug
         self._bugs: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._js = runtime.js
         self._lock = lock
@@ -96,7 +96,7 @@ class Engine:
         return PartitionInfo(
             partition=state.partition,
             lease=state.lease,
-            cursor=self.desk.ledger.cursor(state.id),
+            cursor=self.inbox.ledger.cursor(state.id),
             target=(state.target if state.target is not None else state.range_end) if state.behind else None,
             in_hand=len(state.open),
             done=state.done,
@@ -108,14 +108,14 @@ class Engine:
 
     def shown(self) -> Shown:
         """What an operator asks first."""
-        ledger = self.desk.ledger
+        ledger = self.inbox.ledger
         return Shown(
-            worker_id=self.desk.worker_id,
+            worker_id=self.inbox.worker_id,
             consumer=self.durable.name,
             subjects=ledger.routes.subjects,
             in_hand=ledger.in_hand,
-            batch_size=self.desk.batches.size,
-            pulling=self.desk.pull is not None,
+            batch_size=self.inbox.batches.size,
+            pulling=self.inbox.pull is not None,
             partitions=tuple(self.partition_info(state) for state in ledger.states.values()),
         )
 
@@ -150,7 +150,7 @@ class Engine:
         await self._bugs
 
     def _on_connection(self, event: ConnectionEvent) -> None:
-        if event.kind is EventKind.RECONNECTED:
+        if event.kind is ConnectionEventKind.RECONNECTED:
             self.session.reconnected()
 
     # -- updates ------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Engine:
             recorder.event("worker.update", op="update", result="failure", error=str(error), warn=True)
             raise
         if self.attempts.office is None:
-            self.attempts.office = DeadLetterOffice(self._js, self.config.stream, self.durable.name, self.durable.scope)
+            self.attempts.office = DeadLetterWriter(self._js, self.config.stream, self.durable.name, self.durable.scope)
         recorder.worked(Part.UPDATE, self.clock.now())
         if changed:
             took = self.clock.now() - started
@@ -204,7 +204,7 @@ class Engine:
 
     def begin_catch_up(self, states: list[PartitionState]) -> None:
         """Bring these partitions to their targets, beside everything else."""
-        if self.desk.by_reset:
+        if self.inbox.by_reset:
             if states:
                 self.session.interrupt(Interrupted("partitions begin: what is left of them is delivered anew"))
             return
@@ -237,17 +237,17 @@ class Engine:
 
     def _nearest(self) -> list[PartitionState]:
         """Those that are about as far as the most advanced one: nobody waits for the backlog of another."""
-        reach = max(state.seen for state in self._behind) - self.config.catch_up_lag
-        states = [state for state in self._behind if state.seen >= reach]
-        self._behind = [state for state in self._behind if state.seen < reach]
+        reach = max(state.received_through for state in self._behind) - self.config.catch_up_lag
+        states = [state for state in self._behind if state.received_through >= reach]
+        self._behind = [state for state in self._behind if state.received_through < reach]
         return states
 
     async def _taken_over(self, states: list[PartitionState]) -> None:
         """Everything up to the targets is with the lanes: when it is done, say so where a crash would look."""
         for state in states:
-            if state.behind and self.desk.ledger.states.get(state.id) is state:
-                state.whole = asyncio.Event()
-                await state.whole.wait()
+            if state.behind and self.inbox.ledger.states.get(state.id) is state:
+                state.caught_up = asyncio.Event()
+                await state.caught_up.wait()
         self.recorder.event("worker.take_over", op="catch_up", result="success", partitions=len(states))
         await self._remember()
 
@@ -274,17 +274,17 @@ class Engine:
         await self._remember()
 
     async def _reach_one(self, state: PartitionState, calls: asyncio.Semaphore) -> None:
-        ledger, subject = self.desk.ledger, SubjectTemplate(self.config.subject_template).subject(state.partition)
+        ledger, subject = self.inbox.ledger, SubjectTemplate(self.config.subject_template).subject(state.partition)
         waits = FAST.delays()
         while state.range_end is not None and ledger.states.get(state.id) is state and not state.stopped:
             target = state.range_end
-            if max(state.seen, ledger.verified) >= target:
+            if max(state.received_through, ledger.verified) >= target:
                 break
             with contextlib.suppress(PartiError):
                 async with calls:
-                    left = await self.durable.next_sequence(subject, state.seen + 1)
+                    left = await self.durable.next_sequence(subject, state.received_through + 1)
                 if left is None or left > target:
-                    state.seen = max(state.seen, target)
+                    state.received_through = max(state.received_through, target)
                     break
             await self.clock.sleep(next(waits))
         state.range_end = None
@@ -301,8 +301,8 @@ class Engine:
                 with contextlib.suppress(PartiError):  # the pull loop has the same trouble, and says so
                     async with self._lock:
                         await self.assigner.mender.verify()
-                    self.desk.waits(self.durable.pending)
-                    if self.desk.by_reset and self.desk.ledger.in_hand <= _ALMOST_IDLE:
+                    self.inbox.waits(self.durable.pending)
+                    if self.inbox.by_reset and self.inbox.ledger.in_hand <= _ALMOST_IDLE:
                         await self._clear_leftovers()
 
     async def _clear_leftovers(self) -> None:
@@ -310,14 +310,14 @@ class Engine:
 
         The server itself would wait for `ack_wait`, and on a replicated work queue it may never ask again.
         """
-        ledger, calls = self.desk.ledger, asyncio.Semaphore(_CALLS)
+        ledger, calls = self.inbox.ledger, asyncio.Semaphore(_CALLS)
         first = (await self.durable.facts()).first_seq
         states = [s for s in ledger.states.values() if s.target is None and ledger.cursor(s.id) >= first]
         left = [found for found in await asyncio.gather(*(self._leftover(s, calls) for s in states)) if found]
         again = (set(left) & self._left_over) - self._not_ours
         self._not_ours &= set(left)
         if again:
-            if self.desk.retention is Retention.INTEREST:
+            if self.inbox.retention is Retention.INTEREST:
                 self._not_ours |= again  # delivered anew and still there: then another consumer has not handled it
             self.recorder.event("worker.leftovers", op="verify", result="delivered_anew", partitions=len(left))
             self.session.interrupt(Interrupted("handled messages are still in the stream"))
@@ -328,9 +328,9 @@ class Engine:
         subject = SubjectTemplate(self.config.subject_template).subject(state.partition)
         async with calls:
             first = await self.durable.next_sequence(subject, 1)
-        if first is None or self.desk.ledger.states.get(state.id) is not state:  # it went while we asked
+        if first is None or self.inbox.ledger.states.get(state.id) is not state:  # it went while we asked
             return None
-        return first if first <= self.desk.ledger.cursor(state.id) and first not in state.open else None
+        return first if first <= self.inbox.ledger.cursor(state.id) and first not in state.open else None
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -339,7 +339,7 @@ class Engine:
         third = self.config.ack_wait / 3
         while True:
             await asyncio.sleep(third)
-            self.desk.heartbeat(older_than=third * 0.9)
+            self.inbox.heartbeat(older_than=third * 0.9)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -348,7 +348,7 @@ class Engine:
         self.session.pause()
         if not main.done():
             await self._drain()
-        await self.desk.pool.halt()
+        await self.inbox.pool.halt()
         self.watch.stop()
         self.attempts.handler.close()
         self.attempts.flush()
@@ -370,9 +370,9 @@ class Engine:
         on in a thread.
         """
         self.coalescer.fail(WorkerClosed("the worker was fenced before the update was in force"))
-        if self.desk.connection is not None:
-            self.desk.connection.abort()
-        quiet = await self.desk.pool.halt()
+        if self.inbox.connection is not None:
+            self.inbox.connection.abort()
+        quiet = await self.inbox.pool.halt()
         self.watch.stop()
         self.attempts.handler.close()
         main.cancel()
@@ -382,14 +382,14 @@ class Engine:
     async def _drain(self) -> None:
         try:
             async with asyncio.timeout(self.config.drain_timeout):
-                await self.desk.pool.idled()
+                await self.inbox.pool.idled()
         except TimeoutError:
             self.recorder.event(
-                "worker.drain_timeout", op="close", result="released", in_hand=self.desk.ledger.in_hand, warn=True
+                "worker.drain_timeout", op="close", result="released", in_hand=self.inbox.ledger.in_hand, warn=True
             )
 
     async def _note_leftovers(self) -> None:
-        ledger = self.desk.ledger
+        ledger = self.inbox.ledger
         memory = self.assigner.mender.memory()
         left = {message.sequence for message in ledger.open_messages() if not message._lane.state.behind}
         memory = replace(memory, left=tuple(sorted(left | ledger.owed)))

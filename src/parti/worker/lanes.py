@@ -58,7 +58,7 @@ class Lane:
 class Runner:
     """A task that handles lanes, and what it is doing."""
 
-    __slots__ = ("handling", "lane", "lost", "parked", "since", "task", "told", "why")
+    __slots__ = ("handling", "lane", "logged_at", "lost", "parked", "since", "task", "why")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -66,7 +66,7 @@ class Runner:
         self.parked: asyncio.Future[None] | None = None
         self.since = 0.0
         self.handling: Message | None = None  # inside its handler, not on its way to the dead-letter stream
-        self.told = 0.0  # how long it had run when that was last logged
+        self.logged_at = 0.0  # how long it had run when that was last logged
         self.why: Why | None = None
         self.lost = False  # left behind: what it still does concerns nobody
 
@@ -177,7 +177,7 @@ class LanePool:
         running = [runner for runner in inside if runner.why is None]
         for runner in running:
             assert runner.lane is not None
-            runner.lane.state.stopped, runner.lane.state.finish = True, 0
+            runner.lane.state.stopped, runner.lane.state.finish_through = True, 0
             runner.cancel(Why.FENCED)
         return len(running)
 
@@ -196,7 +196,7 @@ class LanePool:
             async with asyncio.timeout_at(since + within * _FINISHING):
                 await state.finished()
         except TimeoutError:
-            state.finish = 0
+            state.finish_through = 0
         try:
             async with asyncio.timeout_at(since + within):
                 await state.finished()
@@ -246,8 +246,8 @@ class LanePool:
         if lane is not None:
             lane.scheduled = False
             lane.state.running -= 1
-            if not lane.state.running and lane.state.idle is not None:
-                lane.state.idle.set()
+            if not lane.state.running and lane.state.drained is not None:
+                lane.state.drained.set()
         if message is not None and self.on_left is not None:
             self.on_left(message)
         self._tell_idle()
@@ -284,7 +284,7 @@ class LanePool:
         if runner.lane is None or runner.why is not None or self.may_act is None or self.may_act():
             return None
         runner.why = Why.FENCED
-        runner.lane.state.stopped, runner.lane.state.finish = True, 0
+        runner.lane.state.stopped, runner.lane.state.finish_through = True, 0
         self.fence()
         return asyncio.CancelledError()
 
@@ -354,8 +354,8 @@ class LanePool:
                 finally:
                     if not runner.lost:
                         state.running -= 1
-                        if not state.running and state.idle is not None:
-                            state.idle.set()
+                        if not state.running and state.drained is not None:
+                            state.drained.set()
                 if runner.lost:
                     return
                 if not queue or queue[0] is not message:

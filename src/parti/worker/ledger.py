@@ -11,7 +11,7 @@ Pure bookkeeping, no I/O. Three facts carry everything else:
 
 The invariant of work queues and interest streams, where an ack deletes: **a sequence leaves the stream only by an ack
 that follows its own effect or letter.** So `seen` never claims more than what was received here in stream order, or
-what the claim of the partition says is done; what is merely held or ignored is never acknowledged (`Desk.take`). On
+what the claim of the partition says is done; what is merely held or ignored is never acknowledged (`Inbox.take`). On
 those streams nothing is read by range: a reset of the consumer brings what is left, in order, and a partition that
 comes to us stays *aside* (its deliveries are ignored) until that reset.
 """
@@ -38,60 +38,60 @@ class PartitionState:
 
     __slots__ = (
         "ahead",
+        "caught_up",
         "dead_letters",
         "done",
+        "drained",
         "draining",
-        "finish",
-        "furthest",
+        "finish_through",
+        "from_ranges",
         "held",
+        "highest_done",
         "id",
-        "idle",
         "lanes",
         "lease",
         "main",
         "open",
         "partition",
         "range_end",
-        "ranged",
+        "received_through",
         "retries",
         "running",
-        "seen",
         "stopped",
         "target",
         "tries",
         "turn",
         "wary",
-        "whole",
     )
 
     def __init__(self, partition: Partition, lease: Lease, seen: int = 0) -> None:
         self.partition = partition
         self.id = partition.id
         self.lease = lease
-        self.seen = seen
+        self.received_through = seen
         self.target: int | None = None
         self.range_end: int | None = None  # the target of the last take-over, until all up to it is done
-        self.ranged = 0  # messages in hand that came by a range read: no ack floor knows of them
-        self.whole: asyncio.Event | None = None
+        self.from_ranges = 0  # messages in hand that came by a range read: no ack floor knows of them
+        self.caught_up: asyncio.Event | None = None
         self.open: dict[int, Message] = {}  # in hand: queued, running, waiting for a retry, or held
         self.held: deque[Message] = deque()
         self.turn = 0  # counts up whenever what is in hand is forgotten: a read that began before is not for it
         self.wary: Wary | None = None  # asked before each start, where the process before us was ended by a message
         self.tries = Tries()
         self.stopped = False
-        self.finish = 0
+        self.finish_through = 0
         self.ahead: Ahead | None = None  # above the cursor, done before it came to us, or before it was stopped here
-        self.furthest = 0  # the highest sequence that is done: with a lane per key, earlier ones may not be
+        self.highest_done = 0  # the highest sequence that is done: with a lane per key, earlier ones may not be
         self.running = 0
         self.draining: float | None = None  # since when something is waited for that has to end before it can go
-        self.idle: asyncio.Event | None = None
+        self.drained: asyncio.Event | None = None
         self.lanes: dict[str, Lane] = {}
         self.main = self.lane(partition.id)
         self.done = self.retries = self.dead_letters = 0
 
     def __repr__(self) -> str:
         mode = f"catching up to {self.target}" if self.target is not None else "live"
-        return f"<PartitionState {self.id} {mode} seen={self.seen} open={len(self.open)}>"
+        return f"<PartitionState {self.id} {mode} seen={self.received_through} open={len(self.open)}>"
 
     @property
     def catching_up(self) -> bool:
@@ -103,14 +103,14 @@ class PartitionState:
 
         See docs/evidence/handoff.md#h3.
         """
-        return self.target is not None or (self.range_end is not None and self.ranged > 0)
+        return self.target is not None or (self.range_end is not None and self.from_ranges > 0)
 
     def check_whole(self) -> None:
         """Tell whoever waits for the take-over that it is finished, when it is."""
-        if not self.ranged and self.target is None:
+        if not self.from_ranges and self.target is None:
             self.range_end = None
-            if self.whole is not None:
-                self.whole.set()
+            if self.caught_up is not None:
+                self.caught_up.set()
 
     def stop(self, running: Iterable[int]) -> None:
         """Start nothing more, but for what lies below something that was started: then one cursor says what is done.
@@ -119,36 +119,36 @@ class PartitionState:
         to the next owner would repeat the later one there.
         """
         if not self.stopped:
-            self.stopped, self.finish = True, max(self.furthest, *running, 0)
+            self.stopped, self.finish_through = True, max(self.highest_done, *running, 0)
 
     def look_ahead(self) -> None:
         """Note what is done above the cursor, before what is in hand is let go of: the next owner leaves that out."""
         before = self.ahead or Ahead(0)
-        upto = max(self.furthest, before.upto)
-        left = {s for s in self.open if s <= upto} | {s for s in before.left if s > self.seen}
-        cursor = min(self.seen, min(self.open, default=self.seen + 1) - 1)
+        upto = max(self.highest_done, before.upto)
+        left = {s for s in self.open if s <= upto} | {s for s in before.left if s > self.received_through}
+        cursor = min(self.received_through, min(self.open, default=self.received_through + 1) - 1)
         self.ahead = Ahead(upto, frozenset(left)) if upto > cursor and len(left) <= _LEFT else None
 
     def pass_ahead(self) -> None:
         """All up to where others had got is received: what is not in hand of it is done, and that stays true."""
         if self.ahead is not None:
-            self.furthest, self.ahead = max(self.furthest, self.ahead.upto), None
+            self.highest_done, self.ahead = max(self.highest_done, self.ahead.upto), None
 
     def may_start(self, message: Message) -> bool:
-        return not self.stopped or message.sequence <= self.finish
+        return not self.stopped or message.sequence <= self.finish_through
 
     @property
     def unfinished(self) -> bool:
         """Stopped, and something is left that has to be finished before the cursor is exact."""
-        return self.stopped and any(sequence <= self.finish for sequence in self.open)
+        return self.stopped and any(sequence <= self.finish_through for sequence in self.open)
 
     async def finished(self) -> None:
         """Return when nothing of the stopped partition runs and nothing is unfinished, or when it goes on."""
         while self.stopped and (self.running or self.unfinished):
-            idle = self.idle = self.idle or asyncio.Event()
+            idle = self.drained = self.drained or asyncio.Event()
             await idle.wait()
-            if self.idle is idle:
-                self.idle = None
+            if self.drained is idle:
+                self.drained = None
 
     def lane(self, key: str) -> Lane:
         """The lane of a key, made when it is first needed."""
@@ -168,7 +168,7 @@ class PartitionState:
     def cursor(self, verified: int) -> int:
         """Up to here every message of the partition is done; `verified`: the ledger's."""
         # While it catches up, what is held lies above a part that was not read yet.
-        reached = self.seen if self.target is not None else max(self.seen, verified)
+        reached = self.received_through if self.target is not None else max(self.received_through, verified)
         return min(reached, min(self.open) - 1) if self.open else reached
 
 
@@ -219,7 +219,7 @@ class Ledger:
         """The consumer begins anew with what is left of the stream: what it delivered before is kept per partition."""
         for state in self.states.values():
             if state.target is None:
-                state.seen = max(state.seen, self.verified)
+                state.received_through = max(state.received_through, self.verified)
         self.high = self.verified = 0
 
     def place(self, subject: bytes) -> Place | None:
@@ -247,10 +247,10 @@ class Ledger:
             return False
         self.in_hand -= 1
         self.bytes -= len(message.data)
-        if message.sequence > state.furthest:
-            state.furthest = message.sequence
+        if message.sequence > state.highest_done:
+            state.highest_done = message.sequence
         if message.delivered == 0:
-            state.ranged -= 1
+            state.from_ranges -= 1
             state.check_whole()
         return True
 

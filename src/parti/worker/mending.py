@@ -12,10 +12,10 @@ from typing import NoReturn
 from parti.backoff import retry
 from parti.errors import PartiError
 from parti.observe import worker_metrics as m
-from parti.worker.desk import Desk
 from parti.worker.durable import Durable, Memory, StreamFacts
 from parti.worker.errors import StreamReplacedUnderWorker
 from parti.worker.health import Part
+from parti.worker.inbox import Inbox
 from parti.worker.ledger import PartitionState
 from parti.worker.runtime import Runtime
 from parti.worker.session import Interrupted, Session
@@ -28,7 +28,7 @@ class Mender:
         self,
         runtime: Runtime,
         durable: Durable,
-        desk: Desk,
+        inbox: Inbox,
         session: Session,
         *,
         catch_up: Callable[[list[PartitionState]], None],
@@ -39,7 +39,7 @@ class Mender:
         self.on_stream_replaced: Callable[[str], None] = lambda reason: None  # noqa: ARG005
         self._config = runtime.config
         self._durable = durable
-        self._desk = desk
+        self._inbox = inbox
         self._session = session
         self._recorder = runtime.recorder
         self._clock = runtime.clock
@@ -52,14 +52,14 @@ class Mender:
 
     def meet_stream(self, facts: StreamFacts) -> None:
         """This is the stream from now on; raises `StreamReplacedUnderWorker` when it is not the expected one."""
-        self._desk.retention, self._desk.file_storage = facts.retention, facts.file
+        self._inbox.retention, self._inbox.file_storage = facts.retention, facts.file
         self._stream_created = facts.created
         if self.expected_stream and facts.created != self.expected_stream:
             self._refuse_stream(facts)
 
     def memory(self) -> Memory:
         """What a successor has to know beyond the ack floor."""
-        ledger = self._desk.ledger
+        ledger = self._inbox.ledger
         catching = {key: state.cursor(0) for key, state in ledger.states.items() if state.behind}
         return Memory(catching, ledger.high, tuple(sorted(ledger.owed)))
 
@@ -69,7 +69,7 @@ class Mender:
         Only what was delivered before a look that found everything in order counts as received by partitions that had
         no message of their own since: somebody may have taken their filter away.
         """
-        ledger, durable = self._desk.ledger, self._durable
+        ledger, durable = self._inbox.ledger, self._durable
         high = ledger.high
         intact = await durable.intact()
         if intact is None:
@@ -94,15 +94,15 @@ class Mender:
                 "worker.consumer_changed", op="verify", result="mended", filters=len(self._durable.filters), warn=True
             )
         self._mending = True
-        for state in self._desk.ledger.states.values():
-            self._desk.put_aside(state)
+        for state in self._inbox.ledger.states.values():
+            self._inbox.put_aside(state)
 
     async def _read_missed(self) -> None:
         """The consumer has our filters again: every partition goes on from its own last certain position."""
         last = await self._durable.last_sequence()
-        missed = [state for state in self._desk.ledger.states.values() if not state.stopped]
+        missed = [state for state in self._inbox.ledger.states.values() if not state.stopped]
         for state in missed:
-            self._desk.extend(state, max(last, state.target or 0))
+            self._inbox.extend(state, max(last, state.target or 0))
         self._mending = False
         self._catch_up(missed)
         self._session.interrupt(Interrupted("the consumer was changed by somebody else"))
@@ -112,14 +112,14 @@ class Mender:
         durable, metrics, started = self._durable, self._recorder.metrics, self._clock.now()
         await self._notice_new_stream()
         # Never by the configured start: that would skip what came while there was no consumer.
-        ledger = self._desk.ledger
-        after = ledger.lowest() if self._desk.by_reset else min(ledger.floor(), ledger.verified)
+        ledger = self._inbox.ledger
+        after = ledger.lowest() if self._inbox.by_reset else min(ledger.floor(), ledger.verified)
         chosen = filters if filters is not None else durable.filters
 
         async def attempt() -> object:
             metrics.count(m.RECREATION_ATTEMPTS, reason=reason)
             try:
-                return await durable.create_once(chosen, self.memory(), after=after, retention=self._desk.retention)
+                return await durable.create_once(chosen, self.memory(), after=after, retention=self._inbox.retention)
             except PartiError as error:
                 self._recorder.failed(Part.RECREATION, self._clock.now(), error)
                 raise
@@ -149,19 +149,19 @@ class Mender:
         if self.expected_stream:
             self._refuse_stream(facts)
         self._stream_created = facts.created
-        self._desk.retention, self._desk.file_storage = facts.retention, facts.file
-        ledger = self._desk.ledger
+        self._inbox.retention, self._inbox.file_storage = facts.retention, facts.file
+        ledger = self._inbox.ledger
         ledger.stand_at(0)
         ledger.owed.clear()
         self._forget_positions()
         for state in ledger.states.values():
-            self._desk.drop(state)
-            state.seen, state.furthest, state.target, state.range_end = 0, 0, None, None
+            self._inbox.drop(state)
+            state.received_through, state.highest_done, state.target, state.range_end = 0, 0, None, None
         self._recorder.event("worker.stream_replaced", op="create", result="started_over", warn=True)
 
     def _refuse_stream(self, facts: StreamFacts) -> NoReturn:
         """Positions are the manager's, and of another stream: it has to begin anew. Nothing may start before it did."""
-        for state in self._desk.ledger.states.values():
-            state.stopped, state.finish = True, 0
+        for state in self._inbox.ledger.states.values():
+            state.stopped, state.finish_through = True, 0
         self.on_stream_replaced(f"the stream was made anew at {facts.created}")
         raise StreamReplacedUnderWorker(f"stream {self._config.stream!r} was made anew at {facts.created}")

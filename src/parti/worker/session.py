@@ -18,10 +18,10 @@ from parti.waiting import first_of
 from parti.wire.errors import MaxAckPendingReached, TooManyPulls
 from parti.wire.live import LiveConnection, ReaderBroke
 from parti.wire.pull import HeartbeatMissed, LivePull, PullSettings
-from parti.worker.catchup import CatchUp
-from parti.worker.desk import Desk
+from parti.worker.catchup import CatchUpReader
 from parti.worker.durable import Durable, is_gone
 from parti.worker.health import Part
+from parti.worker.inbox import Inbox
 from parti.worker.ledger import PartitionState
 from parti.worker.runtime import Runtime
 
@@ -48,8 +48,8 @@ class Session:
         self,
         runtime: Runtime,
         durable: Durable,
-        desk: Desk,
-        catch_up: CatchUp,
+        inbox: Inbox,
+        catch_up: CatchUpReader,
         *,
         lock: asyncio.Lock,
         recreate: Callable[[str], Awaitable[None]],
@@ -62,7 +62,7 @@ class Session:
         self._options = runtime.js.connection.connect_options
         self._config = runtime.config
         self._durable = durable
-        self._desk = desk
+        self._inbox = inbox
         self._catch_up = catch_up
         self._recorder = runtime.recorder
         self._clock = runtime.clock
@@ -80,19 +80,19 @@ class Session:
         self._no_catch_up_before = 0.0
 
     def __repr__(self) -> str:
-        return f"<Session {self._durable.name} {'pulling' if self._desk.pull is not None else 'not pulling'}>"
+        return f"<Session {self._durable.name} {'pulling' if self._inbox.pull is not None else 'not pulling'}>"
 
     @property
     def pulling(self) -> bool:
-        return self._desk.pull is not None
+        return self._inbox.pull is not None
 
     # -- steering -----------------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
         """Pull, now or as soon as it is possible."""
         self._running.set()
-        if self._desk.pull is not None:
-            self._desk.pull.kick()
+        if self._inbox.pull is not None:
+            self._inbox.pull.kick()
 
     def pause(self) -> None:
         """Stop pulling until `resume`; what is in hand goes on. Messages on their way come again later."""
@@ -116,7 +116,7 @@ class Session:
         For filters that come: an ack floor above what is left of their partitions would be taken for its acks. Call it
         with the lock held.
         """
-        if self._desk.retention is not Retention.WORKQUEUE:
+        if self._inbox.retention is not Retention.WORKQUEUE:
             return
         self.interrupt(Interrupted("filters come"))
         await self._quiet.wait()
@@ -148,9 +148,9 @@ class Session:
                 await self._rest(wait)
         finally:
             self._stop_pull()
-            if self._desk.connection is not None:
-                await self._desk.connection.close()
-                self._desk.connection = None
+            if self._inbox.connection is not None:
+                await self._inbox.connection.close()
+                self._inbox.connection = None
 
     async def _rest(self, seconds: float) -> None:
         """Wait before the next try, but no longer than until NATS is known to be back."""
@@ -181,14 +181,14 @@ class Session:
 
     async def _attach(self) -> None:
         """The connection is up and the consumer stands at our position."""
-        connection = self._desk.connection
+        connection = self._inbox.connection
         if self._refresh and connection is not None:
             await connection.close()
-            connection = self._desk.connection = None
+            connection = self._inbox.connection = None
         if connection is None or connection.lost.done():
-            self._desk.connection = None
+            self._inbox.connection = None
             self.stale = True
-            self._desk.connection = await LiveConnection.open(self._options, name=self._durable.name)
+            self._inbox.connection = await LiveConnection.open(self._options, name=self._durable.name)
         async with self._lock:
             if self._refresh:
                 await self._reapply()
@@ -197,7 +197,7 @@ class Session:
             self._refresh = False
         # Known before the first message: a consumer on the cliff takes seconds to deliver it.
         if self._durable.pending >= _FEW and self._cliff_threatens():
-            lag = await self._durable.last_sequence() - self._desk.ledger.high
+            lag = await self._durable.last_sequence() - self._inbox.ledger.high
             if lag >= self._config.catch_up_lag:
                 raise FellBehind(f"{self._durable.pending} messages behind")
 
@@ -217,42 +217,42 @@ class Session:
 
     async def _resync(self) -> None:
         """The consumer stands at our position. Where an ack deletes, that is the first message that is left."""
-        ledger, desk = self._desk.ledger, self._desk
-        joining = desk.joining() if desk.by_reset else []
-        if desk.retention is Retention.WORKQUEUE:
+        ledger, inbox = self._inbox.ledger, self._inbox
+        joining = inbox.joining() if inbox.by_reset else []
+        if inbox.retention is Retention.WORKQUEUE:
             after = 0  # what is left of a work queue is what is not done, or whose ack got lost
-        elif desk.retention is Retention.INTEREST:
+        elif inbox.retention is Retention.INTEREST:
             # From the ack floor on: an ack that got lost keeps its message alive. From further down, when a partition
             # that came is not done from there on: the reset makes its messages ours, also older ones (docs/guarantees).
-            after = min((s.seen for s in joining), default=NEVER)
+            after = min((s.received_through for s in joining), default=NEVER)
         else:
             after = ledger.floor()
-        if not await self._durable.reset(after, not_above_floor=desk.by_reset):
+        if not await self._durable.reset(after, not_above_floor=inbox.by_reset):
             await self._recreate("iterator_error" if self._refresh else "not_found")
-        if desk.by_reset:
-            self._begun(desk.restarted(joining))
+        if inbox.by_reset:
+            self._begun(inbox.restarted(joining))
         self.next_sequence = 1
         self._recorder.event("worker.attached", op="iterate", result="success", after=after)
 
     async def _pull(self) -> PartiError:
         """Pull until there is trouble, and return it."""
-        connection, config, desk = self._desk.connection, self._config, self._desk
+        connection, config, inbox = self._inbox.connection, self._config, self._inbox
         assert connection is not None
         if self.stale:
             return Interrupted("interrupted before the first pull")
         trouble = self._trouble = asyncio.get_running_loop().create_future()
-        size = desk.batches.size
-        desk.on_first = self._works
-        desk.on_lag = self._lag_watch()
-        desk.on_clogged = lambda: self.interrupt(Interrupted("deliveries of partitions that went fill the consumer"))
-        desk.pull = LivePull(
+        size = inbox.batches.size
+        inbox.on_first = self._works
+        inbox.on_lag = self._lag_watch()
+        inbox.on_clogged = lambda: self.interrupt(Interrupted("deliveries of partitions that went fill the consumer"))
+        inbox.pull = LivePull(
             connection,
             config.stream,
             self._durable.name,
-            on_batch=desk.on_batch,
-            on_few=desk.take,
+            on_batch=inbox.on_batch,
+            on_few=inbox.take,
             on_trouble=self._on_trouble,
-            capacity=desk.capacity,
+            capacity=inbox.capacity,
             settings=PullSettings(
                 batch=size,
                 prefetch=size * config.prefetch_depth,
@@ -265,7 +265,7 @@ class Session:
         connection.on_error = self._on_trouble  # a permission that is lacking; the server keeps the connection
         # Silent and without trouble for longer than the watchdog needs: it works, there is just nothing to do.
         stable = asyncio.get_running_loop().call_later(3 * config.idle_heartbeat, self._works)
-        desk.pull.start()
+        inbox.pull.start()
         self._quiet.clear()
         try:
             await first_of(trouble, connection.lost)
@@ -281,9 +281,9 @@ class Session:
             self._quiet.set()
 
     def _stop_pull(self) -> None:
-        if self._desk.pull is not None:
-            self._desk.pull.stop()
-            self._desk.pull = None
+        if self._inbox.pull is not None:
+            self._inbox.pull.stop()
+            self._inbox.pull = None
 
     def _works(self) -> None:
         now = self._clock.now()
@@ -299,8 +299,8 @@ class Session:
             self._trouble.set_result(error)
 
     def resume_pull(self) -> None:
-        if self._desk.pull is not None:
-            self._desk.pull.kick()
+        if self._inbox.pull is not None:
+            self._inbox.pull.kick()
 
     # -- falling behind -----------------------------------------------------------------------------------------------
 
@@ -311,8 +311,8 @@ class Session:
         """
         return (
             self._config.catch_up == "auto"
-            and self._desk.file_storage
-            and self._desk.retention is Retention.LIMITS
+            and self._inbox.file_storage
+            and self._inbox.retention is Retention.LIMITS
             and len(self._durable.filters) >= _CLIFF_FILTERS
             and self._clock.now() >= self._no_catch_up_before
         )
@@ -330,8 +330,8 @@ class Session:
     async def _read_backlog(self) -> None:
         started = self._clock.now()
         self._checkpointed = started
-        self._recorder.event("worker.catch_up", op="catch_up", result="started", after=self._desk.ledger.high)
-        subjects = self._desk.ledger.routes.subjects
+        self._recorder.event("worker.catch_up", op="catch_up", result="started", after=self._inbox.ledger.high)
+        subjects = self._inbox.ledger.routes.subjects
         count = await self._catch_up.backlog(subjects, self._config.catch_up_lag // 2, self._checkpoint)
         took = round(self._clock.now() - started, 3)
         self._recorder.event("worker.catch_up", op="catch_up", result="success", messages=count, took=took)
@@ -341,7 +341,7 @@ class Session:
         if self._clock.now() - self._checkpointed < _CHECKPOINT:
             return
         async with self._lock:
-            await self._durable.reset(self._desk.ledger.floor())
+            await self._durable.reset(self._inbox.ledger.floor())
         self._checkpointed = self._clock.now()
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:

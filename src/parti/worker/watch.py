@@ -25,7 +25,7 @@ _TELL = 1.0  # seconds that the loop may be blocked before the line is written
 _DEAF = 5.0  # seconds after its cancellation in which a handler may still clean up
 
 
-class Watch:
+class HandlerWatch:
     """Watches one pool of handlers, from `start` until `stop`."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Watch:
         self._blocked_by = ""
 
     def __repr__(self) -> str:
-        return f"<Watch {self._pool!r}>"
+        return f"<HandlerWatch {self._pool!r}>"
 
     def start(self) -> None:
         self._beat = self._clock.now()
@@ -144,8 +144,8 @@ class Watch:
             ran = now - runner.since
             if ran < limit:
                 continue
-            if runner.told < runner.since or ran >= 2 * (runner.told - runner.since):
-                runner.told = now
+            if runner.logged_at < runner.since or ran >= 2 * (runner.logged_at - runner.since):
+                runner.logged_at = now
                 self._recorder.event(
                     "message.slow", op="handle", result="running", error=_named(runner), seconds=round(ran), warn=True
                 )
@@ -182,16 +182,16 @@ class Watch:
 
     def _outside(self, thread: int) -> None:
         looked = self._clock.now()
-        told = 0.0
+        logged = 0.0
         while not self._stopped.wait(_TELL / 2):
             now = self._clock.now()
             frozen, looked = now - looked > 2 * _TELL, now
             blocked = now - self._beat
             if frozen or blocked < _TELL:
-                told = 0.0
+                logged = 0.0
                 continue  # the whole process stood still, or nothing does
-            if blocked >= 2 * told:
-                told = blocked
+            if blocked >= 2 * logged:
+                logged = blocked
                 self._blocked_by = self._who(thread)
                 self._recorder.metrics.count(m.STALLS, kind="loop_blocked")
                 self._recorder.event(

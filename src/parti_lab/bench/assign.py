@@ -12,11 +12,11 @@ from parti.control.assign import STRATEGIES, Strategy, owners_of
 from parti.control.assign.base import Owners, quality
 from parti.model import Partition, WorkerId
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Benchmark, Option, RunContext
+from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class AssignScenario:
     """One row: workers before and after, partitions, and how they weigh."""
 
     name: str
@@ -39,16 +39,16 @@ def _extremes(index: int, rng: random.Random) -> int:
 
 
 SCENARIOS = (
-    Scenario("10_11_1000_equal", 10, 11, 1000, _equal),
-    Scenario("25_26_2000_equal", 25, 26, 2000, _equal),
-    Scenario("100_110_3000_equal", 100, 110, 3000, _equal),
-    Scenario("25_26_2000_5pct_x100", 25, 26, 2000, _one_in_twenty),
-    Scenario("100_110_3000_5pct_x100", 100, 110, 3000, _one_in_twenty),
-    Scenario("100_110_3000_150_extremes", 100, 110, 3000, _extremes),
+    AssignScenario("10_11_1000_equal", 10, 11, 1000, _equal),
+    AssignScenario("25_26_2000_equal", 25, 26, 2000, _equal),
+    AssignScenario("100_110_3000_equal", 100, 110, 3000, _equal),
+    AssignScenario("25_26_2000_5pct_x100", 25, 26, 2000, _one_in_twenty),
+    AssignScenario("100_110_3000_5pct_x100", 100, 110, 3000, _one_in_twenty),
+    AssignScenario("100_110_3000_150_extremes", 100, 110, 3000, _extremes),
 )
 
 
-def partitions_of(scenario: Scenario, seed: int) -> list[Partition]:
+def partitions_of(scenario: AssignScenario, seed: int) -> list[Partition]:
     """The partitions of a scenario; the same seed gives the same weights."""
     rng = random.Random(seed)
     return [Partition((f"p-{i}",), scenario.weigh(i, rng)) for i in range(scenario.partitions)]
@@ -58,7 +58,7 @@ def workers(count: int) -> list[WorkerId]:
     return [WorkerId(f"worker-{i}") for i in range(count)]
 
 
-def measure(scenario: Scenario, strategy: Strategy, seed: int) -> dict[str, float]:
+def measure(scenario: AssignScenario, strategy: Strategy, seed: int) -> dict[str, float]:
     """Peak and moves of a scale-up, in the units of the Go library's table."""
     partitions = partitions_of(scenario, seed)
     nobody: Owners = {}
@@ -125,5 +125,5 @@ BENCH = Benchmark(
         "128x10000_sticky_first_ms": "< 50",
         "128x10000_sticky_join_ms": "< 50",
     },
-    options=(Option("repeats", 9, "timings per figure; the median counts"),),
+    options=(ExperimentOption("repeats", 9, "timings per figure; the median counts"),),
 )

@@ -23,7 +23,7 @@ from parti.progress import Advance
 from parti.spark.quiet import without_chatter
 from parti_lab.bench.footprint import Footprint
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Benchmark, Option, RunContext
+from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 
 _CHUNK: Final = 500_000
 _KEYS: Final = 20_000
@@ -34,7 +34,7 @@ PLANTED: Final = {"lost": 49, "duplicated": 99, "out_of_order_key": 71, "two_own
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AuditPlan:
     """Which messages suffer which fault; no two the same."""
 
     lost: np.ndarray[Any, Any]
@@ -44,7 +44,7 @@ class Plan:
     stale: np.ndarray[Any, Any]
 
     @classmethod
-    def of(cls, count: int, seed: int) -> Plan:
+    def of(cls, count: int, seed: int) -> AuditPlan:
         rng = np.random.default_rng(seed)
         # In the second half, where every epoch is 2, and far enough from the end that later messages of a key follow.
         places = rng.choice(np.arange(count // 2 + 1, count - 3 * _KEYS), sum(PLANTED.values()), replace=False)
@@ -53,7 +53,7 @@ class Plan:
 
 def write(folder: Path, count: int, seed: int, advance: Advance) -> None:
     """Published messages and their effects, with the planted faults."""
-    plan = Plan.of(count, seed)
+    plan = AuditPlan.of(count, seed)
     (folder / "published").mkdir()
     (folder / "effects").mkdir()
     for number, start in enumerate(range(1, count + 1, _CHUNK)):
@@ -69,7 +69,7 @@ def write(folder: Path, count: int, seed: int, advance: Advance) -> None:
         advance(len(sequence))
 
 
-def _effects(sequence: Any, count: int, plan: Plan) -> pa.Table:
+def _effects(sequence: Any, count: int, plan: AuditPlan) -> pa.Table:
     kept = np.concatenate((sequence[~np.isin(sequence, plan.lost)], sequence[np.isin(sequence, plan.duplicated)]))
     first = np.arange(len(kept)) < len(kept) - np.isin(sequence, plan.duplicated).sum()
     key = _key(kept)
@@ -164,5 +164,5 @@ BENCH = Benchmark(
     help="The audit of messages and effects in Parquet with planted faults: seconds, memory, and whether it finds all.",
     run=run,
     goals={"audit_s": "<= 25", "peak_mb": "< 2000", "kinds_miscounted": "== 0"},
-    options=(Option("messages", 10_000_000, "messages, and about as many effects"),),
+    options=(ExperimentOption("messages", 10_000_000, "messages, and about as many effects"),),
 )

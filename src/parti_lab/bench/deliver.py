@@ -27,15 +27,15 @@ from uuid import uuid4
 
 import msgspec
 
+from parti.cli.tune_gc import tune_gc
+from parti.delivery import AddressGuard, DeliverSection, TaskConsumer
+from parti.delivery.guard import AddrInfo
+from parti.delivery.transport import HttpTransport
 from parti.errors import UsageError
 from parti.observe import delivery_metrics as m
 from parti.observe.catalog import Metric
 from parti.observe.metrics import NoMetrics
 from parti.progress import Advance
-from parti.tasks import AddressGuard, DeliverSection, TaskConsumer
-from parti.tasks.collector import calm_collector
-from parti.tasks.guard import AddrInfo
-from parti.tasks.transport import HttpTransport
 from parti.testing import NatsServer
 from parti.waiting import first_of
 from parti.wire.api import JetStreamApi, Outgoing
@@ -46,7 +46,7 @@ from parti_lab.bench.deliver_spark import measure
 from parti_lab.bench.deliver_waiting import GOALS as OF_WAITING
 from parti_lab.bench.deliver_waiting import waiting
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Benchmark, Option, RunContext
+from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 
 _HOSTS = 50
 _DOCUMENTS = 1_000
@@ -94,7 +94,7 @@ async def _speed(ctx: RunContext, parts: frozenset[str]) -> dict[str, Figure]:
         # The first batch imports and compiles what every later one finds ready.
         await bare(500, healthy[0])
         await _ours(options, 500, healthy[:1], 500)
-        calm_collector()  # as `parti deliver run` does; it helps the bare loop as well
+        tune_gc()  # as `parti deliver run` does; it helps the bare loop as well
         with ctx.progress("deliver", total=4 * rounds) as advance:
             for _ in range(rounds if parts & {"speed", "spark"} else 0):
                 await _round(options, count, healthy, dead, best, advance)
@@ -303,7 +303,7 @@ BENCH = Benchmark(
     goals=_goals({"parts": ",".join(_OF_PARTS)}),
     goals_of=_goals,
     options=(
-        Option("tasks", 20_000, "tasks of a round"),
-        Option("parts", ",".join(_OF_PARTS), "what to measure, by commas"),
+        ExperimentOption("tasks", 20_000, "tasks of a round"),
+        ExperimentOption("parts", ",".join(_OF_PARTS), "what to measure, by commas"),
     ),
 )

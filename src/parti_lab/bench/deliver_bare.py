@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from parti.tasks.collector import calm_collector
+from parti.cli.tune_gc import tune_gc
 
 IN_FLIGHT = 64
 BODY = 1_000
@@ -62,7 +62,7 @@ def _meet(barrier: Any) -> None:
 def _bare(count: int, port: int) -> float:
     async def measured() -> float:
         await bare(_WARM, port)
-        calm_collector()  # as for all others of the run
+        tune_gc()  # as for all others of the run
         try:
             _ready.wait(_TOGETHER)
         except BrokenBarrierError:

@@ -16,7 +16,7 @@ from typing import cast
 _OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 
-class Sink(asyncio.Protocol):
+class EndpointSink(asyncio.Protocol):
     """Answers every complete request with 200, or with nothing at all."""
 
     def __init__(self, answers: bool) -> None:
@@ -41,7 +41,7 @@ class Sink(asyncio.Protocol):
 async def main(ports: int) -> None:
     loop = asyncio.get_running_loop()
     servers = [
-        await loop.create_server(lambda answers=number > 0: Sink(answers), "127.0.0.1", 0)  # type: ignore[misc]
+        await loop.create_server(lambda answers=number > 0: EndpointSink(answers), "127.0.0.1", 0)  # type: ignore[misc]
         for number in range(ports)
     ]
     print(json.dumps([server.sockets[0].getsockname()[1] for server in servers]), flush=True)

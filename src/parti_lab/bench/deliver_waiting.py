@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from parti.testing import NatsServer, NeverHappened, eventually
 from parti.testing.child import spawn
-from parti.testing.http_server import Answer, FaultHttpServer, Received, Reply
+from parti.testing.http_server import Answer, FaultHttpServer, ReceivedRequest, Reply
 from parti.testing.monitor import ask
 from parti.wire.api import JetStreamApi, Outgoing
 from parti.wire.connect import connect
@@ -193,8 +193,8 @@ async def _limit(place: _Place, rules: str, count: int) -> tuple[float, float]:
     return _burst(times) / _RATE, (sent - idle * took) / count
 
 
-def _noting(times: list[float]) -> Callable[[Received], Reply]:
-    def reply(_request: Received) -> Reply:
+def _noting(times: list[float]) -> Callable[[ReceivedRequest], Reply]:
+    def reply(_request: ReceivedRequest) -> Reply:
         times.append(time.monotonic())
         return Answer(200)
 

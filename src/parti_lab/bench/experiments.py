@@ -14,7 +14,7 @@ from parti.cli.output import json_option, note, plain, print_table, progress
 from parti.config import LogLevel, ObserveSection
 from parti.errors import ConfigError
 from parti.observe.logs import configure_logging
-from parti_lab.bench.report import Experiment, Option, Result, RunContext, execute
+from parti_lab.bench.report import Experiment, ExperimentOption, Result, RunContext, execute
 
 
 class ExperimentGroup(click.Group):
@@ -79,7 +79,7 @@ def experiment_command(experiment: Experiment) -> click.Command:
     return command
 
 
-def _click_option(option: Option) -> click.Option:
+def _click_option(option: ExperimentOption) -> click.Option:
     flag = f"--{option.name.replace('_', '-')}"
     if isinstance(option.default, bool):
         return click.Option([flag, option.name], is_flag=True, default=option.default, help=option.help)

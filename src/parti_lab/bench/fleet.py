@@ -28,7 +28,7 @@ from parti.worker import Message, Partition, WorkerConfig, WorkerConsumer
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.load import create_stream, delete_stream, fill
 from parti_lab.bench.paced import TIME_BYTES
-from parti_lab.bench.report import Benchmark, Option, RunContext
+from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 
 _SIZE = 128
 _GRACE = 1.0  # seconds after the publisher's end in which the rest must be handled
@@ -37,7 +37,7 @@ _LONGEST_RECOVERY = 120.0
 
 
 @dataclass(slots=True)
-class Tally:
+class FleetTally:
     """What all handlers of the fleet saw."""
 
     handled: int = 0
@@ -99,7 +99,14 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
 
 @asynccontextmanager
 async def _fleet(
-    server: NatsServer, stream: str, workers: int, subjects: int, tally: Tally, *, timed: bool, catch_up: str = "auto"
+    server: NatsServer,
+    stream: str,
+    workers: int,
+    subjects: int,
+    tally: FleetTally,
+    *,
+    timed: bool,
+    catch_up: str = "auto",
 ) -> AsyncIterator[PrometheusMetrics]:
     if catch_up not in ("auto", "never"):
         raise ConfigError(f"catch_up is auto or never, not {catch_up!r}")
@@ -130,7 +137,7 @@ async def _at_rate(
     stream = f"bench-{uuid4().hex[:8]}"
     options = ConnectOptions(servers=(server.url,))
     await asyncio.to_thread(create_stream, options, stream, storage)
-    tally = Tally()
+    tally = FleetTally()
     gc.collect()
     async with _fleet(server, stream, workers, subjects, tally, timed=True) as metrics:
         arguments = [server.url, stream, workers * subjects, rate, seconds, _SIZE, seed]
@@ -169,7 +176,7 @@ async def _recover(
     options = ConnectOptions(servers=(server.url,))
     await asyncio.to_thread(create_stream, options, stream, "file")
     await asyncio.to_thread(fill, options, stream, backlog, _SIZE, workers * subjects)
-    tally = Tally()
+    tally = FleetTally()
     started = time.monotonic()
     limit = _LONGEST_RECOVERY if mode == "auto" else _PLAIN_SECONDS
     async with _fleet(server, stream, workers, subjects, tally, timed=False, catch_up=mode):
@@ -191,10 +198,10 @@ BENCH = Benchmark(
     run=run,
     goals={"memory_share_held": ">= 1", "worst_redelivery_ratio": "< 0.03", "backlog_speedup": ">= 3"},
     options=(
-        Option("workers", 25, "workers, each with its own durable and connection"),
-        Option("subjects", 80, "filter subjects of each worker"),
-        Option("rate", "10000,30000,50000", "messages a second, one run each"),
-        Option("seconds", 10.0, "length of each run"),
-        Option("backlog", 200_000, "messages that wait when the fleet starts"),
+        ExperimentOption("workers", 25, "workers, each with its own durable and connection"),
+        ExperimentOption("subjects", 80, "filter subjects of each worker"),
+        ExperimentOption("rate", "10000,30000,50000", "messages a second, one run each"),
+        ExperimentOption("seconds", 10.0, "length of each run"),
+        ExperimentOption("backlog", 200_000, "messages that wait when the fleet starts"),
     ),
 )

@@ -30,7 +30,7 @@ from parti.wire.connect import Connection, connect
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.load import create_stream, fill
-from parti_lab.bench.report import Benchmark, Option, RunContext
+from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 
 _SIZE, _KEYS, _PARTITIONS, _GROUP = 128, 2_000, 16, "g"
 _SHARES = (1, 4, 16)
@@ -234,7 +234,7 @@ BENCH = Benchmark(
     run=run,
     goals={"lanes_of_fetch": ">= 1", "compact_gain_16": ">= 2"},
     options=(
-        Option("strict_messages", 4_000, "messages handled strictly one after the other"),
-        Option("messages", 30_000, "messages handled in lanes, and of the backlog on disk"),
+        ExperimentOption("strict_messages", 4_000, "messages handled strictly one after the other"),
+        ExperimentOption("messages", 30_000, "messages handled in lanes, and of the backlog on disk"),
     ),
 )

@@ -32,7 +32,7 @@ from parti.wire.options import ConnectOptions
 from parti.worker import Message, Partition, WorkerConfig, WorkerConsumer
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.load import create_stream, delete_stream, fill
-from parti_lab.bench.report import Benchmark, Option, RunContext
+from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 
 _KEYS = 2_000
 _SIZE = 128
@@ -265,5 +265,5 @@ BENCH = Benchmark(
         "latency_p50_ms": "<= 130",
         "latency_p99_ms": "<= 250",
     },
-    options=(Option("messages", 400_000, "messages of a turn"),),
+    options=(ExperimentOption("messages", 400_000, "messages of a turn"),),
 )

@@ -29,7 +29,7 @@ from parti.wire.pull import LivePull, ack_frames
 from parti.worker import Message, Partition, WorkerConfig, WorkerConsumer
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.load import best_rate, create_stream, delete_stream, fill
-from parti_lab.bench.report import Benchmark, Option, RunContext
+from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 
 _SIZE = 128
 _FILTERS = 80
@@ -194,5 +194,5 @@ BENCH = Benchmark(
     help="Live pull and the whole worker, explicit acks, 80 filters, beside the raw-socket bound and nats-py fetch.",
     run=run,
     goals={"of_raw": ">= 0.6", "of_fetch": ">= 3", "worker_of_raw": ">= 0.4", "worker_of_fetch": ">= 2"},
-    options=(Option("messages", 100_000, "messages to pull and acknowledge"),),
+    options=(ExperimentOption("messages", 100_000, "messages to pull and acknowledge"),),
 )

@@ -17,7 +17,7 @@ from parti.wire.options import ConnectOptions
 from parti.wire.ranges import RangeReader
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.load import best_rate, create_stream, delete_stream, fetch_read, fill, raw_read
-from parti_lab.bench.report import Benchmark, Option, RunContext
+from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 
 _COLUMNS = ("subject", "sequence", "timestamp", "data")
 _CASES = tuple((storage, size) for storage in ("file", "memory") for size in (128, 1024))
@@ -82,5 +82,5 @@ BENCH = Benchmark(
     help="Range reader to Arrow beside the raw-socket bound and nats-py fetch; file and memory, 128 B and 1 KiB.",
     run=run,
     goals={"worst_of_raw": ">= 0.6", "worst_cpu_of_fetch": ">= 15"},
-    options=(Option("messages", 400_000, "messages per stream"),),
+    options=(ExperimentOption("messages", 400_000, "messages per stream"),),
 )

@@ -41,7 +41,7 @@ Runner = Callable[["RunContext"], "dict[str, Figure] | Awaitable[dict[str, Figur
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class ExperimentOption:
     """One extra option of a benchmark or proof: `--name VALUE`, typed as its default; a bool becomes a switch."""
 
     name: str
@@ -80,7 +80,7 @@ class Experiment:
     help: str
     run: Runner
     goals: Mapping[str, str]
-    options: tuple[Option, ...] = ()
+    options: tuple[ExperimentOption, ...] = ()
     goals_of: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None
     """The goals that a run with these options measures; others are neither met nor missed, and its result does not
     name them. None: all."""

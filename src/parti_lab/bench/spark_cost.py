@@ -27,7 +27,7 @@ from parti.testing import NatsServer
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.load import create_stream, fill
-from parti_lab.bench.report import Benchmark, Option, RunContext
+from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 from parti_lab.bench.spark_bound import BoundSource
 
 _TINY = 1  # rows of a query that is all start
@@ -195,11 +195,13 @@ BENCH = Benchmark(
     goals=_GOALS,
     goals_of=lambda options: _GOALS if options["kafka"] else {},
     options=(
-        Option("messages", 1_000_000, "messages to read"),
-        Option("size", 128, "bytes of a message"),
-        Option("rounds", 6, "times that each query is measured"),
-        Option("kafka", "", "bootstrap servers of a Kafka broker to compare with; it is filled with the messages"),
-        Option("kafka_jars", "", "folder with the jars of Spark's Kafka source"),
-        Option("kafka_pid", 0, "process id of the broker, to count its CPU time as well"),
+        ExperimentOption("messages", 1_000_000, "messages to read"),
+        ExperimentOption("size", 128, "bytes of a message"),
+        ExperimentOption("rounds", 6, "times that each query is measured"),
+        ExperimentOption(
+            "kafka", "", "bootstrap servers of a Kafka broker to compare with; it is filled with the messages"
+        ),
+        ExperimentOption("kafka_jars", "", "folder with the jars of Spark's Kafka source"),
+        ExperimentOption("kafka_pid", 0, "process id of the broker, to count its CPU time as well"),
     ),
 )

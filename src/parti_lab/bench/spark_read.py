@@ -29,7 +29,7 @@ from parti.testing import NatsServer
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.load import best_rate, create_stream, delete_stream, fetch_read, fill, raw_read
-from parti_lab.bench.report import Benchmark, Option, RunContext
+from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 from parti_lab.bench.spark_bound import BoundSource
 
 _FETCHED = 20_000  # nats-py manages some 30,000 messages a second: enough to measure, short enough to wait for
@@ -174,5 +174,8 @@ BENCH = Benchmark(
     help="A stream into Spark's noop sink beside the raw socket, nats-py fetch, rows, and the rate source.",
     run=run,
     goals={"of_raw": ">= 0.4", "of_fetch": ">= 10", "of_rows": ">= 1.5", "floor_of_rate": "<= 1.3"},
-    options=(Option("messages", 400_000, "messages to read"), Option("size", 128, "bytes of a message")),
+    options=(
+        ExperimentOption("messages", 400_000, "messages to read"),
+        ExperimentOption("size", 128, "bytes of a message"),
+    ),
 )

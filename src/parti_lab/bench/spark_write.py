@@ -24,7 +24,7 @@ from parti.wire.outgoing import CHUNK_ROWS, Rows, chunk_id, chunks
 from parti.wire.publisher import MAX_IN_FLIGHT, Publisher
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.load import best_rate, create_stream, delete_stream
-from parti_lab.bench.report import Benchmark, Option, RunContext
+from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 
 _SUBJECTS = 2_000
 _ONE_BY_ONE = 5_000  # a publish that waits for each answer manages some 5,000 a second
@@ -158,5 +158,8 @@ BENCH = Benchmark(
     help="Spark rows into streams, every one acknowledged, beside a bare socket and nats-py; file and memory.",
     run=run,
     goals={"file_spark_per_s": ">= 60000", "file_of_raw": ">= 0.4"},
-    options=(Option("messages", 400_000, "rows of a write"), Option("size", 128, "bytes of a message")),
+    options=(
+        ExperimentOption("messages", 400_000, "rows of a write"),
+        ExperimentOption("size", 128, "bytes of a message"),
+    ),
 )

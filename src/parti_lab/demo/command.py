@@ -44,27 +44,27 @@ def main(partitions: int, workers: int, rate: int, seconds: int, seed: int, out:
     try:
         with quietly(log) as terminal:
             configure_logging(ObserveSection(log_level=LogLevel.WARNING))
-            told = asyncio.run(tell(folder, Console(file=terminal), random.Random(seed), **size))
+            outcome = asyncio.run(tell(folder, Console(file=terminal), random.Random(seed), **size))
     except PartiError as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         click.echo(f"FAILED before the audit: {reason}\nThe log, Spark's words included, is {log}", err=True)
         sys.exit(1)
     report = folder / "report.html"
-    report.write_text(render_html(told.report), encoding="utf-8")
+    report.write_text(render_html(outcome.report), encoding="utf-8")
     if as_json:
-        click.echo(json.dumps({"ok": told.ok, "folder": str(folder), **told.figures()}))
+        click.echo(json.dumps({"ok": outcome.ok, "folder": str(folder), **outcome.figures()}))
     else:
-        _print(told)
+        _print(outcome)
     console = Console(stderr=True, soft_wrap=True)
     console.print(f"report: {report}")
-    if not told.ok:
+    if not outcome.ok:
         console.print(f"[red]FAILED[/red]: a promise did not hold, see the table; the log is {log}")
         sys.exit(1)
     console.print("[green]Every promise held.[/green]")
 
 
-def _print(told: Told) -> None:
+def _print(outcome: Told) -> None:
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-    for part in tables(told.report):
+    for part in tables(outcome.report):
         console.print(part)
-    console.print(f"\nstale effects that the workers' sink refused: {told.refused:,}")
+    console.print(f"\nstale effects that the workers' sink refused: {outcome.refused:,}")

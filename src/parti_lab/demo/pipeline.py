@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from parti.audit import Effects, Published, Report, Rules, audit
+from parti.audit import AuditRules, Effects, Published, Report, audit
 from parti.audit.slo import update_counts
 from parti.spark.pipeline import Outcomes, Pipeline
-from parti.spark.pipeline.running_query import RunningPipeline
+from parti.spark.pipeline.query import RunningPipeline
 from parti.spark.session import session
 from parti.wire.options import ConnectOptions
 from parti.worker import Message
@@ -72,8 +72,8 @@ class DemoPipeline:
             Published(stream=STREAM, connect=self._connect),
             Effects(path=str(workers), label="workers"),
             compare=Effects(path=str(self._folder / "outcomes"), label="pipeline on Spark"),
-            rules=Rules(order="partition", duplicates=repeats),
-            compare_rules=Rules(order="key"),
+            rules=AuditRules(order="partition", duplicates=repeats),
+            compare_rules=AuditRules(order="key"),
             updates=update_counts(tuple(str(page) for page in sorted(metrics.glob("*.prom")))),
         )
 

@@ -15,11 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from parti.audit import Report
 from parti.testing import eventually
-from parti.testing.history import Verdict
+from parti.testing.history import HistoryVerdict
 from parti_lab.demo.effects import EffectLog
 from parti_lab.demo.pipeline import DemoPipeline
 from parti_lab.prove.fleet import STREAM
-from parti_lab.prove.herd import Herd, Shape, herd
+from parti_lab.prove.herd import Herd, HerdShape, herd
 
 _TTL = 5.0
 _IN_HAND = 2_000  # messages that a worker holds at most
@@ -30,7 +30,7 @@ _LOOK = 0.25  # seconds between two looks at the counts
 class Told:
     """How it ended."""
 
-    workers: Verdict
+    workers: HistoryVerdict
     """Of the sink's own judge, which watched every effect as it came: a second opinion."""
     refused: int
     report: Report
@@ -57,7 +57,7 @@ async def tell(
     folder: Path, console: Console, rng: random.Random, *, partitions: int, workers: int, rate: int, seconds: int
 ) -> Told:
     """Run the whole story; everything it started is gone when this returns."""
-    shape = Shape(
+    shape = HerdShape(
         workers=workers,
         partitions=partitions,
         rate=float(rate),

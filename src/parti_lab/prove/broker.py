@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 
 from parti.testing import FaultProxy, NeverHappened, eventually
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
-from parti_lab.prove.herd import Herd, Shape, herd, judged
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
+from parti_lab.prove.herd import Herd, HerdShape, herd, judged
 from parti_lab.prove.sink import percentile
 
 _GIVE_UP = 90.0
@@ -23,7 +23,7 @@ Fault = Callable[[], Awaitable[None]]
 async def run(ctx: RunContext) -> dict[str, Figure]:
     """One fault after the other, with a rest in between."""
     options = ctx.options
-    shape = Shape(
+    shape = HerdShape(
         workers=int(options["workers"]),
         partitions=int(options["partitions"]),
         rate=float(options["rate"]),
@@ -128,12 +128,12 @@ PROOF = Proof(
         "recovery_max_s": "<= 10.0",
     },
     options=(
-        Option("workers", 3, "workers"),
-        Option("partitions", 12, "partitions"),
-        Option("rate", 200.0, "messages published a second"),
-        Option("kills", 5, "times the server is killed"),
-        Option("ttl", 6.0, "lease TTL in seconds"),
-        Option("layout", "per-worker", "per-worker or per-partition"),
-        Option("retention", "limits", "limits, interest or workqueue"),
+        ExperimentOption("workers", 3, "workers"),
+        ExperimentOption("partitions", 12, "partitions"),
+        ExperimentOption("rate", 200.0, "messages published a second"),
+        ExperimentOption("kills", 5, "times the server is killed"),
+        ExperimentOption("ttl", 6.0, "lease TTL in seconds"),
+        ExperimentOption("layout", "per-worker", "per-worker or per-partition"),
+        ExperimentOption("retention", "limits", "limits, interest or workqueue"),
     ),
 )

@@ -10,7 +10,7 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
 from parti_lab.prove.cluster_faults import Servers
 from parti_lab.prove.fleet import STREAM, Fleet
 from parti_lab.prove.sink import Sink
@@ -84,5 +84,8 @@ PROOF = Proof(
     help="Wall clock jumps of ten minutes: no ownership changes.",
     run=run,
     goals={"ownership_changes": "== 0", "owners_differ": "== 0", "lost": "== 0", "duplicates": "== 0"},
-    options=(Option("jumps", 60, "jumps of a worker's wall clock"), Option("pause", 0.5, "seconds between two jumps")),
+    options=(
+        ExperimentOption("jumps", 60, "jumps of a worker's wall clock"),
+        ExperimentOption("pause", 0.5, "seconds between two jumps"),
+    ),
 )

@@ -33,7 +33,7 @@ class Servers:
         return cls(tuple(cluster.urls), cluster=cluster)
 
 
-class Faults:
+class ClusterFaults:
     """Breaks a cluster again and again until stopped; afterwards every node is up and current."""
 
     def __init__(self, kind: str, servers: Servers, js: JetStreamApi, streams: list[str], rng: random.Random) -> None:

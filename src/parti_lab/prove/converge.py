@@ -18,7 +18,7 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
 from parti_lab.prove.cluster_faults import Servers
 from parti_lab.prove.fleet import STREAM, Fleet
 from parti_lab.prove.sink import Sink
@@ -102,9 +102,9 @@ PROOF = Proof(
     run=run,
     goals={"lost": "== 0", "duplicates": "== 0", "converged_s": "<= 5.0", "peak_over_mean": "<= 1.1"},
     options=(
-        Option("workers", 10, "workers"),
-        Option("partitions", 900, "new partitions"),
-        Option("joining", 10, "workers that join the running fleet afterwards"),
-        Option("layout", "per-worker", "per-worker or per-partition"),
+        ExperimentOption("workers", 10, "workers"),
+        ExperimentOption("partitions", 900, "new partitions"),
+        ExperimentOption("joining", 10, "workers that join the running fleet afterwards"),
+        ExperimentOption("layout", "per-worker", "per-worker or per-partition"),
     ),
 )

@@ -10,8 +10,8 @@ import asyncio
 
 from parti.testing import eventually
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
-from parti_lab.prove.herd import Herd, Shape, herd, judged, sizes
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
+from parti_lab.prove.herd import Herd, HerdShape, herd, judged, sizes
 from parti_lab.prove.sink import percentile
 
 _IN_HAND = 500  # max_ack_pending: what a worker may hold, plus one position interval at the rates used here
@@ -21,7 +21,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     """Kill, wait for the takeover, replace; again and again."""
     options = ctx.options
     crashes = min(int(options["crashes"]), 3) if ctx.quick else int(options["crashes"])
-    shape = Shape.of(options)
+    shape = HerdShape.of(options)
     took: list[float] = []
     async with herd(shape, ctx.random()) as group:
         await group.add(shape.workers)
@@ -73,5 +73,5 @@ PROOF = Proof(
         "duplicates_per_crash": f"<= {_IN_HAND}",
         "beyond_ttl_p99_s": "<= 1.0",
     },
-    options=(Option("crashes", 20, "workers killed"), *sizes(4, 16, 300.0)),
+    options=(ExperimentOption("crashes", 20, "workers killed"), *sizes(4, 16, 300.0)),
 )

@@ -24,7 +24,7 @@ from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 from parti.worker import Message, Partition, WorkerConfig, WorkerConsumer
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
 
 _PARTITIONS = 8  # of each worker
 _GIVE_UP = 15.0  # seconds after which a trial counts as not recovered
@@ -33,7 +33,7 @@ _PAUSE = 0.02  # seconds between two bursts of the load
 
 
 @dataclass(slots=True)
-class Effects:
+class DeletionEffects:
     """What the handlers did, in the order they did it."""
 
     handled: dict[int, int] = field(default_factory=dict)
@@ -63,7 +63,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     trials = int(ctx.options["trials"]) // (10 if ctx.quick else 1)
     workers, rate = int(ctx.options["workers"]), float(ctx.options["rate"])
     rng, stream = ctx.random(), f"prove-{uuid4().hex[:8]}"
-    effects, metrics = Effects(), PrometheusMetrics()
+    effects, metrics = DeletionEffects(), PrometheusMetrics()
     async with NatsServer() as server, await connect(ConnectOptions(servers=(server.url,))) as connection:
         js = JetStreamApi(connection)
         await js.stream_create({"name": stream, "subjects": [f"{stream}.>"], "storage": "file", "allow_direct": True})
@@ -104,7 +104,13 @@ async def _load(
 
 
 async def _trials(
-    ctx: RunContext, js: JetStreamApi, stream: str, workers: int, trials: int, effects: Effects, rng: random.Random
+    ctx: RunContext,
+    js: JetStreamApi,
+    stream: str,
+    workers: int,
+    trials: int,
+    effects: DeletionEffects,
+    rng: random.Random,
 ) -> list[float]:
     """The recovery time of each trial; infinite for one that did not recover."""
     times: list[float] = []
@@ -130,7 +136,7 @@ async def _trials(
     return times
 
 
-def _figures(times: list[float], effects: Effects, last: int) -> dict[str, Figure]:
+def _figures(times: list[float], effects: DeletionEffects, last: int) -> dict[str, Figure]:
     ordered = sorted(times)
     recovered = [value for value in ordered if value != float("inf")]
 
@@ -164,8 +170,8 @@ PROOF = Proof(
         "inversions": "<= 0",
     },
     options=(
-        Option("trials", 500, "deletions"),
-        Option("workers", 3, "workers, one of which loses its consumer in each trial"),
-        Option("rate", 500.0, "messages a second meanwhile"),
+        ExperimentOption("trials", 500, "deletions"),
+        ExperimentOption("workers", 3, "workers, one of which loses its consumer in each trial"),
+        ExperimentOption("rate", 500.0, "messages a second meanwhile"),
     ),
 )

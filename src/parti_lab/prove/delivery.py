@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from parti.clock import SystemClock
+from parti.delivery import DeliverSection
 from parti.errors import PartiError, UsageError
-from parti.tasks import DeliverSection
 from parti.testing import NatsServer, NeverHappened, eventually
 from parti.testing.http_server import FaultHttpServer
 from parti.wire.api import JetStreamApi
@@ -28,11 +28,11 @@ from parti.wire.connect import connect
 from parti.wire.kv import KeyValue
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
 from parti_lab.prove.delivery_faults import TROUBLES, Troubles
 from parti_lab.prove.delivery_quiet import quiet_phases
 from parti_lab.prove.delivery_random import random_runs, with_random
-from parti_lab.prove.delivery_stage import STREAM, WITHIN, Stage
+from parti_lab.prove.delivery_stage import STREAM, WITHIN, DeliveryStage
 from parti_lab.prove.delivery_worker import SparkWorker, Worker
 
 _LEASE = 3
@@ -109,7 +109,7 @@ class _Engine:
         ]
 
 
-async def _driver_at_work(stage: Stage, workers: list[Worker]) -> Worker:
+async def _driver_at_work(stage: DeliveryStage, workers: list[Worker]) -> Worker:
     """Three times of four the driver that delivers, once it does: Spark takes longer to start than most faults last."""
     from parti.spark.pipeline.lease import Standby, lease_key  # Spark is an extra: the other engine does without
 
@@ -137,14 +137,14 @@ _ENGINES = {
 
 
 @asynccontextmanager
-async def _open(rng: random.Random) -> AsyncIterator[tuple[NatsServer, Stage, ConnectOptions]]:
+async def _open(rng: random.Random) -> AsyncIterator[tuple[NatsServer, DeliveryStage, ConnectOptions]]:
     async with NatsServer() as server, FaultHttpServer() as endpoint:
         options = ConnectOptions(servers=(server.url,))
         connection = await connect(options)
         try:
             js = JetStreamApi(connection)
             await js.stream_create({"name": STREAM, "subjects": [f"{STREAM}.>"], "storage": "file"})
-            yield server, Stage(js, endpoint, rng, documents=40), options
+            yield server, DeliveryStage(js, endpoint, rng, documents=40), options
         finally:
             await connection.close()
 
@@ -216,14 +216,18 @@ PROOF = Proof(
     goals=GOALS,
     goals_of=_goals,
     options=(
-        Option("rounds", 16, "rounds of 150 tasks, each with a kill, a freeze, a stop or a dead server; 0: none"),
-        Option("partitions", 4, "of the two processes; with 1, one delivers and the other stands by"),
-        Option("scenarios", 4, "random situations after the rounds: rules, hosts, sizes and faults by --seed"),
-        Option(
+        ExperimentOption(
+            "rounds", 16, "rounds of 150 tasks, each with a kill, a freeze, a stop or a dead server; 0: none"
+        ),
+        ExperimentOption("partitions", 4, "of the two processes; with 1, one delivers and the other stands by"),
+        ExperimentOption(
+            "scenarios", 4, "random situations after the rounds: rules, hosts, sizes and faults by --seed"
+        ),
+        ExperimentOption(
             "hungry",
             False,
             "in all random situations, and not in one of ten: more hosts than a process has descriptors for",
         ),
-        Option("engine", "async", "what delivers: async, or spark (two drivers, one stands by)"),
+        ExperimentOption("engine", "async", "what delivers: async, or spark (two drivers, one stands by)"),
     ),
 )

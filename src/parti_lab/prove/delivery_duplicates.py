@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from parti_lab.prove.delivery_faults import READ, Fault
+from parti_lab.prove.delivery_faults import READ, DeliveryFault
 
 _TOLD = 5.0  # seconds from an endpoint's yes until the server has the acknowledgement; generous, as READ is
 UNHEARD, UNEXPLAINED = "unheard", "unexplained"
@@ -30,7 +30,7 @@ class Accepted:
 
 def explain(
     accepted: Mapping[str, Sequence[Accepted]],
-    faults: Iterable[Fault],
+    faults: Iterable[DeliveryFault],
     unheard: Collection[tuple[str, int]],
     *,
     in_flight: int,
@@ -40,7 +40,7 @@ def explain(
     `in_flight` is how many of one process may be repeated because of one fault.
     """
     found: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
-    used: Counter[Fault] = Counter()
+    used: Counter[DeliveryFault] = Counter()
     known = sorted(faults, key=lambda fault: fault.begin)
     pairs = [(task, *pair) for task, times in accepted.items() for pair in pairwise(times)]
     for task, first, again in sorted(pairs, key=lambda pair: pair[1].at):
@@ -61,6 +61,6 @@ def explain(
     return dict(found)
 
 
-def fits(fault: Fault, first: float, again: float) -> bool:
+def fits(fault: DeliveryFault, first: float, again: float) -> bool:
     """Whether the first was on its way when the fault came, or could not be told of, and the second came after."""
     return fault.begin - _TOLD <= first <= fault.last + READ and fault.begin <= again

@@ -19,7 +19,7 @@ READ = 5.0  # seconds until we have read what a worker has sent, on a machine th
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class DeliveryFault:
     """One disturbance that nobody planned."""
 
     kind: Kind
@@ -39,7 +39,7 @@ class Troubles:
     lease: int
     choose: Callable[[], Awaitable[Worker]] | None = None
     """Whom to hit, and when: returns when it is time. By default anybody, within a second."""
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[DeliveryFault] = field(default_factory=list)
     _expected: list[tuple[Worker, float, float]] = field(default_factory=list)
     """Whose leases run out when by our own doing: what comes of that has its explanation already."""
 
@@ -51,14 +51,14 @@ class Troubles:
         match trouble:
             case "kill":
                 await asyncio.to_thread(victim.kill)
-                self.faults.append(Fault("kill", begin, clock.now()))
+                self.faults.append(DeliveryFault("kill", begin, clock.now()))
                 await asyncio.to_thread(victim.start)
             case "stop":
                 await asyncio.to_thread(victim.stop)
                 await asyncio.to_thread(victim.start)
             case "freeze":
                 victim.signal(signal.SIGSTOP)
-                self.faults.append(Fault("freeze", begin, clock.now()))
+                self.faults.append(DeliveryFault("freeze", begin, clock.now()))
                 await clock.sleep(3.0 * self.lease)
                 victim.signal(signal.SIGCONT)
                 self._expected.append((victim, begin, clock.now() + READ))
@@ -68,14 +68,14 @@ class Troubles:
                 await asyncio.to_thread(self.server.start)
                 # Whoever could not renew goes on until its lease runs out, and cannot tell anybody what it has done.
                 last = clock.now() + self.lease
-                self.faults.append(Fault("server", begin, last))
+                self.faults.append(DeliveryFault("server", begin, last))
                 self._expected += [(worker, begin, last + READ) for worker in self.workers]
 
-    def stalls(self) -> list[Fault]:
+    def stalls(self) -> list[DeliveryFault]:
         """Leases that ran out without our doing, as the workers say: on a machine that stands still for seconds."""
         moments = ((worker, moment) for worker in self.workers for moment in worker.lease_losses)
         return [
-            Fault("stall", moment - 2 * self.lease, moment)
+            DeliveryFault("stall", moment - 2 * self.lease, moment)
             for worker, moment in moments
             if not any(who is worker and begin <= moment <= end for who, begin, end in self._expected)
         ]

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from parti.clock import SystemClock
-from parti.testing.http_server import Answer, FaultHttpServer, Hang, Received, Reply, Reset
-from parti_lab.prove.delivery_judge import Seen
+from parti.testing.http_server import Answer, FaultHttpServer, Hang, ReceivedRequest, Reply, ResetConnection
+from parti_lab.prove.delivery_judge import SeenRequest
 from parti_lab.prove.delivery_names import NAMES
-from parti_lab.prove.delivery_scenario import HostKind, Scenario, Trigger
+from parti_lab.prove.delivery_scenario import DeliveryScenario, HostKind, Trigger
 
 _LOOK = 0.02
 
@@ -23,12 +23,12 @@ _LOOK = 0.02
 class Ground:
     """The endpoints of one run, and what they saw."""
 
-    scenario: Scenario
+    scenario: DeliveryScenario
     rng: random.Random
     heals_at: float = math.inf
     """Known from the first request on: processes take their time to start."""
     servers: dict[str, list[FaultHttpServer]] = field(default_factory=dict)
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[SeenRequest] = field(default_factory=list)
     stall: float = 0.0
     """The longest time that this process stood still."""
     clock: SystemClock = field(default_factory=SystemClock)
@@ -66,15 +66,15 @@ class Ground:
                 while down:
                     await down.pop().start()
 
-    def _script(self, trigger: Trigger) -> Callable[[Received], Reply]:
-        def decide(request: Received) -> Reply:
+    def _script(self, trigger: Trigger) -> Callable[[ReceivedRequest], Reply]:
+        def decide(request: ReceivedRequest) -> Reply:
             now, body = self.clock.now(), request.json()
             self.heals_at = min(self.heals_at, now + self.scenario.heals)
             reply = self._reply(trigger.host if now < self.heals_at else "well")
             status = reply.status if isinstance(reply, Answer) else 0
             delay = reply.delay if isinstance(reply, Answer) else 0.0
             self.seen.append(
-                Seen(
+                SeenRequest(
                     at=now,
                     id=request.headers["webhook-id"],
                     trigger=trigger.name,
@@ -98,12 +98,12 @@ class Ground:
             case "slow":
                 return Answer(200, delay=rng.uniform(0.05, 0.3))
             case "flaky" if ill:
-                return rng.choice((Answer(500), Answer(503), Answer(408), Reset()))
+                return rng.choice((Answer(500), Answer(503), Answer(408), ResetConnection()))
             case "throttling" if ill:
                 return Answer(rng.choice((429, 503)), {"Retry-After": rng.choice(("1", "2"))})
             case "hanging":
                 return Hang()
             case "resetting" if ill:
-                return Reset()
+                return ResetConnection()
             case _:
                 return Answer(200)

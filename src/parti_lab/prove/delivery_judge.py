@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from parti_lab.prove.delivery_duplicates import fits
-from parti_lab.prove.delivery_faults import READ, Fault
+from parti_lab.prove.delivery_faults import READ, DeliveryFault
 from parti_lab.prove.delivery_scenario import Trigger
 
 _EARLY = 0.02  # seconds that clocks and rounding may differ by
@@ -23,7 +23,7 @@ _UNSEEN = frozenset({"dead", "no_dns"})
 
 
 @dataclass(slots=True)
-class Seen:
+class SeenRequest:
     """One request as its endpoint saw it, and what it was answered."""
 
     at: float
@@ -46,7 +46,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedTask:
     """One task that the stream has stored, and when."""
 
     id: str
@@ -57,7 +57,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Rested:
+class RestedTask:
     """One dead letter."""
 
     id: str
@@ -68,10 +68,10 @@ class Rested:
 
 def judge(
     triggers: Iterable[Trigger],
-    published: Sequence[Published],
-    seen: Sequence[Seen],
-    letters: Sequence[Rested],
-    faults: Sequence[Fault],
+    published: Sequence[PublishedTask],
+    seen: Sequence[SeenRequest],
+    letters: Sequence[RestedTask],
+    faults: Sequence[DeliveryFault],
     *,
     timeouts: Collection[tuple[str, int]],
     processes: int,
@@ -122,7 +122,7 @@ KINDS = (
 )
 
 
-def prompt(seen: Sequence[Seen], timeouts: Collection[tuple[str, int]]) -> list[Seen]:
+def prompt(seen: Sequence[SeenRequest], timeouts: Collection[tuple[str, int]]) -> list[SeenRequest]:
     """Without requests that were read late: their sender had given them up, and sent another before they were read.
 
     A machine that stands still reads what waits in its sockets in any order. Who gave up cannot take a request back;
@@ -138,13 +138,15 @@ def prompt(seen: Sequence[Seen], timeouts: Collection[tuple[str, int]]) -> list[
     return found
 
 
-def _order(triggers: Mapping[str, Trigger], seen: Sequence[Seen], faults: Sequence[Fault], blame: Blame) -> None:
+def _order(
+    triggers: Mapping[str, Trigger], seen: Sequence[SeenRequest], faults: Sequence[DeliveryFault], blame: Blame
+) -> None:
     """First acceptances of a document come in the order of their publishing; `skip` promises none.
 
     Where nobody could be told of an acceptance the next owner repeats what came before it. With `latest` that may be a
     task which was never sent, as the accepted one had replaced it; the newest comes last all the same.
     """
-    last: dict[tuple[str, str], Seen] = {}
+    last: dict[tuple[str, str], SeenRequest] = {}
     known: set[str] = set()
     for request in seen:
         if not request.accepted or request.id in known or triggers[request.trigger].order == "skip":
@@ -164,13 +166,13 @@ def _order(triggers: Mapping[str, Trigger], seen: Sequence[Seen], faults: Sequen
 
 def _attempts(
     triggers: Mapping[str, Trigger],
-    seen: Sequence[Seen],
-    rested: Mapping[str, Rested],
-    faults: Sequence[Fault],
+    seen: Sequence[SeenRequest],
+    rested: Mapping[str, RestedTask],
+    faults: Sequence[DeliveryFault],
     unread: Counter[str],
     blame: Blame,
 ) -> None:
-    by_id: dict[str, list[Seen]] = defaultdict(list)
+    by_id: dict[str, list[SeenRequest]] = defaultdict(list)
     for request in seen:
         by_id[request.id].append(request)
     for requests in by_id.values():
@@ -199,17 +201,17 @@ def _attempts(
             )
 
 
-def _explained(before: Seen, after: Seen, faults: Sequence[Fault]) -> bool:
+def _explained(before: SeenRequest, after: SeenRequest, faults: Sequence[DeliveryFault]) -> bool:
     """Whether a fault came between two requests, or right before the first: what it said may not have been kept."""
     return any(fault.begin - READ <= after.at and before.at <= fault.last + READ for fault in faults)
 
 
 def _limits(
     triggers: Mapping[str, Trigger],
-    seen: Sequence[Seen],
+    seen: Sequence[SeenRequest],
     processes: int,
     stall: float,
-    excused: Sequence[Fault],
+    excused: Sequence[DeliveryFault],
     blame: Blame,
 ) -> None:
     for trigger in triggers.values():

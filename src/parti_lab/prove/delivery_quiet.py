@@ -7,13 +7,13 @@ import json
 
 import msgspec
 
-from parti.tasks import AddressGuard, DeadLetters, DeliverSection, TaskConsumer
-from parti.tasks.names import Names
+from parti.delivery import AddressGuard, DeliverSection, DeliveryDeadLetters, TaskConsumer
+from parti.delivery.names import DeliveryNames
 from parti.testing import eventually
-from parti.testing.http_server import Answer, Received, Reply
+from parti.testing.http_server import Answer, ReceivedRequest, Reply
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
-from parti_lab.prove.delivery_stage import WITHIN, Stage
+from parti_lab.prove.delivery_stage import WITHIN, DeliveryStage
 
 _BLOCKED = (
     "http://127.0.0.2/",
@@ -25,7 +25,7 @@ _BLOCKED = (
 )
 
 
-async def quiet_phases(stage: Stage, options: ConnectOptions) -> dict[str, Figure]:
+async def quiet_phases(stage: DeliveryStage, options: ConnectOptions) -> dict[str, Figure]:
     """Without process faults: blocked addresses get no socket, and a poison document blocks only itself."""
     stream = "PROVEQUIET"
     await stage.js.stream_create({"name": stream, "subjects": [f"{stream}.>"], "storage": "memory"})
@@ -35,7 +35,7 @@ async def quiet_phases(stage: Stage, options: ConnectOptions) -> dict[str, Figur
     guard = AddressGuard(config.allow_addresses)
     consumer = TaskConsumer(config, nats=options, guard=guard)
     running = asyncio.create_task(consumer.start())
-    letters = DeadLetters(stage.js, Names(stream))
+    letters = DeliveryDeadLetters(stage.js, DeliveryNames(stream))
     try:
         await consumer.wait_ready()
         for number, url in enumerate(_BLOCKED):
@@ -53,12 +53,12 @@ async def quiet_phases(stage: Stage, options: ConnectOptions) -> dict[str, Figur
     return {"blocked_urls": len(_BLOCKED), "sockets_to_blocked": opened, "poison_blocked_others": blocked_others}
 
 
-async def _poison(stage: Stage, stream: str) -> int:
+async def _poison(stage: DeliveryStage, stream: str) -> int:
     """How many tasks of other documents had not arrived when the poison task was given up."""
     arrived: set[str] = set()
     given_up = asyncio.Event()
 
-    def hook(request: Received) -> Reply:
+    def hook(request: ReceivedRequest) -> Reply:
         arrived.add(request.headers["webhook-id"])
         return Answer(200)
 

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import msgspec
 
+from parti.delivery import DeliveryDeadLetters
+from parti.delivery.names import DeliveryNames
+from parti.delivery.recorder import AttemptRecord
 from parti.errors import PartiError
-from parti.tasks import DeadLetters
-from parti.tasks.names import Names
-from parti.tasks.recorder import AttemptRecord
 from parti.testing import NatsServer, NeverHappened, eventually
 from parti.testing.monitor import ask
 from parti.wire.api import JetStreamApi
@@ -34,10 +34,10 @@ from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.report import RunContext
 from parti_lab.prove.delivery_duplicates import Accepted, explain
-from parti_lab.prove.delivery_faults import Fault, Troubles
+from parti_lab.prove.delivery_faults import DeliveryFault, Troubles
 from parti_lab.prove.delivery_ground import Ground
-from parti_lab.prove.delivery_judge import KINDS, Published, Rested, judge, prompt
-from parti_lab.prove.delivery_scenario import Scenario, Trigger, draw
+from parti_lab.prove.delivery_judge import KINDS, PublishedTask, RestedTask, judge, prompt
+from parti_lab.prove.delivery_scenario import DeliveryScenario, Trigger, draw
 from parti_lab.prove.delivery_spark import SPARK_TASKS, SharedSpark, SharedWorker
 from parti_lab.prove.delivery_stage import subject_of
 from parti_lab.prove.delivery_worker import Worker
@@ -57,15 +57,15 @@ _COSTS = {
 
 
 @dataclass(slots=True)
-class Run:
+class DeliveryRun:
     """One scenario on a server."""
 
-    scenario: Scenario
+    scenario: DeliveryScenario
     server: NatsServer
     js: JetStreamApi
     ground: Ground
     rng: random.Random
-    published: list[Published] = field(default_factory=list)
+    published: list[PublishedTask] = field(default_factory=list)
     numbers: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -102,7 +102,7 @@ class Run:
                 return True
 
             await eventually(stored, 60, "a publish")
-            self.published.append(Published(webhook_id, trigger.name, document, number, self.ground.clock.now()))
+            self.published.append(PublishedTask(webhook_id, trigger.name, document, number, self.ground.clock.now()))
 
     def settings(self) -> dict[str, str]:
         scenario = self.scenario
@@ -121,10 +121,10 @@ class Run:
         }
         return {key: str(value) for key, value in values.items()}
 
-    async def letters(self) -> list[Rested]:
+    async def letters(self) -> list[RestedTask]:
         with suppress(PartiError):
-            found = DeadLetters(self.js, Names(self.stream)).letters()
-            return [Rested(letter.id, letter.trigger, letter.reason, letter.attempts) async for letter in found]
+            found = DeliveryDeadLetters(self.js, DeliveryNames(self.stream)).letters()
+            return [RestedTask(letter.id, letter.trigger, letter.reason, letter.attempts) async for letter in found]
         return []
 
     async def settled(self) -> bool:
@@ -142,7 +142,7 @@ class Run:
     async def unheard(self) -> dict[tuple[str, int], str]:
         """Attempts that ended without an answer, as the workers logged them, and how."""
         found: dict[tuple[str, int], str] = {}
-        stream, sequence = Names(self.stream).attempts, 0
+        stream, sequence = DeliveryNames(self.stream).attempts, 0
         with suppress(MessageNotFound, StreamNotFound):
             while True:
                 stored = await self.js.msg_get(stream, seq=sequence + 1, next_by_subj=f"{stream}.>")
@@ -203,14 +203,14 @@ class Run:
 
 
 async def run_scenario(
-    scenario: Scenario, server: NatsServer, js: JetStreamApi, folder: Path, spark: SharedSpark | None = None
+    scenario: DeliveryScenario, server: NatsServer, js: JetStreamApi, folder: Path, spark: SharedSpark | None = None
 ) -> tuple[dict[str, Figure], list[str]]:
     """Figures of what was wrong, and words about it; on Spark with its session."""
     rng = random.Random(f"run {scenario.seed}")
     ground = Ground(scenario, rng, hanging=folder / "names-hang" if spark is None else spark.hanging)
     async with AsyncExitStack() as stack:
         await ground.open(stack)
-        run = Run(scenario, server, js, ground, rng)
+        run = DeliveryRun(scenario, server, js, ground, rng)
         await js.stream_create({"name": run.stream, "subjects": [f"{run.stream}.>"], "storage": "file"})
         tasks = [trigger for trigger in scenario.triggers for _ in range(trigger.tasks)]
         rng.shuffle(tasks)
@@ -276,7 +276,7 @@ async def run_scenario(
         return figures, words
 
 
-def _workers(run: Run, folder: Path, spark: SharedSpark | None) -> list[Worker]:
+def _workers(run: DeliveryRun, folder: Path, spark: SharedSpark | None) -> list[Worker]:
     settings, scenario = run.settings(), run.scenario
     if spark is not None:
         settings["checkpoint"] = str(folder / f"checkpoint-{scenario.seed}")
@@ -296,7 +296,9 @@ def _sent(server: NatsServer, js: JetStreamApi) -> int:
     return int(ask(f"{server.monitor_url}/varz").get("in_msgs", 0)) - int(js.connection.stats["out_msgs"])
 
 
-def _repeats(run: Run, faults: list[Fault], unheard: Collection[tuple[str, int]], in_flight: int) -> int:
+def _repeats(
+    run: DeliveryRun, faults: list[DeliveryFault], unheard: Collection[tuple[str, int]], in_flight: int
+) -> int:
     accepted: dict[str, list[Accepted]] = defaultdict(list)
     for request in prompt(run.ground.seen, unheard):
         if request.accepted:
@@ -322,7 +324,7 @@ async def random_runs(ctx: RunContext, count: int, *, spark: bool) -> dict[str, 
                     scenario = draw(seed, spark=spark, hungry=bool(ctx.options.get("hungry")))
                     figures, found = await run_scenario(scenario, server, JetStreamApi(connection), folder, session)
                     words += [str(scenario), *found] if found else []
-                    print(f"{scenario}: {_told(figures)}", file=sys.stderr)
+                    print(f"{scenario}: {_sentence(figures)}", file=sys.stderr)
                     if "stall" in figures:
                         # On Spark everybody waits for a batch, and that for the slowest request in it.
                         delays[spark or scenario.crowded].append(_delay(figures))
@@ -338,7 +340,7 @@ async def random_runs(ctx: RunContext, count: int, *, spark: bool) -> dict[str, 
     return {"scenarios": count, **total, **costs, **waits}
 
 
-def _told(figures: dict[str, Figure]) -> str:
+def _sentence(figures: dict[str, Figure]) -> str:
     """What was measured in one situation, and what was wrong with it."""
     said = [f"{figures['requests']} requests of {figures['tasks']} tasks"]
     for kind in _COSTS:

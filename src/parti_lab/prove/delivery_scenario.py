@@ -45,7 +45,7 @@ class Trigger:
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class DeliveryScenario:
     """Everything that a run does; ill hosts are well again after `heals` seconds."""
 
     seed: int
@@ -75,13 +75,13 @@ class Scenario:
         return moves or self.max_ack_pending // self.partitions <= others
 
     def __str__(self) -> str:
-        told = [f"{t.rules.partition(': ')[2]} -> {t.host} x{t.tasks}" for t in self.triggers]
+        parts = [f"{t.rules.partition(': ')[2]} -> {t.host} x{t.tasks}" for t in self.triggers]
         faults = " ".join(self.faults) or "calm"
         faults += f" {self.descriptors} descriptors" if self.descriptors else ""
-        return f"seed {self.seed}: {self.partitions}p {self.processes}w {faults}; {'; '.join(told)}"
+        return f"seed {self.seed}: {self.partitions}p {self.processes}w {faults}; {'; '.join(parts)}"
 
 
-def draw(seed: int, *, spark: bool = False, hungry: bool = False) -> Scenario:
+def draw(seed: int, *, spark: bool = False, hungry: bool = False) -> DeliveryScenario:
     """The situation of this seed; `hungry`: with more hosts than a process has descriptors for, as one in ten is.
 
     (Not on Spark, whose processes are shared by all situations.)
@@ -93,7 +93,7 @@ def draw(seed: int, *, spark: bool = False, hungry: bool = False) -> Scenario:
     if hungry:
         triggers.append(Trigger(f"t{len(triggers)}", "block", "well", documents=200, tasks=200, hosts=80))
     triggers.append(Trigger(f"t{len(triggers)}", "block", "well", tasks=40))  # whom the others must not disturb
-    return Scenario(
+    return DeliveryScenario(
         seed=seed,
         partitions=1 if spark else rng.choice((1, 1, 2, 4)),
         processes=2 if not spark and (faults or rng.random() < 0.4) else 1,

@@ -20,7 +20,7 @@ _MASTER = f"local[{SPARK_TASKS}]"
 _AGAIN = 0.5  # seconds until a pipeline that failed is started again
 
 
-class Delivery:
+class MainDelivery:
     """One pipeline, from its job to its end."""
 
     def __init__(self, spark: Any, words: list[str]) -> None:
@@ -31,7 +31,7 @@ class Delivery:
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"<Delivery {'ended' if self._ended.is_set() else 'running'}>"
+        return f"<MainDelivery {'ended' if self._ended.is_set() else 'running'}>"
 
     def end(self) -> None:
         """After this returns, it has stopped in order."""
@@ -76,11 +76,11 @@ def main(config: dict[str, Any]) -> None:
     spark = session("parti-prove-delivery", _MASTER, **conf)
     spark.sparkContext.setLogLevel("ERROR")
     _say({"ready": True})
-    delivery: Delivery | None = None
+    delivery: MainDelivery | None = None
     for line in sys.stdin:
         job = json.loads(line)
         if "run" in job and delivery is None:
-            delivery = Delivery(spark, job["run"])
+            delivery = MainDelivery(spark, job["run"])
         elif "stop" in job and delivery is not None:
             delivery.end()
             delivery = None

@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from parti.clock import SystemClock
+from parti.delivery import DeliveryDeadLetters, Letter
+from parti.delivery.names import DeliveryNames
+from parti.delivery.policy import AttemptOutcome
+from parti.delivery.recorder import AttemptRecord
 from parti.errors import PartiError
-from parti.tasks import DeadLetters, Letter
-from parti.tasks.names import Names
-from parti.tasks.policy import Outcome
-from parti.tasks.recorder import AttemptRecord
 from parti.testing import eventually
 from parti.testing.history import Effect, History
 from parti.testing.http_server import (
@@ -30,15 +30,15 @@ from parti.testing.http_server import (
     Garbage,
     Hang,
     Huge,
-    Received,
+    ReceivedRequest,
     Reply,
-    Reset,
+    ResetConnection,
     redirect,
 )
 from parti.wire.api import JetStreamApi
 from parti.wire.errors import MessageNotFound, StreamNotFound
 from parti_lab.prove.delivery_duplicates import Accepted, explain
-from parti_lab.prove.delivery_faults import Fault
+from parti_lab.prove.delivery_faults import DeliveryFault
 
 STREAM = "PROVE"
 WITHIN = 120.0
@@ -50,7 +50,7 @@ def subject_of(stream: str, document: str) -> str:
     return f"{stream}.db.docs.{base64.urlsafe_b64encode(document.encode()).decode()}"
 
 
-class Stage:
+class DeliveryStage:
     """The stream, the endpoint, what was published and what has to come of it."""
 
     def __init__(self, js: JetStreamApi, endpoint: FaultHttpServer, rng: random.Random, documents: int) -> None:
@@ -58,7 +58,7 @@ class Stage:
         self.endpoint = endpoint
         self.rng = rng
         self.history = History()
-        self.letters = DeadLetters(js, Names(STREAM))
+        self.letters = DeliveryDeadLetters(js, DeliveryNames(STREAM))
         self.expected: dict[str, tuple[str, bytes]] = {}
         """Tasks that have to end in the dead letters: id -> reason and data."""
         self.requests: Counter[str] = Counter()
@@ -76,7 +76,7 @@ class Stage:
         self._left: set[str] = set()
         endpoint.otherwise(self._reply)
 
-    def _reply(self, request: Received) -> Reply:
+    def _reply(self, request: ReceivedRequest) -> Reply:
         """Faults at random; what is answered with 2xx is an effect."""
         webhook_id = request.headers["webhook-id"]
         self.requests[webhook_id] += 1
@@ -157,7 +157,7 @@ class Stage:
         """Whether everything has arrived, or rests in the dead letters."""
         if self._left:
             return False
-        letters, stored = Names(STREAM).dead_letters, 0
+        letters, stored = DeliveryNames(STREAM).dead_letters, 0
         try:
             async for page in self.js.stream_subjects(letters, f"{letters}.db.>"):  # others are markers of drivers
                 stored += sum(page.values())
@@ -194,7 +194,7 @@ class Stage:
             async for letter in self.letters.letters():
                 yield letter
 
-    async def duplicates(self, faults: list[Fault], in_flight: int) -> dict[str, int]:
+    async def duplicates(self, faults: list[DeliveryFault], in_flight: int) -> dict[str, int]:
         """What was accepted twice, by what explains it."""
         unheard = {(record.id, record.attempt) for record in [r async for r in self._unheard()]}
         found = explain(self.accepted, faults, unheard, in_flight=in_flight)
@@ -206,8 +206,8 @@ class Stage:
 
     async def _unheard(self) -> AsyncIterator[AttemptRecord]:
         """The attempts that ended without an answer, as the workers logged them."""
-        stream = Names(STREAM).attempts
-        for outcome in (Outcome.TIMEOUT, Outcome.NETWORK):
+        stream = DeliveryNames(STREAM).attempts
+        for outcome in (AttemptOutcome.TIMEOUT, AttemptOutcome.NETWORK):
             sequence = 0
             with suppress(MessageNotFound, StreamNotFound):
                 while True:
@@ -222,7 +222,7 @@ _FAULTS: tuple[Reply, ...] = (
     Answer(429, {"Retry-After": "1"}),
     Answer(408),
     Hang(),
-    Reset(),
+    ResetConnection(),
     Drip(size=100, interval=0.1, status=503),
     Garbage(),
 )

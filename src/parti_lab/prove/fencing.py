@@ -11,15 +11,15 @@ import asyncio
 
 from parti.testing import eventually
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
-from parti_lab.prove.herd import Herd, Shape, herd, judged, sizes
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
+from parti_lab.prove.herd import Herd, HerdShape, herd, judged, sizes
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
     """Freeze, wait for the takeover, thaw, wait until all is at rest; again and again."""
     options = ctx.options
     trials = min(int(options["trials"]), 2) if ctx.quick else int(options["trials"])
-    shape = Shape.of(options, takes=0.004)
+    shape = HerdShape.of(options, takes=0.004)
     async with herd(shape, ctx.random(), fenced_sink=True) as group:
         await group.add(shape.workers)
         await group.settled()
@@ -71,5 +71,5 @@ PROOF = Proof(
         "inversions": "== 0",
         "two_owners": "== 0",
     },
-    options=(Option("trials", 12, "freezes"), *sizes(3, 12, 200.0)),
+    options=(ExperimentOption("trials", 12, "freezes"), *sizes(3, 12, 200.0)),
 )

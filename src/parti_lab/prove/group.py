@@ -9,7 +9,7 @@ from typing import Any
 from parti.errors import UsageError
 from parti.groups import GroupKind
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
 from parti_lab.prove.group_cases import LONG_HANDLER, beside_go, frozen, long_handlers
 from parti_lab.prove.group_churn import DISRUPTIVE, churn
 from parti_lab.prove.group_deleted import GOALS as DELETED_GOALS
@@ -140,10 +140,12 @@ PROOF = Proof(
     goals={name: goal for goals in GOALS.values() for name, goal in goals.items()},
     goals_of=_goals_of,
     options=(
-        Option("case", "all", f"{', '.join(CASES)}, or all of them"),
-        Option("kind", "elastic", "static or elastic"),
-        Option("in_flight", 1, "messages a member may have in flight; 1 is strictly in order, more is lanes by key"),
-        Option("events", 40, "disturbances of the churn, spread evenly over their kinds"),
-        Option("handler", 0.0, "seconds that a handler works after its effect, in the churn"),
+        ExperimentOption("case", "all", f"{', '.join(CASES)}, or all of them"),
+        ExperimentOption("kind", "elastic", "static or elastic"),
+        ExperimentOption(
+            "in_flight", 1, "messages a member may have in flight; 1 is strictly in order, more is lanes by key"
+        ),
+        ExperimentOption("events", 40, "disturbances of the churn, spread evenly over their kinds"),
+        ExperimentOption("handler", 0.0, "seconds that a handler works after its effect, in the churn"),
     ),
 )

@@ -14,7 +14,7 @@ from parti.progress import Advance
 from parti.testing import NeverHappened, eventually
 from parti_lab.bench.goals import Figure
 from parti_lab.prove.group_go import GoInstance
-from parti_lab.prove.group_run import ACK_WAIT, GROUP, KEYS, STREAM, Run
+from parti_lab.prove.group_run import ACK_WAIT, GROUP, KEYS, STREAM, GroupRun
 
 _BURST = 400  # twice what a member may have in hand
 _SHORT, _LONG = 0.6 * ACK_WAIT, 2.5 * ACK_WAIT  # the pin outlives the first, and not the second
@@ -22,7 +22,7 @@ _WATCH = 2 * ACK_WAIT  # what a frozen instance might upset by its return shows 
 LONG_HANDLER = 1.25 * ACK_WAIT
 
 
-async def frozen(proof: Run, rounds: int, advance: Advance) -> dict[str, Figure]:
+async def frozen(proof: GroupRun, rounds: int, advance: Advance) -> dict[str, Figure]:
     """An instance with many messages in hand stands still and returns: nobody is out of order, nobody waits for it.
 
     Short and long in turn: after the first it is still pinned, during the second another one takes over.
@@ -53,7 +53,7 @@ async def frozen(proof: Run, rounds: int, advance: Advance) -> dict[str, Figure]
     }
 
 
-async def long_handlers(proof: Run, changes: int, advance: Advance) -> dict[str, Figure]:
+async def long_handlers(proof: GroupRun, changes: int, advance: Advance) -> dict[str, Figure]:
     """Members come and go, and instances are stopped, while every handler takes longer than `ack_wait`.
 
     Nothing but planned changes: no message may begin twice.
@@ -87,7 +87,7 @@ async def long_handlers(proof: Run, changes: int, advance: Advance) -> dict[str,
     }
 
 
-async def beside_go(proof: Run, cg: Path, rounds: int, advance: Advance) -> dict[str, Figure]:
+async def beside_go(proof: GroupRun, cg: Path, rounds: int, advance: Advance) -> dict[str, Figure]:
     """The reference's own member in the other seat: first as another member, then as an instance of the same one.
 
     Judged is what ours do: nothing lost between the two, none of ours out of order, and Go's instance alive at the end.
@@ -128,7 +128,7 @@ async def beside_go(proof: Run, cg: Path, rounds: int, advance: Advance) -> dict
             await asyncio.to_thread(seat.end)
 
 
-async def _disturb(proof: Run, number: int) -> None:
+async def _disturb(proof: GroupRun, number: int) -> None:
     if isinstance(proof.groups, ElasticGroups):
         change = proof.groups.add_members if number % 2 == 0 else proof.groups.drop_members
         await change(STREAM, GROUP, ["m9"])
@@ -137,12 +137,12 @@ async def _disturb(proof: Run, number: int) -> None:
     await asyncio.sleep(proof.rng.uniform(0.6, 1.2))
 
 
-def _begun(proof: Run, seats: list[GoInstance]) -> set[int]:
+def _begun(proof: GroupRun, seats: list[GoInstance]) -> set[int]:
     """The numbers of all messages that somebody began. There is one publisher: the n-th message has sequence n + 1."""
     return {counter for counter, _, _ in proof.begun} | {sequence - 1 for seat in seats for sequence in seat.sequences}
 
 
-def _all_begun(proof: Run, seats: list[GoInstance]) -> bool:
+def _all_begun(proof: GroupRun, seats: list[GoInstance]) -> bool:
     return len(_begun(proof, seats)) >= proof.published
 
 
@@ -157,7 +157,7 @@ async def _began_since(seats: list[GoInstance], since: float) -> int:
     return alive()
 
 
-def _inversions(proof: Run, seats: list[GoInstance]) -> int:
+def _inversions(proof: GroupRun, seats: list[GoInstance]) -> int:
     """First beginnings of ours behind a later one of the same key, whoever began that.
 
     What Go began is seen later than it was, by what its output needs: that can excuse one of ours, and accuse none.

@@ -16,7 +16,7 @@ from typing import Any
 from parti.groups import ElasticGroups
 from parti.progress import Advance
 from parti.testing import eventually
-from parti_lab.prove.group_run import ACK_WAIT, GROUP, STREAM, Run, reap
+from parti_lab.prove.group_run import ACK_WAIT, GROUP, STREAM, GroupRun, reap
 
 SPARE = "m9"
 DISRUPTIVE = ("kill", "freeze", "freeze_any")  # these may repeat what was in flight
@@ -32,7 +32,7 @@ class Churn:
     step_downs: list[float] = field(default_factory=list)
 
 
-async def churn(proof: Run, members: list[str], events: int, advance: Advance) -> Churn:
+async def churn(proof: GroupRun, members: list[str], events: int, advance: Advance) -> Churn:
     """Disturb under load; every kind of event comes as often as the others, in an order that the seed decides."""
     done = Churn()
     spare = [SPARE] if isinstance(proof.groups, ElasticGroups) else []
@@ -61,7 +61,7 @@ async def churn(proof: Run, members: list[str], events: int, advance: Advance) -
     return done
 
 
-async def _measure_the_rest(proof: Run, done: Churn, listed: list[str]) -> None:
+async def _measure_the_rest(proof: GroupRun, done: Churn, listed: list[str]) -> None:
     """A goal that nothing was measured for cannot fail; while others stood still, a time said nothing."""
     for kind, times in (("kill", done.kills), ("step_down", done.step_downs)):
         if not times:
@@ -81,7 +81,7 @@ async def _beside() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], None]
         await asyncio.gather(*tasks)
 
 
-async def _change_membership(proof: Run, listed: list[str]) -> None:
+async def _change_membership(proof: GroupRun, listed: list[str]) -> None:
     """Let the spare member in, or out again, or take another one out and in."""
     groups = proof.groups
     assert isinstance(groups, ElasticGroups)
@@ -99,7 +99,7 @@ async def _change_membership(proof: Run, listed: list[str]) -> None:
         await groups.add_members(STREAM, GROUP, [gone])
 
 
-async def _strike(proof: Run, done: Churn, kind: str, member: str) -> None:
+async def _strike(proof: GroupRun, done: Churn, kind: str, member: str) -> None:
     active = proof.active(member)
     assert active is not None
     alone = proof.frozen[member] > 0  # how long it takes says nothing then
@@ -124,7 +124,7 @@ async def _strike(proof: Run, done: Churn, kind: str, member: str) -> None:
         await _step_down(proof, done, member, active.name, alone=alone)
 
 
-async def _step_down(proof: Run, done: Churn, member: str, active: str, *, alone: bool) -> None:
+async def _step_down(proof: GroupRun, done: Churn, member: str, active: str, *, alone: bool) -> None:
     """The server pins the next pull that waits; where the other instance has none just then, that is the same one's."""
     for _ in range(5):
         await proof.groups.step_down(STREAM, GROUP, member)

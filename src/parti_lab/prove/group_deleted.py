@@ -16,7 +16,7 @@ from parti.progress import Advance
 from parti.testing import eventually
 from parti.wire.errors import ConsumerNotFound
 from parti_lab.bench.goals import Figure
-from parti_lab.prove.group_run import ACK_WAIT, GROUP, STREAM, Instance, Run, reap
+from parti_lab.prove.group_run import ACK_WAIT, GROUP, STREAM, GroupRun, Instance, reap
 
 BESIDE = ("nothing", "kill", "freeze", "step_down")
 """What happens to the member at the same moment; each comes as often as the others."""
@@ -24,7 +24,7 @@ REPEATED_WITHIN = 1.0
 """Seconds: what was done so shortly before may be repeated. A standby notes the position four times a second."""
 
 
-async def deleted(proof: Run, rounds: int, advance: Advance) -> dict[str, Figure]:
+async def deleted(proof: GroupRun, rounds: int, advance: Advance) -> dict[str, Figure]:
     """A consumer that is deleted under load is made anew where it was: nothing is lost, out of order or replayed."""
     await asyncio.gather(*(proof.start(member) for member in ("m1", "m1", "m2", "m2")))
     deletions: list[float] = []
@@ -63,7 +63,7 @@ async def deleted(proof: Run, rounds: int, advance: Advance) -> dict[str, Figure
     }
 
 
-async def _strike(proof: Run, beside: str, active: Instance) -> None:
+async def _strike(proof: GroupRun, beside: str, active: Instance) -> None:
     if beside == "kill":
         proof.instances.remove(active)
         os.kill(active.process.pid, signal.SIGKILL)
@@ -73,7 +73,7 @@ async def _strike(proof: Run, beside: str, active: Instance) -> None:
         await proof.groups.step_down(STREAM, GROUP, active.member)
 
 
-async def _delete(proof: Run, member: str) -> None:
+async def _delete(proof: GroupRun, member: str) -> None:
     place = (STREAM, f"{GROUP}-{member}") if proof.kind is GroupKind.STATIC else (f"{STREAM}-{GROUP}", member)
     with contextlib.suppress(ConsumerNotFound):
         await proof.api.consumer_delete(*place)

@@ -35,7 +35,7 @@ EFFECTS = "effects"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joining:
+class MemberJoin:
     """What one process shall join as; its only argument, as JSON."""
 
     url: str
@@ -53,12 +53,12 @@ class Joining:
         return json.dumps(asdict(self))
 
     @classmethod
-    def decode(cls, text: str) -> Joining:
+    def decode(cls, text: str) -> MemberJoin:
         fields = json.loads(text)
         return cls(**fields | {"kind": GroupKind(fields["kind"])})
 
 
-async def run(joining: Joining) -> None:
+async def run(joining: MemberJoin) -> None:
     """Join, and publish an effect for each message, until SIGTERM. More than one in flight means lanes by key."""
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stop_signals(signal.SIGTERM))
@@ -93,7 +93,7 @@ async def run(joining: Joining) -> None:
 
 
 def main() -> None:
-    joining = Joining.decode(sys.argv[1])
+    joining = MemberJoin.decode(sys.argv[1])
     configure_logging(ObserveSection(log_level=LogLevel.ERROR))
     try:
         asyncio.run(run(joining))

@@ -22,11 +22,11 @@ from parti.groups import ElasticGroups, GroupKind, PartitioningFilter, StaticGro
 from parti.subjects import partition_of
 from parti.testing import NatsServer, NeverHappened, eventually
 from parti.testing.child import spawn
-from parti.testing.history import Effect, History, Verdict
+from parti.testing.history import Effect, History, HistoryVerdict
 from parti.wire.api import JetStreamApi, expectations
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
-from parti_lab.prove.group_member import EFFECTS, Joining
+from parti_lab.prove.group_member import EFFECTS, MemberJoin
 
 STREAM, GROUP, PARTITIONS, KEYS = "orders", "proof", 6, 24
 ACK_WAIT = 2.0  # the pin's time to live is the same; the reference's tool uses it too
@@ -43,7 +43,7 @@ class Instance:
 
 
 @dataclass(slots=True)
-class Run:
+class GroupRun:
     """Everything of one run."""
 
     url: str
@@ -96,7 +96,7 @@ class Run:
         """A new instance, joined when this returns."""
         self.started += 1
         name = f"{member}#{self.started}"
-        joining = Joining(
+        joining = MemberJoin(
             url=self.url,
             kind=self.kind,
             stream=STREAM,
@@ -224,21 +224,21 @@ class Run:
         """Where the group stands, for a person who looks for the cause."""
         stream = f"{STREAM}-{GROUP}" if self.kind is GroupKind.ELASTIC else STREAM
         effects, left = [(await self.api.stream_info(each))["state"]["messages"] for each in (EFFECTS, stream)]
-        told = [f"{self.published} published, {effects} effects, {left} messages in {stream}"]
+        lines = [f"{self.published} published, {effects} effects, {left} messages in {stream}"]
         for each in await self.api.consumer_list(stream):
             pins = [group.get("pinned_client_id") for group in each.get("priority_groups") or ()]
-            told.append(
+            lines.append(
                 f"{each['name']}: pending {each['num_pending']}, unacknowledged {each['num_ack_pending']}, "
                 f"waiting {each['num_waiting']}, pinned {pins}"
             )
-        return "; ".join([*told, f"instances {[instance.name for instance in self.instances]}"])
+        return "; ".join([*lines, f"instances {[instance.name for instance in self.instances]}"])
 
     async def end(self) -> None:
         for instance in self.instances:
             instance.process.terminate()
         await asyncio.gather(*(asyncio.to_thread(reap, instance.process) for instance in self.instances))
 
-    async def judge(self) -> Verdict:
+    async def judge(self) -> HistoryVerdict:
         """Read the effects in the order in which the sink stored them."""
         last = int((await self.api.stream_info(EFFECTS))["state"]["last_seq"])
         following = 1
@@ -253,12 +253,12 @@ class Run:
 
 
 @contextlib.asynccontextmanager
-async def running(kind: GroupKind, rng: random.Random, members: list[str], **settings: Any) -> AsyncIterator[Run]:
+async def running(kind: GroupKind, rng: random.Random, members: list[str], **settings: Any) -> AsyncIterator[GroupRun]:
     """A fresh server with the group and nobody joined; all processes are ended when this is left."""
     with NatsServer() as server:
         async with await connect(ConnectOptions(servers=(server.url,))) as connection:
             groups = ElasticGroups(connection) if kind is GroupKind.ELASTIC else StaticGroups(connection)
-            proof = Run(server.url, kind, JetStreamApi(connection), groups, rng, **settings)
+            proof = GroupRun(server.url, kind, JetStreamApi(connection), groups, rng, **settings)
             await _create(proof.api, groups, members)
             await connection.subscribe(f"{EFFECTS}.>", cb=proof.note)
             try:

@@ -16,8 +16,8 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
-from parti_lab.prove.cluster_faults import FAULTS, Faults, Servers
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
+from parti_lab.prove.cluster_faults import FAULTS, ClusterFaults, Servers
 from parti_lab.prove.fleet import STREAM, Fleet
 from parti_lab.prove.sink import Sink, percentile
 from parti_lab.prove.traffic import Traffic, make_stream
@@ -58,7 +58,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
         await fleet.settle()
         traffic = Traffic(js, STREAM, names, sink.history, rate=float(options["rate"]), rng=rng)
         traffic.start()
-        trouble = Faults(faults, servers, js, [STREAM, "KV_parti-prove"], rng)
+        trouble = ClusterFaults(faults, servers, js, [STREAM, "KV_parti-prove"], rng)
         trouble.start()
         done = 0
         with ctx.progress("moves", total=moves) as advance:
@@ -127,14 +127,14 @@ PROOF = Proof(
     run=run,
     goals=GOALS,
     options=(
-        Option("moves", 1_000, "partitions that change hands"),
-        Option("layout", "per-worker", "per-worker or per-partition"),
-        Option("retention", "limits", "limits, interest or workqueue"),
-        Option("replicas", 1, "1, or 3 on a cluster of three nodes"),
-        Option("faults", "none", "none, stepdown, kill or roll (with --replicas 3)"),
-        Option("workers", 4, "workers"),
-        Option("partitions", 32, "partitions"),
-        Option("rate", 600.0, "messages published a second"),
-        Option("at_once", 4, "partitions that move at the same time"),
+        ExperimentOption("moves", 1_000, "partitions that change hands"),
+        ExperimentOption("layout", "per-worker", "per-worker or per-partition"),
+        ExperimentOption("retention", "limits", "limits, interest or workqueue"),
+        ExperimentOption("replicas", 1, "1, or 3 on a cluster of three nodes"),
+        ExperimentOption("faults", "none", "none, stepdown, kill or roll (with --replicas 3)"),
+        ExperimentOption("workers", 4, "workers"),
+        ExperimentOption("partitions", 32, "partitions"),
+        ExperimentOption("rate", 600.0, "messages published a second"),
+        ExperimentOption("at_once", 4, "partitions that move at the same time"),
     ),
 )

@@ -13,12 +13,12 @@ from parti.clock import SystemClock
 from parti.manager.kv_store import Store
 from parti.model import ClaimState
 from parti.testing import eventually
-from parti.testing.history import Verdict
+from parti.testing.history import HistoryVerdict
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option
+from parti_lab.bench.report import ExperimentOption
 from parti_lab.prove.cluster_faults import Servers
 from parti_lab.prove.fleet import STREAM
 from parti_lab.prove.sink import Record, Sink
@@ -27,7 +27,7 @@ from parti_lab.prove.worker_process import WorkerProcess
 
 
 @dataclass(frozen=True)
-class Shape:
+class HerdShape:
     """How large a proof is."""
 
     workers: int = 4
@@ -45,27 +45,27 @@ class Shape:
     worker: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], **more: Any) -> Shape:
+    def of(cls, options: Mapping[str, Any], **more: Any) -> HerdShape:
         """What the `sizes` among a proof's options say, and `more`."""
         return cls(**{option.name: options[option.name] for option in sizes(0, 0, 0.0)}, **more)
 
 
-def sizes(workers: int, partitions: int, rate: float) -> tuple[Option, ...]:
+def sizes(workers: int, partitions: int, rate: float) -> tuple[ExperimentOption, ...]:
     """The options of a proof with a herd, with these defaults."""
     return (
-        Option("workers", workers, "workers"),
-        Option("partitions", partitions, "partitions"),
-        Option("rate", rate, "messages published a second"),
-        Option("ttl", 6.0, "lease TTL in seconds"),
-        Option("retention", "limits", "limits, interest or workqueue"),
-        Option("layout", "per-worker", "per-worker or per-partition"),
+        ExperimentOption("workers", workers, "workers"),
+        ExperimentOption("partitions", partitions, "partitions"),
+        ExperimentOption("rate", rate, "messages published a second"),
+        ExperimentOption("ttl", 6.0, "lease TTL in seconds"),
+        ExperimentOption("retention", "limits", "limits, interest or workqueue"),
+        ExperimentOption("layout", "per-worker", "per-worker or per-partition"),
     )
 
 
 class Herd:
     """Processes, load and sink of one proof."""
 
-    def __init__(self, shape: Shape, servers: Servers, js: JetStreamApi, sink: Sink, rng: random.Random) -> None:
+    def __init__(self, shape: HerdShape, servers: Servers, js: JetStreamApi, sink: Sink, rng: random.Random) -> None:
         self.shape = shape
         self.servers = servers
         self.js = js
@@ -148,13 +148,13 @@ class Herd:
             return None
         return next((w for w in self.workers if w.running and w.worker == record.leader.worker), None)
 
-    async def finish(self, timeout: float = 60.0) -> Verdict:
+    async def finish(self, timeout: float = 60.0) -> HistoryVerdict:
         """Stop the load, wait for everything, judge."""
         await self.traffic.stop()
         return await self.sink.complete(timeout)
 
 
-def judged(verdict: Verdict, sink: Sink) -> dict[str, Figure]:
+def judged(verdict: HistoryVerdict, sink: Sink) -> dict[str, Figure]:
     """The figures every proof shows."""
     wrong = "; ".join(f"{k}: {v[0]}" for k, v in verdict.examples.items() if getattr(verdict, k))
     return {
@@ -171,7 +171,7 @@ def judged(verdict: Verdict, sink: Sink) -> dict[str, Figure]:
 
 @asynccontextmanager
 async def herd(
-    shape: Shape, rng: random.Random, *, fenced_sink: bool = False, record: Record | None = None
+    shape: HerdShape, rng: random.Random, *, fenced_sink: bool = False, record: Record | None = None
 ) -> AsyncIterator[Herd]:
     """Servers, stream and sink; no worker yet. Everything is gone in the end."""
     async with AsyncExitStack() as stack:

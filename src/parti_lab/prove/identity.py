@@ -16,7 +16,7 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
 from parti_lab.prove.identity_cases import CASES, Wrong
 from parti_lab.prove.identity_fleet import Bench
 from parti_lab.prove.torture_scenario import LAYOUTS, RETENTIONS
@@ -72,8 +72,8 @@ PROOF = Proof(
     run=run,
     goals={"failed": "== 0", "lost": "== 0", "cases": ">= 1"},
     options=(
-        Option("cases", "", f"only these, with commas: {', '.join(CASES)}"),
-        Option("layout", "", "only per-worker or per-partition"),
-        Option("retention", "", "only limits, workqueue or interest"),
+        ExperimentOption("cases", "", f"only these, with commas: {', '.join(CASES)}"),
+        ExperimentOption("layout", "", "only per-worker or per-partition"),
+        ExperimentOption("retention", "", "only limits, workqueue or interest"),
     ),
 )

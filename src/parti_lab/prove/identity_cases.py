@@ -15,7 +15,7 @@ from typing import Final
 
 from parti.errors import PartiError
 from parti.testing import eventually, insist
-from parti.worker.letters import DeadLetters
+from parti.worker.dead_letter_reader import DeadLetterReader
 from parti_lab.prove.identity_fleet import Bench, Group, settle
 
 A, B = "IDENT-A", "IDENT-B"
@@ -302,7 +302,7 @@ async def _interest(bench: Bench) -> None:
 
 
 async def _letters(bench: Bench, count: int) -> int:
-    letters = DeadLetters(bench.js, A)
+    letters = DeadLetterReader(bench.js, A)
 
     async def enough() -> bool:
         return await letters.count() >= count

@@ -14,16 +14,16 @@ from typing import Final
 from parti.manager.kv_store import AssignmentChange, ClaimChange, Complete, Store, Told
 from parti.model import ClaimState
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
-from parti_lab.prove.herd import Herd, Shape, herd, judged, sizes
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
+from parti_lab.prove.herd import Herd, HerdShape, herd, judged, sizes
 
 
 def _claim(test: Callable[[ClaimChange], bool]) -> Callable[[Told], bool]:
-    return lambda told: isinstance(told, ClaimChange) and test(told)
+    return lambda change: isinstance(change, ClaimChange) and test(change)
 
 
 PHASES: Final[dict[str, Callable[[Told], bool]]] = {
-    "assigned": lambda told: isinstance(told, AssignmentChange),
+    "assigned": lambda change: isinstance(change, AssignmentChange),
     "prepare": _claim(lambda t: t.claim.state is ClaimState.PREPARE and t.claim.target is None),
     "ready": _claim(lambda t: t.claim.state is ClaimState.PREPARE and t.claim.target is not None),
     "commit": _claim(lambda t: t.claim.state is ClaimState.COMMIT and not t.claim.accepted),
@@ -37,7 +37,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     options = ctx.options
     rounds = 1 if ctx.quick else int(options["rounds"])
     phases = list(PHASES)[1:4:2] if ctx.quick else list(PHASES)
-    shape = Shape.of(options)
+    shape = HerdShape.of(options)
     kills = 0
     async with herd(shape, ctx.random()) as group:
         await group.add(shape.workers)
@@ -66,10 +66,10 @@ async def _kill_in(group: Herd, phase: str) -> int:
 
     async def watch() -> None:
         async with aclosing(store.changes()) as changes:
-            async for told in changes:
-                if isinstance(told, Complete):
+            async for change in changes:
+                if isinstance(change, Complete):
                     watching.set()
-                elif watching.is_set() and PHASES[phase](told):
+                elif watching.is_set() and PHASES[phase](change):
                     reached.set()
                     return
 
@@ -103,5 +103,5 @@ PROOF = Proof(
         "stale_accepted": "== 0",
         "longest_in_ttl": "<= 2.0",
     },
-    options=(Option("rounds", 3, "kills in each phase"), *sizes(4, 24, 300.0)),
+    options=(ExperimentOption("rounds", 3, "kills in each phase"), *sizes(4, 24, 300.0)),
 )

@@ -23,7 +23,7 @@ import pyarrow as pa
 from parti.errors import TransientError
 from parti.progress import Advance
 from parti.testing import NatsServer, eventually_blocking
-from parti.testing.history import Effect, History, Verdict
+from parti.testing.history import Effect, History, HistoryVerdict
 from parti.wire.errors import StreamNotFound
 from parti.wire.options import ConnectOptions
 from parti.wire.outgoing import Rows, chunk_id, chunks
@@ -31,7 +31,7 @@ from parti.wire.publisher import Publisher
 from parti.wire.ranges import RangeReader
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.load import create_stream, delete_stream
-from parti_lab.bench.report import Option, Proof, RunContext
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
 from parti_lab.prove.pipeline_cluster import StandaloneCluster, standalone
 from parti_lab.prove.pipeline_driver import PAUSE
 from parti_lab.prove.pipeline_process import PipelineDriver
@@ -196,7 +196,7 @@ class _Scene:
         alive = [driver for driver in self.drivers if driver.alive]
         return next((driver for driver in alive if f"-{driver.pid}-" in self._owner), alive[0])
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> HistoryVerdict:
         self.handled()
         return self.history.verdict()
 
@@ -278,7 +278,7 @@ def _play(
         wrong[name] += getattr(verdict, name)
 
 
-def _control(server: NatsServer, folder: Path, rng: random.Random, messages: int) -> Verdict:
+def _control(server: NatsServer, folder: Path, rng: random.Random, messages: int) -> HistoryVerdict:
     """The same judge over ranges without a shuffle: it has to find inversions, or it proves nothing."""
     scene = _Scene(server, _made(folder), rng, _mode("ranges", "plain", "local[2]", messages, pauses=False))
     try:
@@ -302,5 +302,8 @@ PROOF = Proof(
         "stale_accepted": "== 0",
         "control_inversions": ">= 1",
     },
-    options=(Option("trials", 10, "faults of each mode"), Option("messages", 4_000, "messages of a trial")),
+    options=(
+        ExperimentOption("trials", 10, "faults of each mode"),
+        ExperimentOption("messages", 4_000, "messages of a trial"),
+    ),
 )

@@ -16,7 +16,7 @@ from typing import IO
 import pyspark
 
 from parti.java import find_java
-from parti_lab.prove.processes import Seen, below, kill
+from parti_lab.prove.processes import SeenEffect, below, kill
 from parti_lab.prove.spark_process import WITHIN, ProofBroken
 
 _WORKERS = 2
@@ -60,10 +60,10 @@ class StandaloneCluster:
         for thread in self._threads:
             thread.join(WITHIN)
 
-    def _executors(self) -> list[Seen]:
+    def _executors(self) -> list[SeenEffect]:
         return [process for process in self._below() if "CoarseGrainedExecutorBackend" in process.command]
 
-    def _below(self) -> list[Seen]:
+    def _below(self) -> list[SeenEffect]:
         return [seen for process in self._started for seen in below(process.pid)]
 
     def _start(self, ready: str, kind: str, *arguments: str) -> str:

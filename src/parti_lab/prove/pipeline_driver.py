@@ -23,7 +23,7 @@ from pyspark.sql.functions import spark_partition_id
 
 from parti.spark.pipeline import Emit, Outcomes, Pipeline, Results, Standby
 from parti.spark.pipeline.publishing import ResultSink
-from parti.spark.pipeline.stage import Stage
+from parti.spark.pipeline.stage import HandlerStage
 from parti.spark.session import session
 from parti.wire.options import ConnectOptions
 from parti.worker.message import Message
@@ -114,7 +114,7 @@ def _ranges(spark: Any, config: dict[str, Any], handler: Any) -> None:
     """
     nats = ConnectOptions(servers=(config["url"],))
     sink = ResultSink(nats, config["sink"], f"{config['sink']}.{{key}}")
-    stage = Stage(handler, NAME, config["source"], results=sink, owner="control")
+    stage = HandlerStage(handler, NAME, config["source"], results=sink, owner="control")
     options = {"servers": config["url"], "stream": config["source"], "startingOffsets": "earliest", "keyTokens": "2"}
     options |= {"minPartitions": str(_RANGES), "minRecordsPerPartition": "100", "numPartitions": "16"}
     frame = spark.readStream.format("jetstream").options(**options).load()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from parti.testing import eventually_blocking
-from parti_lab.prove.processes import Seen, below, is_alive, kill
+from parti_lab.prove.processes import SeenEffect, below, is_alive, kill
 from parti_lab.prove.spark_process import WITHIN, ProofBroken
 
 
@@ -65,7 +65,7 @@ class PipelineDriver:
         workers = [process for process in tree if process.is_python_worker and process.parent in daemons]
         return kill(rng.sample(workers, rng.randint(1, len(workers)))) if workers else 0
 
-    def freeze(self) -> list[Seen]:
+    def freeze(self) -> list[SeenEffect]:
         """SIGSTOP of everything, the driver first; what to thaw."""
         os.kill(self._process.pid, signal.SIGSTOP)
         frozen = below(self._process.pid)
@@ -74,7 +74,7 @@ class PipelineDriver:
                 os.kill(process.pid, signal.SIGSTOP)
         return frozen
 
-    def thaw(self, frozen: list[Seen]) -> None:
+    def thaw(self, frozen: list[SeenEffect]) -> None:
         """SIGCONT of everything that was frozen."""
         for process in frozen:
             if is_alive(process):

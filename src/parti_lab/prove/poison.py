@@ -21,15 +21,15 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
 from parti_lab.prove.cluster_faults import Servers
 from parti_lab.prove.poison_worker import ANY, POISON
 from parti_lab.prove.torture_fleet import TortureFleet
-from parti_lab.prove.torture_judge import Judgement, Ledger
-from parti_lab.prove.torture_scenario import LANES, LAYOUTS, RETENTIONS, Scenario
+from parti_lab.prove.torture_judge import Judgement, TortureLedger
+from parti_lab.prove.torture_scenario import LANES, LAYOUTS, RETENTIONS, TortureScenario
 from parti_lab.prove.torture_sink import TortureSink
 from parti_lab.prove.torture_traffic import STREAM, TortureTraffic
-from parti_lab.prove.torture_watch import Letters, Watch
+from parti_lab.prove.torture_watch import TortureWatch, WatchedLetters
 from parti_lab.prove.traffic import make_stream
 
 REASONS: Final = {
@@ -84,8 +84,8 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     return _figures(trials)
 
 
-def _scenario(seed: int, retention: str, layout: str, lanes: str) -> Scenario:
-    return Scenario(
+def _scenario(seed: int, retention: str, layout: str, lanes: str) -> TortureScenario:
+    return TortureScenario(
         seed=seed,
         retention=retention,
         layout=layout,
@@ -104,7 +104,7 @@ def _scenario(seed: int, retention: str, layout: str, lanes: str) -> Scenario:
     )
 
 
-async def _poisoned(scenario: Scenario, kinds: list[str]) -> Trial:
+async def _poisoned(scenario: TortureScenario, kinds: list[str]) -> Trial:
     trial = Trial(f"{scenario.retention} {scenario.layout} lanes={scenario.lanes}")
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="parti-poison-")))
@@ -113,15 +113,15 @@ async def _poisoned(scenario: Scenario, kinds: list[str]) -> Trial:
         stack.push_async_callback(connection.close)
         js = JetStreamApi(connection)
         await make_stream(js, STREAM, scenario.retention, 1)
-        ledger = Ledger()
+        ledger = TortureLedger()
         sink = await stack.enter_async_context(TortureSink(ledger))
         fleet = TortureFleet(scenario, servers, js, folder, ledger, sink)
         fleet.program, fleet.blocks = "parti_lab.prove.poison_worker", scenario.ttl + 1.5
         await fleet.open(stack)
         traffic = TortureTraffic(js, scenario, [ledger], fleet.partitions)
         stack.callback(traffic.abandon)
-        letters = Letters(js, [ledger])
-        watch = Watch(js, scenario, ledger, letters)
+        letters = WatchedLetters(js, [ledger])
+        watch = TortureWatch(js, scenario, ledger, letters)
         stack.push_async_callback(watch.stop)
         traffic.start()
         watch.start()
@@ -138,7 +138,7 @@ async def _poisoned(scenario: Scenario, kinds: list[str]) -> Trial:
 
 
 async def _one(
-    trial: Trial, fleet: TortureFleet, traffic: TortureTraffic, letters: Letters, kind: str, partition: str
+    trial: Trial, fleet: TortureFleet, traffic: TortureTraffic, letters: WatchedLetters, kind: str, partition: str
 ) -> None:
     """Publish one poison, and wait until it rests; everybody else has to be at work afterwards."""
     ledger = fleet.ledger
@@ -166,7 +166,7 @@ async def _one(
     trial.standstill = max(trial.standstill, time.monotonic() - since)
 
 
-async def _complete(ledger: Ledger, letters: Letters) -> None:
+async def _complete(ledger: TortureLedger, letters: WatchedLetters) -> None:
     with contextlib.suppress(NeverHappened):
         await eventually(lambda: not ledger.outstanding(), 20.0, "everything handled")
     with contextlib.suppress(PartiError):
@@ -174,7 +174,7 @@ async def _complete(ledger: Ledger, letters: Letters) -> None:
     await asyncio.sleep(0)
 
 
-def kind_of(ledger: Ledger, value: str) -> str:
+def kind_of(ledger: TortureLedger, value: str) -> str:
     """The poison that a message is; empty when it is none."""
     posted = ledger.posted.get(value)
     return posted.fate.removeprefix(POISON) if posted is not None and posted.fate.startswith(POISON) else ""
@@ -226,9 +226,9 @@ PROOF = Proof(
         "letters_unexpected": "== 0",
     },
     options=(
-        Option("kinds", "", "only these, with commas: exit, kill, hang, base, block, memory, any"),
-        Option("layout", "", "only per-worker or per-partition"),
-        Option("lanes", "", "only partition or key"),
-        Option("retention", "", "only limits, workqueue or interest; else drawn"),
+        ExperimentOption("kinds", "", "only these, with commas: exit, kill, hang, base, block, memory, any"),
+        ExperimentOption("layout", "", "only per-worker or per-partition"),
+        ExperimentOption("lanes", "", "only partition or key"),
+        ExperimentOption("retention", "", "only limits, workqueue or interest; else drawn"),
     ),
 )

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from parti.worker import Message, Outcome
-from parti_lab.prove.torture_worker import Handler, Misbehaviour, main
+from parti_lab.prove.torture_worker import Misbehaviour, TortureHandler, main
 
 POISON = "poison:"
 HARMS = ("exit", "kill", "hang", "base", "block", "memory")
@@ -20,7 +20,7 @@ ANY = "any"  # another harm in each life
 _ROOM = 256 << 20  # bytes that a handler may eat before the system says no
 
 
-class PoisonHandler(Handler):
+class PoisonHandler(TortureHandler):
     """Tells the sink of each life of a poisonous message, then does the harm that the message names."""
 
     async def __call__(self, message: Message) -> Outcome:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenEffect:
     """A process as it was when we looked; `started` tells it from a later one with the same number."""
 
     pid: int
@@ -28,10 +28,10 @@ class Seen:
         return "pyspark.daemon" in self.command or "parti_lab.prove.delivery_daemon" in self.command
 
 
-def below(pid: int) -> list[Seen]:
+def below(pid: int) -> list[SeenEffect]:
     """The processes that descend from `pid`, parents before children; without `pid` itself."""
     everything = list(_all())
-    found: list[Seen] = []
+    found: list[SeenEffect] = []
     wave = {pid}
     while wave:
         children = [process for process in everything if process.parent in wave]
@@ -40,7 +40,7 @@ def below(pid: int) -> list[Seen]:
     return found
 
 
-def kill(processes: Iterable[Seen]) -> int:
+def kill(processes: Iterable[SeenEffect]) -> int:
     """SIGKILL those that are still the processes we saw; returns how many were hit."""
     hit = 0
     for process in processes:
@@ -53,20 +53,20 @@ def kill(processes: Iterable[Seen]) -> int:
     return hit
 
 
-def is_alive(process: Seen) -> bool:
+def is_alive(process: SeenEffect) -> bool:
     """Whether this very process still runs."""
     now = _look(Path("/proc") / str(process.pid))
     return now is not None and now.started == process.started
 
 
-def _all() -> Iterable[Seen]:
+def _all() -> Iterable[SeenEffect]:
     for entry in Path("/proc").glob("[0-9]*"):
         seen = _look(entry)
         if seen is not None:
             yield seen
 
 
-def _look(entry: Path) -> Seen | None:
+def _look(entry: Path) -> SeenEffect | None:
     try:
         stat = (entry / "stat").read_text()
         command = (entry / "cmdline").read_text(errors="replace")
@@ -75,4 +75,4 @@ def _look(entry: Path) -> Seen | None:
     fields = stat[stat.rindex(")") + 2 :].split()
     if fields[0] in "ZX":
         return None
-    return Seen(int(entry.name), int(fields[1]), fields[19], command)
+    return SeenEffect(int(entry.name), int(fields[1]), fields[19], command)

@@ -10,8 +10,8 @@ import asyncio
 
 from parti.testing import eventually
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
-from parti_lab.prove.herd import Herd, Shape, herd, judged, sizes
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
+from parti_lab.prove.herd import Herd, HerdShape, herd, judged, sizes
 
 _DEFAULTS = {"cold_start_window": 10.0, "planned_scale_window": 2.0, "rebalance_cooldown": 2.0}
 
@@ -20,7 +20,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     """Stop all at once, start all at once, a few times; every other time they say that they will be back."""
     options = ctx.options
     rounds = min(int(options["rounds"]), 2) if ctx.quick else int(options["rounds"])
-    shape = Shape.of(options, control=_DEFAULTS)
+    shape = HerdShape.of(options, control=_DEFAULTS)
     stops: list[float] = []
     ups: list[float] = []
     works: list[float] = []
@@ -78,5 +78,5 @@ PROOF = Proof(
         "two_owners": "== 0",
         "at_work_max_s": "<= 3.0",
     },
-    options=(Option("rounds", 6, "times the fleet is restarted"), *sizes(4, 32, 200.0)),
+    options=(ExperimentOption("rounds", 6, "times the fleet is restarted"), *sizes(4, 32, 200.0)),
 )

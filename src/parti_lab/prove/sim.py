@@ -9,9 +9,9 @@ import hashlib
 import sys
 from collections import Counter
 
-from parti.testing.sim import Outcome, simulate
+from parti.testing.sim import SimOutcome, simulate
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
 from parti_lab.prove.sim_broken import BROKEN
 from parti_lab.prove.sim_coverage import coverage
 
@@ -22,7 +22,7 @@ _QUICK_RULES = 4
 def run(ctx: RunContext) -> dict[str, Figure]:
     """Simulate seed, seed + 1, ...; tell the story of the first that breaks a promise."""
     count = min(100, int(ctx.options["seeds"])) if ctx.quick else int(ctx.options["seeds"])
-    failed: list[Outcome] = []
+    failed: list[SimOutcome] = []
     totals: Counter[str] = Counter()
     digest = hashlib.blake2b(digest_size=8)
     with ctx.progress("seeds", total=count) as advance:
@@ -65,7 +65,7 @@ def _executed(seed: int) -> dict[str, Figure]:
     return {"shipped_modules": len(found), "shipped_lines": lines, "shipped_share": round(ran / lines, 3), **modules}
 
 
-def _figures(outcome: Outcome) -> dict[str, int]:
+def _figures(outcome: SimOutcome) -> dict[str, int]:
     verdict = outcome.verdict
     return {
         "messages": verdict.published,
@@ -96,7 +96,9 @@ PROOF = Proof(
         "shipped_share": ">= 0.78",
     },
     options=(
-        Option("seeds", 500, "how many seeds to run, from --seed upwards"),
-        Option("broken", 1, "break the rules of the shipped code one by one, to see that it is noticed; 0: do not"),
+        ExperimentOption("seeds", 500, "how many seeds to run, from --seed upwards"),
+        ExperimentOption(
+            "broken", 1, "break the rules of the shipped code one by one, to see that it is noticed; 0: do not"
+        ),
     ),
 )

@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from parti.control import holding, reconcile
+from parti.control import per_worker_partition, reconcile
 from parti.control.identity import Identity
 from parti.control.leader import Leader
-from parti.control.lease import Fence, Hold, Sighting
+from parti.control.lease import Fence, HeldLease, Sighting
 from parti.control.membership import Membership
-from parti.control.slot import Slot
+from parti.control.per_partition import PerPartition
 from parti.errors import PartiError
 from parti.manager import positions
 from parti.model import Claim, Layout, Retention, WorkerId
-from parti.testing.sim import Outcome, Plan, Shape, simulate
+from parti.testing.sim import ClusterShape, FaultPlan, SimOutcome, simulate
 from parti.wire.acks import ACK_FRAME
 from parti.wire.pull import LivePull
-from parti.worker.catchup import CatchUp
-from parti.worker.desk import Desk
+from parti.worker.catchup import CatchUpReader
 from parti.worker.durable import Durable
+from parti.worker.inbox import Inbox
 from parti.worker.lanes import Lane, LanePool
 from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
@@ -32,14 +32,14 @@ from parti.worker.session import Session
 
 SEEDS: Final = 100
 
-LIMITS = Shape(Layout.PER_WORKER, Retention.LIMITS)
+LIMITS = ClusterShape(Layout.PER_WORKER, Retention.LIMITS)
 KEYS = replace(LIMITS, lanes="key", failing=0.15)
-INTEREST = Shape(Layout.PER_WORKER, Retention.INTEREST)
+INTEREST = ClusterShape(Layout.PER_WORKER, Retention.INTEREST)
 INTEREST_NARROW = replace(INTEREST, workers=4, max_ack_pending=12, failing=0.15)
-WORKQUEUE = Shape(Layout.PER_WORKER, Retention.WORKQUEUE)
-SLOTS = Shape(Layout.PER_PARTITION, Retention.LIMITS)
+WORKQUEUE = ClusterShape(Layout.PER_WORKER, Retention.WORKQUEUE)
+SLOTS = ClusterShape(Layout.PER_PARTITION, Retention.LIMITS)
 SLOTS_KEYS = replace(SLOTS, lanes="key", failing=0.15)
-MEDDLING = Plan(crashes=False, weather=False, events=14)
+MEDDLING = FaultPlan(crashes=False, weather=False, events=14)
 
 Patch = Callable[[object, str, object], None]
 
@@ -49,9 +49,9 @@ class Broken:
     """A rule that does not hold."""
 
     name: str
-    shape: Shape
+    shape: ClusterShape
     apply: Callable[[Patch], None]
-    plan: Plan | None = None
+    plan: FaultPlan | None = None
     """None: as the seed says."""
 
     @contextlib.contextmanager
@@ -70,7 +70,7 @@ class Broken:
             for owner, name, value in reversed(before):
                 setattr(owner, name, value)
 
-    def found(self, first: int = 0, seeds: int = SEEDS) -> Outcome | None:
+    def found(self, first: int = 0, seeds: int = SEEDS) -> SimOutcome | None:
         """The first run from this seed on that breaks a promise because of it, and keeps them all without it."""
         for seed in range(first, first + seeds):
             with self.broken():
@@ -85,22 +85,22 @@ def _no_gap_rule(patch: Patch) -> None:
 
 
 def _acks_what_is_aside(patch: Patch) -> None:
-    original = Desk._not_new
+    original = Inbox._not_new
 
-    def not_new(desk: Desk, state: PartitionState, sequence: int, reply: bytes) -> bytes | None:
-        answer = original(desk, state, sequence, reply)
+    def not_new(inbox: Inbox, state: PartitionState, sequence: int, reply: bytes) -> bytes | None:
+        answer = original(inbox, state, sequence, reply)
         return ACK_FRAME % reply if answer == b"" and sequence not in state.open else answer
 
-    patch(Desk, "_not_new", not_new)
+    patch(Inbox, "_not_new", not_new)
 
 
 def _does_not_hold(patch: Patch) -> None:
-    def hold(desk: Desk, state: PartitionState, message: Message, answers: list[bytes]) -> None:
+    def hold(inbox: Inbox, state: PartitionState, message: Message, answers: list[bytes]) -> None:
         del answers
-        state.seen = max(state.seen, message.sequence)
-        desk.pool.push(message)
+        state.received_through = max(state.received_through, message.sequence)
+        inbox.pool.push(message)
 
-    patch(Desk, "_hold", hold)
+    patch(Inbox, "_hold", hold)
 
 
 def _t_is_read_early(patch: Patch) -> None:
@@ -113,21 +113,21 @@ def _t_is_read_early(patch: Patch) -> None:
 
 
 def _releases_what_is_queued(patch: Patch) -> None:
-    patch(PartitionState, "cursor", lambda state, verified: max(state.seen, verified))
+    patch(PartitionState, "cursor", lambda state, verified: max(state.received_through, verified))
 
 
 def _slot_releases_what_is_queued(patch: Patch) -> None:
-    patch(Slot, "cursor", property(lambda slot: slot.queued))
+    patch(PerPartition, "cursor", property(lambda slot: slot.queued))
 
 
 def _lease_from_the_answer(patch: Patch) -> None:
-    original = Hold.confirmed
+    original = HeldLease.confirmed
 
-    def confirmed(hold: Hold, beat: int, revision: int) -> Hold:
+    def confirmed(hold: HeldLease, beat: int, revision: int) -> HeldLease:
         after = original(hold, beat, revision)
         return replace(after, fence=Fence(after.fence.deadline + 0.6))
 
-    patch(Hold, "confirmed", confirmed)
+    patch(HeldLease, "confirmed", confirmed)
 
 
 def _early_takeover(patch: Patch) -> None:
@@ -175,16 +175,16 @@ def _retry_lets_its_lane_go_on(patch: Patch) -> None:
 
 
 def _gives_back_as_done(patch: Patch) -> None:
-    patch(Desk, "give_back", lambda desk, state: desk.drop(state))
+    patch(Inbox, "give_back", lambda inbox, state: inbox.drop(state))
 
 
 def _reads_half(patch: Patch) -> None:
-    original = CatchUp._read
+    original = CatchUpReader._read
 
-    async def read(catch_up: CatchUp, after: int, to: int, *rest: Any, **options: Any) -> int:
+    async def read(catch_up: CatchUpReader, after: int, to: int, *rest: Any, **options: Any) -> int:
         return await original(catch_up, after, (after + to) // 2, *rest, **options)
 
-    patch(CatchUp, "_read", read)
+    patch(CatchUpReader, "_read", read)
 
 
 def _clogged(patch: Patch) -> None:
@@ -215,7 +215,7 @@ BROKEN: Final = (
     Broken("a stop does not wait for the handlers", LIMITS, _not_drained),
     Broken("what is done ahead is not told", KEYS, _forgets_what_is_ahead),
     Broken("what is done ahead is not told, per partition", SLOTS_KEYS, _forgets_what_is_ahead),
-    Broken("what was told to be done ahead is done again", KEYS, lambda p: p(Desk, "_was_done", lambda *_: False)),
+    Broken("what was told to be done ahead is done again", KEYS, lambda p: p(Inbox, "_was_done", lambda *_: False)),
     Broken("a retry lets its lane go on", KEYS, _retry_lets_its_lane_go_on),
     Broken("what is given back counts as received", WORKQUEUE, _gives_back_as_done),
     Broken("half of a range read passes for all of it", LIMITS, _reads_half),
@@ -223,12 +223,12 @@ BROKEN: Final = (
     Broken(
         "the filter is dropped at once on an interest stream",
         INTEREST,
-        lambda p: p(holding, "_keeps_filter", lambda *_: False),
+        lambda p: p(per_worker_partition, "_keeps_filter", lambda *_: False),
     ),
     Broken(
         "a lost claim is not written again by who holds it",
         LIMITS,
-        lambda p: p(holding, "_write_again", lambda state, *_: (state, ())),
+        lambda p: p(per_worker_partition, "_write_again", lambda state, *_: (state, ())),
     ),
     Broken(
         "a lost claim is given away before all have spoken",

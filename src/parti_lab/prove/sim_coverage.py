@@ -10,11 +10,14 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 MODULES: Final = (
-    *(f"control.{name}" for name in ("claims", "election", "handoff", "holding", "identity", "leader", "lease")),
-    *(f"control.{name}" for name in ("membership", "reconcile", "slot")),
+    *(
+        f"control.{name}"
+        for name in ("claims", "election", "handoff", "per_worker_partition", "identity", "leader", "lease")
+    ),
+    *(f"control.{name}" for name in ("membership", "reconcile", "per_partition")),
     *(f"manager.{name}" for name in ("claim_writer", "conflicts", "per_partition", "per_worker", "positions")),
-    *(f"manager.{name}" for name in ("slot_acks", "slot_desk", "slot_durable", "slot_flow", "slot_progress")),
-    *(f"worker.{name}" for name in ("assigner", "attempts", "catchup", "desk", "durable", "engine", "lanes")),
+    *(f"manager.{name}" for name in ("slot_acks", "slot_inbox", "slot_durable", "slot_flow", "slot_progress")),
+    *(f"worker.{name}" for name in ("assigner", "attempts", "catchup", "inbox", "durable", "engine", "lanes")),
     *(f"worker.{name}" for name in ("ledger", "mending", "resumed", "session")),
     *(f"wire.{name}" for name in ("live", "pull")),
 )

@@ -14,7 +14,7 @@ from dataclasses import astuple
 from typing import Any
 
 from parti.clock import SystemClock
-from parti.testing.history import Effect, History, Verdict
+from parti.testing.history import Effect, History, HistoryVerdict
 from parti_lab.prove.asking import Answering, Asking
 
 Origin = tuple[int, float, int, float]
@@ -67,10 +67,10 @@ class Sink(Answering):
         self._changed.set()
         return True
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> HistoryVerdict:
         return self.history.verdict()
 
-    async def complete(self, timeout: float) -> Verdict:
+    async def complete(self, timeout: float) -> HistoryVerdict:
         """Wait until nothing is missing, or for as long as `timeout`; then judge."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):

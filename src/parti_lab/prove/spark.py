@@ -32,7 +32,7 @@ from parti.wire.publisher import Publisher
 from parti.wire.ranges import RangeReader
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.load import create_stream
-from parti_lab.bench.report import Option, Proof, RunContext
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
 from parti_lab.prove.spark_case import WRONG
 from parti_lab.prove.spark_driver import digest
 from parti_lab.prove.spark_process import Driver
@@ -41,7 +41,7 @@ SOURCE, SINK = "PROVEIN", "PROVEOUT"
 _KEYS = 20
 
 
-class Experiment:
+class SparkExperiment:
     """The streams, what was put into them, and what came out."""
 
     def __init__(self, options: ConnectOptions, folder: Path, rng: random.Random) -> None:
@@ -168,7 +168,7 @@ def run(ctx: RunContext) -> dict[str, Figure]:
             "sink": SINK,
             "per_trigger": max(messages // 5, 2),
         }
-        driver, experiment = Driver(config), Experiment(options, folder, rng)
+        driver, experiment = Driver(config), SparkExperiment(options, folder, rng)
         try:
             with ctx.progress("spark", total=trials) as advance:
                 for trial in range(trials):
@@ -202,7 +202,7 @@ def _generated(ctx: RunContext) -> dict[str, int]:
 
 
 def _trial(
-    experiment: Experiment, driver: Driver, rng: random.Random, trial: int, messages: int, figures: Counter[str]
+    experiment: SparkExperiment, driver: Driver, rng: random.Random, trial: int, messages: int, figures: Counter[str]
 ) -> None:
     driver.ensure()
     before = experiment.copied
@@ -246,11 +246,11 @@ PROOF = Proof(
     run=run,
     goals=GOALS,
     options=(
-        Option("trials", 30, "kills"),
-        Option("messages", 2_000, "messages of a trial"),
-        Option("cases", 200, "generated cases that are played without a Spark"),
-        Option("spark_cases", 20, "generated cases on a real Spark"),
-        Option("first_case", 0, "number of the first generated case"),
-        Option("replicas", 1, "of the streams of generated cases: with 3 on a cluster of three servers"),
+        ExperimentOption("trials", 30, "kills"),
+        ExperimentOption("messages", 2_000, "messages of a trial"),
+        ExperimentOption("cases", 200, "generated cases that are played without a Spark"),
+        ExperimentOption("spark_cases", 20, "generated cases on a real Spark"),
+        ExperimentOption("first_case", 0, "number of the first generated case"),
+        ExperimentOption("replicas", 1, "of the streams of generated cases: with 3 on a cluster of three servers"),
     ),
 )

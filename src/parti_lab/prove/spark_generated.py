@@ -19,10 +19,10 @@ from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.report import RunContext
 from parti_lab.prove.spark_case import WRONG, Case, draw
-from parti_lab.prove.spark_play import Outcome, Play
-from parti_lab.prove.spark_stage import CaseDriver, Servers, Stage
-from parti_lab.prove.spark_verdict import Verdict, judge
-from parti_lab.prove.spark_world import World
+from parti_lab.prove.spark_play import Play, PlayOutcome
+from parti_lab.prove.spark_stage import CaseDriver, SparkServers, SparkStage
+from parti_lab.prove.spark_verdict import CaseVerdict, judge
+from parti_lab.prove.spark_world import SparkWorld
 
 log = get_logger("prove.spark")
 
@@ -87,15 +87,15 @@ def run_cases(
 
 
 def _one(
-    case: Case, urls: tuple[str, ...], seed: int, servers: Servers, driver: CaseDriver | None
-) -> tuple[Verdict, Outcome, int]:
-    world = World(urls, case, seed)
-    verdict, outcome = Verdict(), Outcome()
-    play: Play | Stage | None = None
+    case: Case, urls: tuple[str, ...], seed: int, servers: SparkServers, driver: CaseDriver | None
+) -> tuple[CaseVerdict, PlayOutcome, int]:
+    world = SparkWorld(urls, case, seed)
+    verdict, outcome = CaseVerdict(), PlayOutcome()
+    play: Play | SparkStage | None = None
     try:
         world.build()
         url = ",".join(urls)
-        play = Play(case, world, url, seed) if driver is None else Stage(case, world, url, seed, driver, servers)
+        play = Play(case, world, url, seed) if driver is None else SparkStage(case, world, url, seed, driver, servers)
         outcome = play.run()
         filters = world.filters if case.reader.filtered else ()
         verdict = judge(outcome, world, filters)
@@ -103,11 +103,11 @@ def _one(
         verdict.note("raised", "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
     finally:
         world.close()
-    return verdict, outcome, play.faults if isinstance(play, Stage) else 0
+    return verdict, outcome, play.faults if isinstance(play, SparkStage) else 0
 
 
 @contextlib.contextmanager
-def _servers(replicas: int, seed: int) -> Iterator[tuple[tuple[str, ...], Servers]]:
+def _servers(replicas: int, seed: int) -> Iterator[tuple[tuple[str, ...], SparkServers]]:
     if replicas == 1:
         with NatsServer() as server:
             yield (server.url,), OneServer(server)

@@ -33,7 +33,7 @@ from parti.spark.stream_reader import JetStreamStreamReader
 from parti.spark.tasks import RangePartition
 from parti_lab.prove.plain_reader import Plain
 from parti_lab.prove.spark_case import Case
-from parti_lab.prove.spark_world import World
+from parti_lab.prove.spark_world import SparkWorld
 
 SCHEMA = StructType(
     [
@@ -66,7 +66,7 @@ class Task:
 
 
 @dataclass(slots=True)
-class Outcome:
+class PlayOutcome:
     """What came out of a query, and what it said about losses."""
 
     rows: list[Plain] = field(default_factory=list)
@@ -89,16 +89,16 @@ class Outcome:
 class Play:
     """One case, played to its end."""
 
-    def __init__(self, case: Case, world: World, url: str, seed: int) -> None:
+    def __init__(self, case: Case, world: SparkWorld, url: str, seed: int) -> None:
         self.case = case
         self.world = world
         self.rng = random.Random(f"{seed}:{case.number}:play")
-        self.outcome = Outcome()
+        self.outcome = PlayOutcome()
         self._steps = 0
         self._acts = list(case.reader.acts)
         self.given = starting(case, world, url, self.rng)
 
-    def run(self) -> Outcome:
+    def run(self) -> PlayOutcome:
         with capture_logs() as logs:
             if self.case.reader.streaming:
                 self._stream()
@@ -214,7 +214,7 @@ class Play:
         return rows
 
 
-def starting(case: Case, world: World, url: str, rng: random.Random) -> dict[str, str]:
+def starting(case: Case, world: SparkWorld, url: str, rng: random.Random) -> dict[str, str]:
     """The options of the case's reader, with a start among what is there."""
     given = {"servers": url, "stream": world.name, **case.reader.options}
     if case.reader.filtered:

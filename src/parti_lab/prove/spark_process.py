@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from parti.errors import FatalError
 from parti.testing import NeverHappened, eventually_blocking
-from parti_lab.prove.processes import Seen, below, is_alive, kill
+from parti_lab.prove.processes import SeenEffect, below, is_alive, kill
 
 WITHIN = 300.0  # seconds without any progress, on a loaded machine; a cold start of Spark takes 8 to 20
 
@@ -149,6 +149,6 @@ class Driver:
         self._ready.set()  # it ended: whoever waits must look
 
 
-def _task_workers(tree: list[Seen]) -> list[Seen]:
+def _task_workers(tree: list[SeenEffect]) -> list[SeenEffect]:
     daemons = {process.pid for process in tree if process.is_python_worker}
     return [process for process in tree if process.is_python_worker and process.parent in daemons]

@@ -16,16 +16,16 @@ from parti.errors import DataLoss
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import RangeReader
 from parti_lab.prove.spark_case import Case
-from parti_lab.prove.spark_play import Outcome, plain_rows, starting
+from parti_lab.prove.spark_play import PlayOutcome, plain_rows, starting
 from parti_lab.prove.spark_process import WITHIN, Driver, ProofBroken
-from parti_lab.prove.spark_world import World
+from parti_lab.prove.spark_world import SparkWorld
 
 _TRIES = 6
 _LOST = re.compile(r"DataLoss")
 _NUMBERS = re.compile(r"sequences? (\d+)(?: to (\d+))?")
 
 
-class Servers(Protocol):
+class SparkServers(Protocol):
     """What the faults of a case need of the servers."""
 
     def restart(self, stream: str) -> None: ...
@@ -72,10 +72,12 @@ class CaseDriver(Driver):
         raise ProofBroken(f"the Spark driver stood still for {WITHIN:g} s before it said {word}; see its log")
 
 
-class Stage:
+class SparkStage:
     """Plays one case on the driver; `faults` says how many of each kind were done."""
 
-    def __init__(self, case: Case, world: World, url: str, seed: int, driver: CaseDriver, servers: Servers) -> None:
+    def __init__(
+        self, case: Case, world: SparkWorld, url: str, seed: int, driver: CaseDriver, servers: SparkServers
+    ) -> None:
         self.case = case
         self.world = world
         self.rng = random.Random(f"{seed}:{case.number}:play")
@@ -85,8 +87,8 @@ class Stage:
         self.given = starting(case, world, url, self.rng)
         self._folder = Path(driver._config["folder"]) / f"case-{case.number}"
 
-    def run(self) -> Outcome:
-        outcome = Outcome()
+    def run(self) -> PlayOutcome:
+        outcome = PlayOutcome()
         state = _state(self.given)
         outcome.begin = _begin(self.given, state.first_seq, self.world)
         outcome.open_start = self.case.reader.start != "sequence"
@@ -164,7 +166,7 @@ def _state(given: dict[str, str]) -> Any:
         reader.close()
 
 
-def _begin(given: dict[str, str], first: int, world: World) -> int:
+def _begin(given: dict[str, str], first: int, world: SparkWorld) -> int:
     """The sequence behind which the query has to begin."""
     start = given.get("startingOffsets", "earliest")
     if (moment := given.get("startingTimestamp")) is not None:

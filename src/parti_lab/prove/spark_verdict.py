@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from parti.subjects import matches
-from parti_lab.prove.spark_play import Outcome
-from parti_lab.prove.spark_world import World
+from parti_lab.prove.spark_play import PlayOutcome
+from parti_lab.prove.spark_world import SparkWorld
 
 
 @dataclass(slots=True)
-class Verdict:
+class CaseVerdict:
     """How often which promise was broken, and the first example of each."""
 
     wrong: Counter[str] = field(default_factory=Counter)
@@ -22,12 +22,12 @@ class Verdict:
         self.examples.setdefault(kind, str(what)[:2_000])
 
 
-def judge(outcome: Outcome, world: World, filters: tuple[str, ...]) -> Verdict:
+def judge(outcome: PlayOutcome, world: SparkWorld, filters: tuple[str, ...]) -> CaseVerdict:
     """Every message of the range that the leader has came out once and unchanged; what did not was said to be lost.
 
     No loss are messages that were deleted one by one, and those that an open start (`earliest`) found gone.
     """
-    verdict = Verdict()
+    verdict = CaseVerdict()
     counted = Counter(row.sequence for row in outcome.rows)
     for row in outcome.rows:
         known = world.ledger.get(row.sequence)
@@ -66,7 +66,9 @@ def judge(outcome: Outcome, world: World, filters: tuple[str, ...]) -> Verdict:
     return verdict
 
 
-def _unread_of_old(counted: Counter[int], outcome: Outcome, world: World, filters: tuple[str, ...]) -> set[int]:
+def _unread_of_old(
+    counted: Counter[int], outcome: PlayOutcome, world: SparkWorld, filters: tuple[str, ...]
+) -> set[int]:
     """What a query that tolerates no loss had not read of a stream that it had begun, when that was made anew."""
     reader = world.case.reader
     begun = reader.streaming and reader.options["failOnDataLoss"] == "true" and counted.keys() & world.forgotten
@@ -76,7 +78,7 @@ def _unread_of_old(counted: Counter[int], outcome: Outcome, world: World, filter
     return {each for each in left if each > outcome.begin and _chosen(world.ledger[each].subject, filters)}
 
 
-def _before(sequence: int, outcome: Outcome, world: World) -> bool:
+def _before(sequence: int, outcome: PlayOutcome, world: SparkWorld) -> bool:
     """Whether an open start found the sequence gone when its task began."""
     for task in reversed(outcome.tasks):
         if task.after < sequence <= task.to:

@@ -22,7 +22,7 @@ _SILENCE = 5.0  # seconds in which nothing arrives, until what was sent counts a
 _AGED = 0.25  # seconds that messages last in a storm that ages them; the server's least is 0.1
 
 
-class World:
+class SparkWorld:
     """One case's streams. `ledger` has every message that was ever seen in the stream that is read."""
 
     def __init__(self, urls: tuple[str, ...], case: Case, seed: int) -> None:

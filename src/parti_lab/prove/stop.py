@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from parti.testing import eventually
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
-from parti_lab.prove.herd import Herd, Shape, herd, judged, sizes
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
+from parti_lab.prove.herd import Herd, HerdShape, herd, judged, sizes
 from parti_lab.prove.sink import percentile
 
 
@@ -13,7 +13,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     """Stop one worker after the other, each replaced by a new one."""
     options = ctx.options
     trials = min(int(options["trials"]), 4) if ctx.quick else int(options["trials"])
-    shape = Shape.of(options)
+    shape = HerdShape.of(options)
     exits: list[int] = []
     took: list[float] = []
     gaps: list[float] = []
@@ -75,5 +75,5 @@ PROOF = Proof(
         "exit_max_s": "<= 10.0",
         "successor_p95_ms": "<= 500",
     },
-    options=(Option("trials", 20, "workers stopped"), *sizes(4, 16, 300.0)),
+    options=(ExperimentOption("trials", 20, "workers stopped"), *sizes(4, 16, 300.0)),
 )

@@ -18,7 +18,7 @@ from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 from parti.worker import WorkerConfig
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
 from parti_lab.prove.cluster_faults import Servers
 from parti_lab.prove.fleet import STREAM, Fleet
 from parti_lab.prove.sink import Sink
@@ -152,9 +152,9 @@ PROOF = Proof(
         "updates_cut_percent": ">= 80",
     },
     options=(
-        Option("few", 25, "workers at first and in the end"),
-        Option("many", 100, "workers in between"),
-        Option("partitions", 400, "partitions"),
-        Option("rate", 200.0, "messages published a second"),
+        ExperimentOption("few", 25, "workers at first and in the end"),
+        ExperimentOption("many", 100, "workers in between"),
+        ExperimentOption("partitions", 400, "partitions"),
+        ExperimentOption("rate", 200.0, "messages published a second"),
     ),
 )

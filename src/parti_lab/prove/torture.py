@@ -24,16 +24,16 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
-from parti_lab.bench.report import Option, Proof, RunContext
+from parti_lab.bench.report import ExperimentOption, Proof, RunContext
 from parti_lab.prove.cluster_faults import Servers
 from parti_lab.prove.sink import percentile
 from parti_lab.prove.torture_faults import TortureFaults
 from parti_lab.prove.torture_fleet import TortureFleet
-from parti_lab.prove.torture_judge import Judgement, Ledger
-from parti_lab.prove.torture_scenario import Fault, Restrict, Scenario, draw
+from parti_lab.prove.torture_judge import Judgement, TortureLedger
+from parti_lab.prove.torture_scenario import Restrict, TortureFault, TortureScenario, draw
 from parti_lab.prove.torture_sink import TortureSink
 from parti_lab.prove.torture_traffic import STREAM, TortureTraffic
-from parti_lab.prove.torture_watch import Letters, Watch
+from parti_lab.prove.torture_watch import TortureWatch, WatchedLetters
 from parti_lab.prove.traffic import make_stream
 
 _GIVE_UP: Final = 20.0  # seconds without a partition's effect: it does not come back
@@ -58,10 +58,10 @@ _BROKEN: Final = (
 
 
 @dataclass
-class Report:
+class TortureReport:
     """What came of one scenario."""
 
-    scenario: Scenario
+    scenario: TortureScenario
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, Any] = field(default_factory=dict)
     recoveries: list[float] = field(default_factory=list)
@@ -120,7 +120,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     count = min(3, int(options["scenarios"])) if ctx.quick else int(options["scenarios"])
     scenarios = [draw(ctx.seed + number, restrict) for number in range(count)]
     keep = Path(str(options["keep"])) if options["keep"] else None
-    reports: list[Report] = []
+    reports: list[TortureReport] = []
     with ctx.progress("scenarios", total=count) as advance:
         for scenario in scenarios:
             report = await torture(scenario, log_level=str(options["log_level"]))
@@ -131,9 +131,9 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     return _figures(reports)
 
 
-async def torture(scenario: Scenario, *, log_level: str = "info") -> Report:
+async def torture(scenario: TortureScenario, *, log_level: str = "info") -> TortureReport:
     """One scenario, from its servers to its judgement."""
-    report = Report(scenario)
+    report = TortureReport(scenario)
     began = time.monotonic()
     try:
         async with AsyncExitStack() as stack:
@@ -143,7 +143,7 @@ async def torture(scenario: Scenario, *, log_level: str = "info") -> Report:
             stack.push_async_callback(connection.close)
             js = JetStreamApi(connection)
             await make_stream(js, STREAM, scenario.retention, scenario.replicas, scenario.storage)
-            ledger = Ledger()
+            ledger = TortureLedger()
             sink = await stack.enter_async_context(TortureSink(ledger))
             fleet = TortureFleet(scenario, servers, js, folder, ledger, sink)
             fleet.log_level = log_level
@@ -160,14 +160,16 @@ async def torture(scenario: Scenario, *, log_level: str = "info") -> Report:
     return report
 
 
-async def _tortured(scenario: Scenario, stack: AsyncExitStack, fleet: TortureFleet, report: Report) -> None:
+async def _tortured(
+    scenario: TortureScenario, stack: AsyncExitStack, fleet: TortureFleet, report: TortureReport
+) -> None:
     ledger, ledgers = fleet.ledger, [fleet.ledger]
     await fleet.open(stack)
     traffic = TortureTraffic(fleet.js, scenario, ledgers, fleet.partitions)
     traffic.on_slow = lambda start, end: _slow(ledger, start, end)
     stack.callback(traffic.abandon)
-    letters = Letters(fleet.js, ledgers)
-    watch = Watch(fleet.js, scenario, ledger, letters)
+    letters = WatchedLetters(fleet.js, ledgers)
+    watch = TortureWatch(fleet.js, scenario, ledger, letters)
     stack.push_async_callback(watch.stop)
     faults = TortureFaults(fleet, traffic, stack)
     traffic.start()
@@ -223,7 +225,7 @@ async def _tortured(scenario: Scenario, stack: AsyncExitStack, fleet: TortureFle
     }
 
 
-async def _servers(stack: AsyncExitStack, scenario: Scenario) -> Servers:
+async def _servers(stack: AsyncExitStack, scenario: TortureScenario) -> Servers:
     if scenario.replicas == 1:
         server = await stack.enter_async_context(NatsServer())
         return Servers((server.url,), server=server)
@@ -249,7 +251,7 @@ async def _recovered(fleet: TortureFleet, over: float) -> tuple[float, str]:
     return first_since(slowest), slowest
 
 
-async def _complete(ledgers: list[Ledger], letters: Letters, watch: Watch) -> None:
+async def _complete(ledgers: list[TortureLedger], letters: WatchedLetters, watch: TortureWatch) -> None:
     """Wait until nothing is outstanding, or until nothing comes any more."""
     before, since = -1, time.monotonic()
     until = since + _COMPLETE
@@ -266,7 +268,7 @@ async def _complete(ledgers: list[Ledger], letters: Letters, watch: Watch) -> No
         await asyncio.sleep(0.2)
 
 
-async def _unacked(scenario: Scenario, watch: Watch, ledger: Ledger) -> list[int]:
+async def _unacked(scenario: TortureScenario, watch: TortureWatch, ledger: TortureLedger) -> list[int]:
     """Sequences of a work queue or an interest stream that stay although they were handled."""
     if scenario.retention == "limits":
         return []
@@ -280,7 +282,7 @@ async def _unacked(scenario: Scenario, watch: Watch, ledger: Ledger) -> list[int
     return left
 
 
-def _slow(ledger: Ledger, start: float, end: float) -> None:
+def _slow(ledger: TortureLedger, start: float, end: float) -> None:
     """The server took long to answer: leases may have ended meanwhile."""
     last = next((d for d in reversed(ledger.disturbances) if d.kind == _SLOW), None)
     if last is not None and start <= last.end:
@@ -289,7 +291,7 @@ def _slow(ledger: Ledger, start: float, end: float) -> None:
         ledger.disturb(_SLOW, start, "", explains=True).end = end
 
 
-def _names(bout: tuple[Fault, ...]) -> str:
+def _names(bout: tuple[TortureFault, ...]) -> str:
     return ", ".join(fault.kind.value for fault in bout)
 
 
@@ -298,7 +300,7 @@ def _added(judgements: list[Judgement]) -> dict[str, int]:
     return {name: sum(int(getattr(j, name)) for j in judgements) for name in names}
 
 
-def _keep(folder: Path, report: Report) -> None:
+def _keep(folder: Path, report: TortureReport) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "scenarios.log").open("a") as log:
         log.write(report.line() + "\n")
@@ -306,7 +308,7 @@ def _keep(folder: Path, report: Report) -> None:
         (folder / f"seed-{report.scenario.seed}.json").write_text(json.dumps(report.whole(), indent=1, default=str))
 
 
-def _figures(reports: list[Report]) -> dict[str, Figure]:
+def _figures(reports: list[TortureReport]) -> dict[str, Figure]:
     def total(name: str) -> int:
         return sum(report.counts.get(name, 0) for report in reports)
 
@@ -341,19 +343,21 @@ PROOF = Proof(
     run=run,
     goals={**dict.fromkeys(_BROKEN, "== 0"), "repeats_planned": "== 0"},
     options=(
-        Option("scenarios", 20, "how many; scenario N has the seed + N"),
-        Option("faults", "", "only these, with commas: restart,kill,freeze,...; planned and records name groups"),
-        Option("retention", "", "only limits, workqueue or interest"),
-        Option("layout", "", "only per-worker or per-partition"),
-        Option("lanes", "", "only partition or key"),
-        Option("storage", "", "only file or memory"),
-        Option("replicas", 0, "only 1 or 3"),
-        Option("workers", 0, "as many instead of those drawn"),
-        Option("partitions", 0, "as many instead of those drawn"),
-        Option("rate", 0.0, "messages a second instead of those drawn"),
-        Option("takes", 0.0, "mean seconds of a handler instead of those drawn"),
-        Option("ttl", 0.0, "lease TTL in seconds instead of the one drawn"),
-        Option("keep", "", "folder for the failed scenarios, with the logs of their processes"),
-        Option("log_level", "info", "of the processes' logs"),
+        ExperimentOption("scenarios", 20, "how many; scenario N has the seed + N"),
+        ExperimentOption(
+            "faults", "", "only these, with commas: restart,kill,freeze,...; planned and records name groups"
+        ),
+        ExperimentOption("retention", "", "only limits, workqueue or interest"),
+        ExperimentOption("layout", "", "only per-worker or per-partition"),
+        ExperimentOption("lanes", "", "only partition or key"),
+        ExperimentOption("storage", "", "only file or memory"),
+        ExperimentOption("replicas", 0, "only 1 or 3"),
+        ExperimentOption("workers", 0, "as many instead of those drawn"),
+        ExperimentOption("partitions", 0, "as many instead of those drawn"),
+        ExperimentOption("rate", 0.0, "messages a second instead of those drawn"),
+        ExperimentOption("takes", 0.0, "mean seconds of a handler instead of those drawn"),
+        ExperimentOption("ttl", 0.0, "lease TTL in seconds instead of the one drawn"),
+        ExperimentOption("keep", "", "folder for the failed scenarios, with the logs of their processes"),
+        ExperimentOption("log_level", "info", "of the processes' logs"),
     ),
 )

@@ -16,20 +16,20 @@ from parti.errors import PartiError
 from parti.manager.kv_store import bucket_of
 from parti.testing import NeverHappened, eventually
 from parti.wire.kv import KeyValue
-from parti_lab.prove.torture_fleet import NAMESPACE, Place, TortureFleet, last_words, patiently
-from parti_lab.prove.torture_judge import Disturbance, Ledger
-from parti_lab.prove.torture_scenario import RECORDS, Fault, Kind
+from parti_lab.prove.torture_fleet import NAMESPACE, TortureFleet, TorturePlace, last_words, patiently
+from parti_lab.prove.torture_judge import Disturbance, TortureLedger
+from parti_lab.prove.torture_scenario import RECORDS, TortureFault, TortureKind
 from parti_lab.prove.torture_sink import TortureSink
 from parti_lab.prove.torture_traffic import STREAM, TortureTraffic
 from parti_lab.prove.traffic import make_stream
 
 _GRACE = 10.0  # seconds between SIGTERM and SIGKILL, as whatever runs processes gives
 _RECORD_KEYS = {
-    Kind.CLAIM: "live.claim.>",
-    Kind.LEASE: "live.lease.>",
-    Kind.LEADER_RECORD: "live.leader",
-    Kind.ASSIGNMENT: "live.assignment",
-    Kind.POSITION: "positions.>",
+    TortureKind.CLAIM: "live.claim.>",
+    TortureKind.LEASE: "live.lease.>",
+    TortureKind.LEADER_RECORD: "live.leader",
+    TortureKind.ASSIGNMENT: "live.assignment",
+    TortureKind.POSITION: "positions.>",
 }
 
 
@@ -40,7 +40,7 @@ class TortureFaults:
         self.fleet = fleet
         self.traffic = traffic
         self.ledger = fleet.ledger
-        self.second: Ledger | None = None
+        self.second: TortureLedger | None = None
         """The ledger of the second namespace, once there is one."""
         self.late_exits: list[str] = []
         self.bad_exits: list[str] = []
@@ -51,7 +51,7 @@ class TortureFaults:
         self._turns: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._kills: dict[int, int] = defaultdict(int)
 
-    async def perform(self, fault: Fault) -> float:
+    async def perform(self, fault: TortureFault) -> float:
         """Returns when the fault was over, on the monotonic clock."""
         await asyncio.sleep(fault.offset)
         kind = fault.kind
@@ -60,43 +60,43 @@ class TortureFaults:
                 return await self._record(fault)
             except PartiError:  # it was gone already
                 return self._skip(fault)
-        methods: dict[Kind, Callable[[Fault], Awaitable[float]]] = {
-            Kind.RESTART: self._restart,
-            Kind.RETURN: self._return,
-            Kind.LEAVE: self._leave,
-            Kind.ADD: self._add,
-            Kind.REMOVE: self._remove,
-            Kind.SOURCE: self._source,
-            Kind.KILL: self._kill,
-            Kind.REPLACE: self._kill,
-            Kind.LEADER: self._kill,
-            Kind.FREEZE: self._freeze,
-            Kind.CUT: self._cut,
-            Kind.HOLE: self._cut,
-            Kind.SERVER_KILL: self._server_kill,
-            Kind.OUTAGE: self._server_kill,
-            Kind.SERVER_FREEZE: self._server_freeze,
-            Kind.STEPDOWN: self._stepdown,
-            Kind.NODE: self._node,
-            Kind.DURABLE_DELETE: self._durable,
-            Kind.DURABLE_EDIT: self._durable,
-            Kind.REMAKE: self._remake,
-            Kind.NAMESPACE: self._namespace,
-            Kind.HANG: self._fate,
-            Kind.BASE: self._fate,
-            Kind.EXIT: self._fate,
-            Kind.BLOCK: self._fate,
-            Kind.HANG_STOP: self._hang_stop,
+        methods: dict[TortureKind, Callable[[TortureFault], Awaitable[float]]] = {
+            TortureKind.RESTART: self._restart,
+            TortureKind.RETURN: self._return,
+            TortureKind.LEAVE: self._leave,
+            TortureKind.ADD: self._add,
+            TortureKind.REMOVE: self._remove,
+            TortureKind.SOURCE: self._source,
+            TortureKind.KILL: self._kill,
+            TortureKind.REPLACE: self._kill,
+            TortureKind.LEADER: self._kill,
+            TortureKind.FREEZE: self._freeze,
+            TortureKind.CUT: self._cut,
+            TortureKind.HOLE: self._cut,
+            TortureKind.SERVER_KILL: self._server_kill,
+            TortureKind.OUTAGE: self._server_kill,
+            TortureKind.SERVER_FREEZE: self._server_freeze,
+            TortureKind.STEPDOWN: self._stepdown,
+            TortureKind.NODE: self._node,
+            TortureKind.DURABLE_DELETE: self._durable,
+            TortureKind.DURABLE_EDIT: self._durable,
+            TortureKind.REMAKE: self._remake,
+            TortureKind.NAMESPACE: self._namespace,
+            TortureKind.HANG: self._fate,
+            TortureKind.BASE: self._fate,
+            TortureKind.EXIT: self._fate,
+            TortureKind.BLOCK: self._fate,
+            TortureKind.HANG_STOP: self._hang_stop,
         }
         return await methods[kind](fault)
 
     # -- processes ----------------------------------------------------------------------------------------------------
 
-    async def _restart(self, fault: Fault) -> float:
+    async def _restart(self, fault: TortureFault) -> float:
         place = self.fleet.free(fault.target)
         return await self._stopped(place, fault, returning=True) if place else self._skip(fault)
 
-    async def _return(self, fault: Fault) -> float:
+    async def _return(self, fault: TortureFault) -> float:
         place = self.fleet.free(fault.target)
         if place is None or place.process is None:
             return self._skip(fault)
@@ -114,11 +114,11 @@ class TortureFaults:
         finally:
             place.busy = False
 
-    async def _leave(self, fault: Fault) -> float:
+    async def _leave(self, fault: TortureFault) -> float:
         place = self.fleet.free(fault.target)
         return await self._stopped(place, fault, returning=False) if place else self._skip(fault)
 
-    async def _stopped(self, place: Place, fault: Fault, *, returning: bool) -> float:
+    async def _stopped(self, place: TorturePlace, fault: TortureFault, *, returning: bool) -> float:
         process = place.process
         assert process is not None
         place.busy = True
@@ -144,8 +144,8 @@ class TortureFaults:
         finally:
             place.busy = False
 
-    async def _kill(self, fault: Fault) -> float:
-        place = await self.fleet.leader() if fault.kind is Kind.LEADER else self.fleet.free(fault.target)
+    async def _kill(self, fault: TortureFault) -> float:
+        place = await self.fleet.leader() if fault.kind is TortureKind.LEADER else self.fleet.free(fault.target)
         if place is None or place.process is None or place.busy:
             return self._skip(fault)
         place.busy = True
@@ -154,14 +154,14 @@ class TortureFaults:
             place.process.kill()
             noted.end = time.monotonic()
             await place.process.ended()
-            if fault.kind is Kind.REPLACE:
+            if fault.kind is TortureKind.REPLACE:
                 place.instance = ""
             await self.fleet.fill(place)
             return noted.end
         finally:
             place.busy = False
 
-    async def _freeze(self, fault: Fault) -> float:
+    async def _freeze(self, fault: TortureFault) -> float:
         place = self.fleet.free(fault.target)
         if place is None or place.process is None:
             return self._skip(fault)
@@ -175,12 +175,12 @@ class TortureFaults:
         finally:
             place.busy = False
 
-    async def _cut(self, fault: Fault) -> float:
+    async def _cut(self, fault: TortureFault) -> float:
         place = self.fleet.workers()[fault.target % self.fleet.scenario.workers]
         noted = self._note(fault, "", explains=fault.seconds >= self._half)
         noted.owner = place.owner
         for proxy in place.proxies:
-            if fault.kind is Kind.CUT:
+            if fault.kind is TortureKind.CUT:
                 await asyncio.to_thread(proxy.cut, refuse=True)
             else:
                 await asyncio.to_thread(proxy.half_open)
@@ -191,7 +191,7 @@ class TortureFaults:
 
     # -- the source ---------------------------------------------------------------------------------------------------
 
-    async def _add(self, fault: Fault) -> float:
+    async def _add(self, fault: TortureFault) -> float:
         name = f"p{len(self.fleet.partitions)}"
         noted = self._note(fault, "", explains=False)
         self.fleet.partitions.append(name)
@@ -207,7 +207,7 @@ class TortureFaults:
             noted.end = time.monotonic()
         return noted.end
 
-    async def _remove(self, fault: Fault) -> float:
+    async def _remove(self, fault: TortureFault) -> float:
         partition = self.fleet.partitions[fault.target % len(self.fleet.partitions)]
         interest = self.fleet.scenario.retention == "interest"
         noted = self._note(fault, "", explains=False)
@@ -227,7 +227,7 @@ class TortureFaults:
             self.traffic.unmute(partition)
         return self._over(noted)
 
-    async def _source(self, fault: Fault) -> float:
+    async def _source(self, fault: TortureFault) -> float:
         noted = self._note(fault, "", explains=False)
         self.fleet.tell_source(raises=True)
         place = await self.fleet.leader()
@@ -238,14 +238,14 @@ class TortureFaults:
 
     # -- servers ------------------------------------------------------------------------------------------------------
 
-    async def _server_kill(self, fault: Fault) -> float:
+    async def _server_kill(self, fault: TortureFault) -> float:
         server = self.fleet.servers.server
         assert server is not None
         noted = self._note(fault, "", explains=True)
         await self._down(0, fault.seconds, server.kill, server.restart)
         return self._over(noted)
 
-    async def _server_freeze(self, fault: Fault) -> float:
+    async def _server_freeze(self, fault: TortureFault) -> float:
         server = self.fleet.servers.server
         assert server is not None
         noted = self._note(fault, "", explains=fault.seconds >= self._half)
@@ -256,7 +256,7 @@ class TortureFaults:
             return self._skip(fault)
         return self._over(noted)
 
-    async def _stepdown(self, fault: Fault) -> float:
+    async def _stepdown(self, fault: TortureFault) -> float:
         noted = self._note(fault, "", explains=True)
         js = self.fleet.js
         until = time.monotonic() + fault.seconds
@@ -273,7 +273,7 @@ class TortureFaults:
             await asyncio.sleep(0.5)
         return self._over(noted)
 
-    async def _node(self, fault: Fault) -> float:
+    async def _node(self, fault: TortureFault) -> float:
         cluster = self.fleet.servers.cluster
         assert cluster is not None
         node = fault.target % 3
@@ -295,7 +295,7 @@ class TortureFaults:
 
     # -- what others do to our things ---------------------------------------------------------------------------------
 
-    async def _durable(self, fault: Fault) -> float:
+    async def _durable(self, fault: TortureFault) -> float:
         js = self.fleet.js
         infos = [i for i in await patiently(lambda: js.consumer_list(STREAM)) if i["config"].get("durable_name")]
         if not infos:
@@ -304,7 +304,7 @@ class TortureFaults:
         noted = self._note(fault, "", explains=False)
         noted.kind += f" {info['name']}"
         try:
-            if fault.kind is Kind.DURABLE_DELETE:
+            if fault.kind is TortureKind.DURABLE_DELETE:
                 await patiently(lambda: js.consumer_delete(STREAM, info["name"]))
             else:
                 config = dict(info["config"])
@@ -315,7 +315,7 @@ class TortureFaults:
             return self._skip(fault)
         return self._over(noted)
 
-    async def _record(self, fault: Fault) -> float:
+    async def _record(self, fault: TortureFault) -> float:
         kv = await patiently(lambda: KeyValue.open(self.fleet.js, bucket_of(NAMESPACE)))
         keys = sorted(await patiently(lambda: kv.keys(_RECORD_KEYS[fault.kind])))
         if not keys:
@@ -326,7 +326,7 @@ class TortureFaults:
         await patiently(lambda: kv.delete(key))
         return self._over(noted)
 
-    async def _remake(self, fault: Fault) -> float:
+    async def _remake(self, fault: TortureFault) -> float:
         scenario, js = self.fleet.scenario, self.fleet.js
         noted = self._note(fault, "", explains=False)
         self.remade = True
@@ -344,9 +344,9 @@ class TortureFaults:
         self.traffic.resume()
         return noted.end
 
-    async def _namespace(self, fault: Fault) -> float:
+    async def _namespace(self, fault: TortureFault) -> float:
         noted = self._note(fault, "", explains=False)
-        second = Ledger(disturbances=self.ledger.disturbances, generation=self.ledger.generation)
+        second = TortureLedger(disturbances=self.ledger.disturbances, generation=self.ledger.generation)
         sink = await self._stack.enter_async_context(TortureSink(second, self.fleet.sink.misbehaved))
         places = await self.fleet.join_second(sink)
         await eventually(
@@ -368,21 +368,21 @@ class TortureFaults:
 
     # -- handlers that misbehave --------------------------------------------------------------------------------------
 
-    async def _fate(self, fault: Fault) -> float:
+    async def _fate(self, fault: TortureFault) -> float:
         partition = self.fleet.partitions[fault.target % len(self.fleet.partitions)]
         noted = self._note(fault, "", explains=False)
         self.traffic.plant(partition, fault.kind.value)
         with contextlib.suppress(NeverHappened):
             await eventually(lambda: self.traffic.planted(partition), 5.0, "the planted message was sent")
-        if fault.kind is Kind.BASE:  # the last of its partition: nothing that comes later may wake it
+        if fault.kind is TortureKind.BASE:  # the last of its partition: nothing that comes later may wake it
             self.traffic.mute(partition)
             await asyncio.sleep(2.0)
             self.traffic.unmute(partition)
-        elif fault.kind in (Kind.BLOCK, Kind.HANG):
+        elif fault.kind in (TortureKind.BLOCK, TortureKind.HANG):
             await asyncio.sleep(fault.seconds or self.fleet.scenario.timeout)
         return self._over(noted)
 
-    async def _hang_stop(self, fault: Fault) -> float:
+    async def _hang_stop(self, fault: TortureFault) -> float:
         partition = self.fleet.partitions[fault.target % len(self.fleet.partitions)]
         self.fleet.hanging.clear()
         self.traffic.plant(partition, "hang")
@@ -410,10 +410,10 @@ class TortureFaults:
         """A lease may be this short when a fault begins: its last renewal was some time ago."""
         return self.fleet.scenario.ttl / 2
 
-    def _note(self, fault: Fault, owner: str, *, explains: bool) -> Disturbance:
+    def _note(self, fault: TortureFault, owner: str, *, explains: bool) -> Disturbance:
         return self.ledger.disturb(str(fault.kind), time.monotonic(), owner, explains=explains)
 
-    def _ended_badly(self, place: Place, fault: Fault, noted: Disturbance) -> None:
+    def _ended_badly(self, place: TorturePlace, fault: TortureFault, noted: Disturbance) -> None:
         assert place.process is not None
         code = place.process.process.returncode
         self.bad_exits.append(f"{place.owner} after {fault.kind} with {code}: {last_words(place)}")
@@ -423,6 +423,6 @@ class TortureFaults:
         noted.end = time.monotonic()
         return noted.end
 
-    def _skip(self, fault: Fault) -> float:
+    def _skip(self, fault: TortureFault) -> float:
         self.skipped.append(str(fault))
         return time.monotonic()

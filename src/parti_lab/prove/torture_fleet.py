@@ -18,8 +18,8 @@ from parti.manager.kv_store import Store
 from parti.testing import FaultProxy, eventually
 from parti.wire.api import JetStreamApi
 from parti_lab.prove.cluster_faults import Servers
-from parti_lab.prove.torture_judge import Ledger
-from parti_lab.prove.torture_scenario import Kind, Scenario
+from parti_lab.prove.torture_judge import TortureLedger
+from parti_lab.prove.torture_scenario import TortureKind, TortureScenario
 from parti_lab.prove.torture_sink import TortureSink
 from parti_lab.prove.torture_traffic import STREAM, subject_of
 from parti_lab.prove.worker_process import WorkerProcess
@@ -35,7 +35,7 @@ _PATIENCE = 30.0
 
 
 @dataclass
-class Place:
+class TorturePlace:
     """Where one worker runs, one process after the other."""
 
     number: int
@@ -65,7 +65,7 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.2)
 
 
-def last_words(place: Place) -> str:
+def last_words(place: TorturePlace) -> str:
     """The line of its log that says why a process ended."""
     lines = [line.strip(" |") for line in place.log if line and not line.startswith(("{", "---"))]
     named = [line for line in lines if "Error" in line or "Exit" in line or "Exception" in line]
@@ -76,7 +76,13 @@ class TortureFleet:
     """Starts, watches and restarts worker processes."""
 
     def __init__(
-        self, scenario: Scenario, servers: Servers, js: JetStreamApi, folder: Path, ledger: Ledger, sink: TortureSink
+        self,
+        scenario: TortureScenario,
+        servers: Servers,
+        js: JetStreamApi,
+        folder: Path,
+        ledger: TortureLedger,
+        sink: TortureSink,
     ) -> None:
         self.scenario = scenario
         self.servers = servers
@@ -85,15 +91,17 @@ class TortureFleet:
         self.sink = sink
         self.log_level = "info"
         self.program = PROGRAM
-        self.blocks = max((f.seconds for bout in scenario.bouts for f in bout if f.kind is Kind.BLOCK), default=0.0)
+        self.blocks = max(
+            (f.seconds for bout in scenario.bouts for f in bout if f.kind is TortureKind.BLOCK), default=0.0
+        )
         """Seconds for which a handler that blocks the loop does so."""
         self.partitions = [f"p{n}" for n in range(scenario.partitions)]
-        self.places: list[Place] = []
+        self.places: list[TorturePlace] = []
         self.died: list[str] = []
         """Processes that ended although nobody had asked them to."""
         self.at_start: list[str] = []
         self.stalled = 0.0
-        self.hanging: deque[Place] = deque()
+        self.hanging: deque[TorturePlace] = deque()
         self._source = folder / "partitions.json"
         self._watcher: asyncio.Task[None] | None = None
         self.tell_source()
@@ -115,10 +123,10 @@ class TortureFleet:
             fault.target % self.scenario.workers
             for bout in self.scenario.bouts
             for fault in bout
-            if fault.kind in (Kind.CUT, Kind.HOLE)
+            if fault.kind in (TortureKind.CUT, TortureKind.HOLE)
         }
         for number in range(self.scenario.workers):
-            place = Place(number, NAMESPACE, f"place-{number}", self.sink)
+            place = TorturePlace(number, NAMESPACE, f"place-{number}", self.sink)
             if number in cut:
                 for url in self.servers.urls:
                     place.proxies.append(await stack.enter_async_context(FaultProxy(url)))
@@ -128,9 +136,9 @@ class TortureFleet:
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name="parti-torture-places")
         await self.covered()
 
-    async def join_second(self, sink: TortureSink, count: int = 2) -> list[Place]:
+    async def join_second(self, sink: TortureSink, count: int = 2) -> list[TorturePlace]:
         """A fleet of another namespace on the same stream."""
-        second = [Place(100 + n, SECOND, f"second-{n}", sink) for n in range(count)]
+        second = [TorturePlace(100 + n, SECOND, f"second-{n}", sink) for n in range(count)]
         for place in second:
             place.busy = True  # ours to fill again, should its process end at its start
         self.places += second
@@ -139,7 +147,7 @@ class TortureFleet:
             place.busy = False
         return second
 
-    async def fill(self, place: Place, *, live: bool = True) -> None:
+    async def fill(self, place: TorturePlace, *, live: bool = True) -> None:
         """Start a process there."""
 
         def heard(said: Mapping[str, Any]) -> None:
@@ -160,11 +168,11 @@ class TortureFleet:
                     raise
                 self.at_start.append(f"{process.owner} at its start, {time.monotonic():.2f}")
 
-    def workers(self) -> list[Place]:
+    def workers(self) -> list[TorturePlace]:
         """The places of the first namespace."""
         return [place for place in self.places if place.namespace == NAMESPACE]
 
-    def free(self, target: int) -> Place | None:
+    def free(self, target: int) -> TorturePlace | None:
         """The place that a fault hits: the target's own, or the next that no other fault has in its hands."""
         workers = self.workers()
         for step in range(len(workers)):
@@ -173,7 +181,7 @@ class TortureFleet:
                 return place
         return None
 
-    async def leader(self) -> Place | None:
+    async def leader(self) -> TorturePlace | None:
         """The place whose process leads, as the bucket says."""
         store = await patiently(lambda: Store.open(self.js, NAMESPACE, replicas=self.scenario.replicas))
         record, _ = await patiently(store.leader)
@@ -185,7 +193,7 @@ class TortureFleet:
                 return place
         return None
 
-    def owner_of(self, partition: str) -> Place | None:
+    def owner_of(self, partition: str) -> TorturePlace | None:
         for place in self.workers():
             if place.process is not None and place.process.running and partition in place.process.owned:
                 return place
@@ -228,14 +236,14 @@ class TortureFleet:
                 if process is None or process.running or place.busy:
                     continue
                 code = process.process.returncode
-                told = f"{place.owner} of {place.instance} with {code} at {time.monotonic():.2f}"
-                (self.died if process.worker else self.at_start).append(f"{told}: {last_words(place)}")
+                what = f"{place.owner} of {place.instance} with {code} at {time.monotonic():.2f}"
+                (self.died if process.worker else self.at_start).append(f"{what}: {last_words(place)}")
                 fault = self.ledger.disturb("died", time.monotonic() - 0.2, place.owner, explains=True)
                 fault.end = time.monotonic()
                 with contextlib.suppress(Exception):
                     await self.fill(place, live=False)
 
-    def _heard(self, place: Place, process: WorkerProcess, said: Mapping[str, Any]) -> None:
+    def _heard(self, place: TorturePlace, process: WorkerProcess, said: Mapping[str, Any]) -> None:
         place.log.append(json.dumps(said))
         if said["say"] == "stall":
             length = float(said["end"]) - float(said["start"])
@@ -247,7 +255,7 @@ class TortureFleet:
         elif said["say"] == "misbehaves" and said["fate"] == "hang":
             self.hanging.append(place)
 
-    def _settings(self, place: Place) -> dict[str, Any]:
+    def _settings(self, place: TorturePlace) -> dict[str, Any]:
         scenario = self.scenario
         ttl = scenario.ttl
         return {

@@ -94,7 +94,7 @@ class Judgement:
 
 
 @dataclass
-class Ledger:
+class TortureLedger:
     """What is known of one namespace's work on the stream. Times are of one monotonic clock."""
 
     posted: dict[str, Posted] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from typing import Final
 from parti.errors import UsageError
 
 
-class Kind(StrEnum):
+class TortureKind(StrEnum):
     """What happens to the fleet."""
 
     RESTART = "restart"
@@ -67,13 +67,35 @@ class Kind(StrEnum):
     """A handler blocks the event loop beyond the lease."""
 
 
-PLANNED: Final = frozenset({Kind.RESTART, Kind.RETURN, Kind.LEAVE, Kind.ADD, Kind.REMOVE, Kind.SOURCE})
-RECORDS: Final = frozenset({Kind.CLAIM, Kind.LEASE, Kind.LEADER_RECORD, Kind.ASSIGNMENT, Kind.POSITION})
-FATES: Final = frozenset({Kind.HANG, Kind.HANG_STOP, Kind.BASE, Kind.EXIT, Kind.BLOCK})
-_SINGLE: Final = frozenset({Kind.SERVER_KILL, Kind.SERVER_FREEZE, Kind.OUTAGE})
-_CLUSTER: Final = frozenset({Kind.STEPDOWN, Kind.NODE})
+PLANNED: Final = frozenset(
+    {
+        TortureKind.RESTART,
+        TortureKind.RETURN,
+        TortureKind.LEAVE,
+        TortureKind.ADD,
+        TortureKind.REMOVE,
+        TortureKind.SOURCE,
+    }
+)
+RECORDS: Final = frozenset(
+    {TortureKind.CLAIM, TortureKind.LEASE, TortureKind.LEADER_RECORD, TortureKind.ASSIGNMENT, TortureKind.POSITION}
+)
+FATES: Final = frozenset(
+    {TortureKind.HANG, TortureKind.HANG_STOP, TortureKind.BASE, TortureKind.EXIT, TortureKind.BLOCK}
+)
+_SINGLE: Final = frozenset({TortureKind.SERVER_KILL, TortureKind.SERVER_FREEZE, TortureKind.OUTAGE})
+_CLUSTER: Final = frozenset({TortureKind.STEPDOWN, TortureKind.NODE})
 # At most one in a scenario: they change what the rest of the run means.
-_ONCE: Final = frozenset({Kind.REMAKE, Kind.NAMESPACE, Kind.OUTAGE, Kind.HANG_STOP, Kind.HANG, Kind.NODE})
+_ONCE: Final = frozenset(
+    {
+        TortureKind.REMAKE,
+        TortureKind.NAMESPACE,
+        TortureKind.OUTAGE,
+        TortureKind.HANG_STOP,
+        TortureKind.HANG,
+        TortureKind.NODE,
+    }
+)
 HOTTEST: Final = 1.6  # times the mean load that the busiest partition has (see `TortureTraffic`)
 RETENTIONS: Final = ("limits", "workqueue", "interest")
 LAYOUTS: Final = ("per-worker", "per-partition")
@@ -82,11 +104,11 @@ STORAGES: Final = ("file", "memory")
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class TortureFault:
     """One fault: when in its bout, for how long, and whom it hits (a number that is taken modulo what there is)."""
 
     offset: float
-    kind: Kind
+    kind: TortureKind
     seconds: float
     target: int
 
@@ -104,7 +126,7 @@ class Restrict:
     lanes: str = ""
     storage: str = ""
     replicas: int = 0
-    faults: frozenset[Kind] = frozenset()
+    faults: frozenset[TortureKind] = frozenset()
     quick: bool = False
     workers: int = 0
     partitions: int = 0
@@ -133,16 +155,16 @@ class Restrict:
                 raise UsageError(f"--{name} {word!r}: choose one of {', '.join(allowed[name])}")
         if replicas not in (0, 1, 3):
             raise UsageError(f"--replicas {replicas}: choose 1 or 3")
-        kinds: set[Kind] = set()
+        kinds: set[TortureKind] = set()
         for word in filter(None, (part.strip() for part in faults.split(","))):
             if word == "planned":
                 kinds |= PLANNED
             elif word == "records":
                 kinds |= RECORDS
-            elif word in list(Kind):
-                kinds.add(Kind(word))
+            elif word in list(TortureKind):
+                kinds.add(TortureKind(word))
             else:
-                raise UsageError(f"--faults {word!r}: choose among planned, records, {', '.join(Kind)}")
+                raise UsageError(f"--faults {word!r}: choose among planned, records, {', '.join(TortureKind)}")
         return cls(
             faults=frozenset(kinds),
             replicas=replicas,
@@ -157,7 +179,7 @@ class Restrict:
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class TortureScenario:
     """Everything that a run of one seed does."""
 
     seed: int
@@ -179,10 +201,10 @@ class Scenario:
     """The template names one subject a partition, instead of a wildcard."""
     timeout: float
     """worker.handler_timeout; 0 is none."""
-    bouts: tuple[tuple[Fault, ...], ...] = field(default=())
+    bouts: tuple[tuple[TortureFault, ...], ...] = field(default=())
 
     @property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[TortureKind]:
         return frozenset(fault.kind for bout in self.bouts for fault in bout)
 
     @property
@@ -201,7 +223,7 @@ class Scenario:
         return " | ".join("; ".join(map(str, bout)) for bout in self.bouts)
 
 
-def draw(seed: int, restrict: Restrict | None = None) -> Scenario:
+def draw(seed: int, restrict: Restrict | None = None) -> TortureScenario:
     """The scenario of this seed."""
     restrict = restrict or Restrict()
     rng = random.Random(f"torture {seed}")
@@ -225,16 +247,16 @@ def draw(seed: int, restrict: Restrict | None = None) -> Scenario:
         workers, partitions = 4, min(partitions, 16)
     workers, partitions = restrict.workers or workers, restrict.partitions or partitions
     rate, ttl = restrict.rate or rate, restrict.ttl or ttl
-    allowed = possible(retention, storage, replicas) & (restrict.faults or frozenset(Kind))
+    allowed = possible(retention, storage, replicas) & (restrict.faults or frozenset(TortureKind))
     if planned and allowed & PLANNED and not restrict.faults:
         allowed &= PLANNED
     if restrict.quick:
-        allowed -= {Kind.OUTAGE, Kind.NAMESPACE, Kind.HANG_STOP}
+        allowed -= {TortureKind.OUTAGE, TortureKind.NAMESPACE, TortureKind.HANG_STOP}
     if not allowed:
         raise UsageError(f"none of these faults is possible with {retention}, {storage} and R{replicas}")
     bouts = _bouts(rng, allowed, quick=restrict.quick, ttl=ttl)
     kinds = {fault.kind for bout in bouts for fault in bout}
-    return Scenario(
+    return TortureScenario(
         seed=seed,
         retention=retention,
         layout=layout,
@@ -249,68 +271,72 @@ def draw(seed: int, restrict: Restrict | None = None) -> Scenario:
         takes=restrict.takes or round(min(0.06, busy * partitions / rate / HOTTEST), 4),
         retry=retry,
         literal=literal and lanes == "partition",
-        timeout=1.0 if Kind.HANG in kinds else 0.0,
+        timeout=1.0 if TortureKind.HANG in kinds else 0.0,
         bouts=bouts,
     )
 
 
-def possible(retention: str, storage: str, replicas: int) -> frozenset[Kind]:
+def possible(retention: str, storage: str, replicas: int) -> frozenset[TortureKind]:
     """The faults that a fleet of this shape can be held to.
 
     On an interest stream the server itself drops what an alien takes the interest from, and a memory stream on one
     server does not outlive it: no client can do anything about either. A work queue refuses a second consumer.
     """
-    kinds = set(Kind) - (_CLUSTER if replicas == 1 else _SINGLE)
+    kinds = set(TortureKind) - (_CLUSTER if replicas == 1 else _SINGLE)
     if retention == "interest":
-        kinds -= {Kind.DURABLE_DELETE, Kind.DURABLE_EDIT}
+        kinds -= {TortureKind.DURABLE_DELETE, TortureKind.DURABLE_EDIT}
     if retention == "workqueue":
-        kinds -= {Kind.NAMESPACE}
+        kinds -= {TortureKind.NAMESPACE}
     if storage == "memory":
-        kinds -= {Kind.SERVER_KILL, Kind.OUTAGE, Kind.NODE}
+        kinds -= {TortureKind.SERVER_KILL, TortureKind.OUTAGE, TortureKind.NODE}
     return frozenset(kinds)
 
 
-def _bouts(rng: random.Random, allowed: Iterable[Kind], *, quick: bool, ttl: float) -> tuple[tuple[Fault, ...], ...]:
+def _bouts(
+    rng: random.Random, allowed: Iterable[TortureKind], *, quick: bool, ttl: float
+) -> tuple[tuple[TortureFault, ...], ...]:
     kinds = sorted(allowed)
-    used: set[Kind] = set()
-    bouts: list[tuple[Fault, ...]] = []
+    used: set[TortureKind] = set()
+    bouts: list[tuple[TortureFault, ...]] = []
     for _ in range(2 if quick else rng.choice((2, 2, 3))):
-        bout: list[Fault] = []
+        bout: list[TortureFault] = []
         for _ in range(rng.choice((1, 2, 2, 3))):
             free = [kind for kind in kinds if kind not in (used & _ONCE) and _fits(kind, used)]
             if not free:
                 break
             kind = rng.choice(free)
             used.add(kind)
-            bout.append(Fault(round(rng.uniform(0, 1.5), 2), kind, _length(rng, kind, quick, ttl), rng.randrange(1000)))
+            bout.append(
+                TortureFault(round(rng.uniform(0, 1.5), 2), kind, _length(rng, kind, quick, ttl), rng.randrange(1000))
+            )
         if bout:
             bouts.append(tuple(sorted(bout, key=lambda fault: fault.offset)))
     return tuple(bouts)
 
 
-def _fits(kind: Kind, used: set[Kind]) -> bool:
+def _fits(kind: TortureKind, used: set[TortureKind]) -> bool:
     """A hanging handler with a time limit and one without exclude each other: the limit is one setting."""
-    return not ({kind, *used} >= {Kind.HANG, Kind.HANG_STOP})
+    return not ({kind, *used} >= {TortureKind.HANG, TortureKind.HANG_STOP})
 
 
-def _length(rng: random.Random, kind: Kind, quick: bool, ttl: float) -> float:
+def _length(rng: random.Random, kind: TortureKind, quick: bool, ttl: float) -> float:
     match kind:
-        case Kind.FREEZE:
+        case TortureKind.FREEZE:
             long = 4.0 if quick else rng.choice((3.0, 5.0, 8.0, 15.0))
             return round(rng.uniform(1.0, long), 2)
-        case Kind.CUT | Kind.HOLE:
+        case TortureKind.CUT | TortureKind.HOLE:
             return round(rng.uniform(0.5, 4.0 if quick else 7.0), 2)
-        case Kind.SERVER_KILL:
+        case TortureKind.SERVER_KILL:
             return round(rng.uniform(0.1, 2.0), 2)
-        case Kind.SERVER_FREEZE:
+        case TortureKind.SERVER_FREEZE:
             return round(rng.uniform(0.5, 3.0 if quick else 5.0), 2)
-        case Kind.NODE:
+        case TortureKind.NODE:
             return round(rng.uniform(2.0, 5.0), 2)
-        case Kind.OUTAGE:
+        case TortureKind.OUTAGE:
             return 10.0
-        case Kind.STEPDOWN | Kind.REMOVE | Kind.SOURCE:
+        case TortureKind.STEPDOWN | TortureKind.REMOVE | TortureKind.SOURCE:
             return round(rng.uniform(1.0, 3.0), 2)
-        case Kind.BLOCK:
+        case TortureKind.BLOCK:
             return round(ttl + rng.uniform(0.5, 3.0), 2)
         case _:
             return 0.0

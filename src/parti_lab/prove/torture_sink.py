@@ -6,13 +6,13 @@ import time
 from typing import Any
 
 from parti_lab.prove.asking import Answering
-from parti_lab.prove.torture_judge import Happened, Ledger
+from parti_lab.prove.torture_judge import Happened, TortureLedger
 
 
 class TortureSink(Answering):
     """Takes effects into a ledger, in the order in which they took effect."""
 
-    def __init__(self, ledger: Ledger, misbehaved: set[str] | None = None) -> None:
+    def __init__(self, ledger: TortureLedger, misbehaved: set[str] | None = None) -> None:
         """`misbehaved`: messages that had their turn, also at another sink that shares this set."""
         self.ledger = ledger
         self.lives: dict[str, list[str]] = {}

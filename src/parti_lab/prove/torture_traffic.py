@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 
 from parti.errors import PartiError
 from parti.wire.api import JetStreamApi
-from parti_lab.prove.torture_judge import Ledger, Posted
-from parti_lab.prove.torture_scenario import Scenario
+from parti_lab.prove.torture_judge import Posted, TortureLedger
+from parti_lab.prove.torture_scenario import TortureScenario
 
 STREAM = "TORTURE"
 _TICK = 0.02
@@ -36,7 +36,9 @@ def fate_of(seed: int, unit: str, counter: int) -> str:
 class TortureTraffic:
     """Publishes at the scenario's rate until stopped, and posts what the server acknowledged into the ledgers."""
 
-    def __init__(self, js: JetStreamApi, scenario: Scenario, ledgers: list[Ledger], partitions: Iterable[str]) -> None:
+    def __init__(
+        self, js: JetStreamApi, scenario: TortureScenario, ledgers: list[TortureLedger], partitions: Iterable[str]
+    ) -> None:
         self._js = js
         self._scenario = scenario
         self._ledgers = ledgers
@@ -58,7 +60,7 @@ class TortureTraffic:
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="parti-torture-traffic")
 
-    def also(self, ledger: Ledger) -> None:
+    def also(self, ledger: TortureLedger) -> None:
         """Another namespace has to handle everything from now on, too."""
         self._ledgers.append(ledger)
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 from parti.errors import PartiError
 from parti.manager.kv_store import Store
 from parti.wire.api import JetStreamApi
+from parti.worker.dead_letter_reader import DeadLetterReader
 from parti.worker.dead_letters import DeadLetter, dead_letter_stream
-from parti.worker.letters import DeadLetters
 from parti_lab.prove.torture_fleet import NAMESPACE
-from parti_lab.prove.torture_judge import Ledger
-from parti_lab.prove.torture_scenario import Scenario
+from parti_lab.prove.torture_judge import TortureLedger
+from parti_lab.prove.torture_scenario import TortureScenario
 from parti_lab.prove.torture_traffic import STREAM
 
 _EVERY: Final = 0.7
@@ -27,19 +27,21 @@ _SPIN: Final = 0.004  # CPU-seconds of one probe
 _EXAMPLES: Final = 12
 
 
-class Letters:
+class WatchedLetters:
     """Reads the dead-letter stream from where it stopped."""
 
-    def __init__(self, js: JetStreamApi, ledgers: list[Ledger]) -> None:
-        self._letters = DeadLetters(js, STREAM)
+    def __init__(self, js: JetStreamApi, ledgers: list[TortureLedger]) -> None:
+        self._letters = DeadLetterReader(js, STREAM)
         self._ledgers = ledgers
         self._next = 1
-        self._told = len(ledgers)
+        self._known_ledgers = len(ledgers)
         self.odd = 0
 
     async def read(self) -> None:
-        if len(self._ledgers) > self._told:  # a second fleet may have written letters before its ledger was known
-            self._told, self._next = len(self._ledgers), 1
+        if (
+            len(self._ledgers) > self._known_ledgers
+        ):  # a second fleet may have written letters before its ledger was known
+            self._known_ledgers, self._next = len(self._ledgers), 1
         async for letter in self._letters.walk(start=self._next):
             self._next = letter.sequence + 1
             self._take(letter)
@@ -60,10 +62,12 @@ class Letters:
         return dead_letter_stream(STREAM)
 
 
-class Watch:
+class TortureWatch:
     """Looks every now and then; `violations` names each sequence that left or was passed without effect and letter."""
 
-    def __init__(self, js: JetStreamApi, scenario: Scenario, ledger: Ledger, letters: Letters) -> None:
+    def __init__(
+        self, js: JetStreamApi, scenario: TortureScenario, ledger: TortureLedger, letters: WatchedLetters
+    ) -> None:
         self._js = js
         self._scenario = scenario
         self._ledger = ledger

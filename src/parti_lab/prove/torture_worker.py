@@ -35,7 +35,7 @@ class Misbehaviour(BaseException):
     """What no handler should raise."""
 
 
-class StaleEffect(Exception):
+class StaleTortureEffect(Exception):
     """The sink refused: somebody else owns the partition by now."""
 
 
@@ -55,7 +55,7 @@ async def watch_stalls() -> None:
         before = now
 
 
-class Handler:
+class TortureHandler:
     """What each message does."""
 
     def __init__(self, sink: Asking, takes: float, blocks: float) -> None:
@@ -79,7 +79,7 @@ class Handler:
             await asyncio.sleep(self._takes * (0.5 + (counter % 7) / 6))
         effect = (message.partition.id, unit, counter, self.owner, message.lease.epoch)
         if not await self.sink.ask("effect", *effect, began, message.sequence, message.attempt):
-            raise StaleEffect("the sink knows a newer epoch")
+            raise StaleTortureEffect("the sink knows a newer epoch")
         return None
 
     async def _misbehave(self, fate: str) -> None:
@@ -95,7 +95,7 @@ class Handler:
                 time.sleep(self.blocks)  # noqa: ASYNC251 - that is the fault
 
 
-def told(path: Path) -> list[str]:
+def listed_partitions(path: Path) -> list[str]:
     """The source: what the proof's file says."""
     said = json.loads(path.read_text())
     if said["raises"]:
@@ -103,7 +103,7 @@ def told(path: Path) -> list[str]:
     return list(said["partitions"])
 
 
-async def work(settings: dict[str, Any], handles: type[Handler] = Handler) -> None:
+async def work(settings: dict[str, Any], handles: type[TortureHandler] = TortureHandler) -> None:
     """Until a signal: SIGTERM leaves, SIGUSR1 stops as one that returns, SIGUSR2 is back here at once."""
     life = 0
     while await _live(settings, handles, life):
@@ -111,7 +111,7 @@ async def work(settings: dict[str, Any], handles: type[Handler] = Handler) -> No
     say("stopped")
 
 
-async def _live(settings: dict[str, Any], handles: type[Handler], life: int) -> bool:
+async def _live(settings: dict[str, Any], handles: type[TortureHandler], life: int) -> bool:
     """One life of a worker; True when it is to be followed by another at once."""
     options = ConnectOptions(servers=tuple(settings["urls"]), request_timeout=5.0, name="torture-worker")
     # One that comes back in the same process may find that the server is away just now.
@@ -148,7 +148,7 @@ def _ask(asked: asyncio.Future[int], number: int) -> None:
 
 def _source(settings: dict[str, Any]) -> CallableSource:
     path = Path(settings["source"])
-    return CallableSource(lambda: told(path), every=0.3)
+    return CallableSource(lambda: listed_partitions(path), every=0.3)
 
 
 def _hooks() -> Hooks:
@@ -165,7 +165,7 @@ def _hooks() -> Hooks:
     )
 
 
-def main(handles: type[Handler] = Handler) -> None:
+def main(handles: type[TortureHandler] = TortureHandler) -> None:
     """The whole program."""
     given = json.loads(sys.argv[1])
     configure_logging(ObserveSection(log_format=LogFormat.JSON, log_level=LogLevel(given["log_level"])))

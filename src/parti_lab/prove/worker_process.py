@@ -94,21 +94,21 @@ class WorkerProcess:
         while line := await asyncio.to_thread(self.process.stdout.readline):
             text = line.decode(errors="replace").rstrip()
             try:
-                told = json.loads(text)
+                said = json.loads(text)
             except ValueError:
-                told = {}
-            match told.get("say") if isinstance(told, dict) else None:
+                said = {}
+            match said.get("say") if isinstance(said, dict) else None:
                 case "live":
-                    self.worker = told["worker"]
+                    self.worker = said["worker"]
                 case "granted":
-                    self.owned.add(told["partition"])
+                    self.owned.add(said["partition"])
                 case "revoked":
-                    self.owned.discard(told["partition"])
+                    self.owned.discard(said["partition"])
                 case "state":
-                    self.state = told["state"]
+                    self.state = said["state"]
                 case None:
                     self.log.append(text)
                     continue
             if self.heard is not None:
-                self.heard(told)
+                self.heard(said)
         self.ended_at = SystemClock().now()

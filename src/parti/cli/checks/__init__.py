@@ -12,7 +12,7 @@ from enum import StrEnum
 import msgspec
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     """ok: nothing to do. warn: works, but know this. fail: will not work, or loses data."""
 
     OK = "ok"
@@ -24,18 +24,18 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One answer: what was looked at, how it is, what was found, and what to do when it is not ok."""
 
     name: str
-    verdict: Verdict
+    verdict: CheckVerdict
     found: str
     advice: str = ""
 
 
 def ok(name: str, found: str) -> Check:
-    return Check(name=name, verdict=Verdict.OK, found=found)
+    return Check(name=name, verdict=CheckVerdict.OK, found=found)
 
 
 def warn(name: str, found: str, advice: str) -> Check:
-    return Check(name=name, verdict=Verdict.WARN, found=found, advice=advice)
+    return Check(name=name, verdict=CheckVerdict.WARN, found=found, advice=advice)
 
 
 def fail(name: str, found: str, advice: str) -> Check:
-    return Check(name=name, verdict=Verdict.FAIL, found=found, advice=advice)
+    return Check(name=name, verdict=CheckVerdict.FAIL, found=found, advice=advice)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from parti.cli.checks import Check, Verdict, fail, ok, warn
+from parti.cli.checks import Check, CheckVerdict, fail, ok, warn
 from parti.config.units import format_duration
 
 OLDEST_SERVER: Final = (2, 11, 0)  # the first with per-message TTL and priority groups
@@ -18,7 +18,7 @@ CLOCK_FAIL: Final = 30.0  # seconds; credentials and TLS certificates count as e
 
 
 @dataclass(frozen=True, slots=True)
-class StreamFacts:
+class CheckedStream:
     """One stream as its owner sees it."""
 
     name: str
@@ -45,7 +45,7 @@ class ServerFacts:
     """Seconds between fsyncs; 0 is always, None is unknown."""
     sync_unknown: str = "the server shows it only to its monitoring port"
     """Why it is unknown."""
-    streams: tuple[StreamFacts, ...] = ()
+    streams: tuple[CheckedStream, ...] = ()
     streams_in_all: int = 0
     missing_streams: tuple[str, ...] = ()
     """Named by the user, but not there."""
@@ -70,7 +70,7 @@ def judge_server(facts: ServerFacts) -> Iterator[Check]:
         yield warn("streams", f"{left} more were not looked at", "name the ones that matter: --stream NAME")
 
 
-def judge_stream(stream: StreamFacts, *, clustered: bool) -> Check:
+def judge_stream(stream: CheckedStream, *, clustered: bool) -> Check:
     """Storage, replicas and the number of subjects of one stream; the worst of them is the verdict."""
     found = (
         f"{stream.storage} storage, {stream.replicas} replica{'s' * (stream.replicas > 1)}, {stream.subjects} subjects"
@@ -129,7 +129,7 @@ def _fsync(facts: ServerFacts) -> Check:
     )
 
 
-def worst(checks: list[Check]) -> Verdict:
+def worst(checks: list[Check]) -> CheckVerdict:
     """The worst verdict of all."""
-    order = [Verdict.OK, Verdict.WARN, Verdict.FAIL]
-    return max((check.verdict for check in checks), key=order.index, default=Verdict.OK)
+    order = [CheckVerdict.OK, CheckVerdict.WARN, CheckVerdict.FAIL]
+    return max((check.verdict for check in checks), key=order.index, default=CheckVerdict.OK)

@@ -10,7 +10,7 @@ from datetime import datetime
 import aiohttp
 import msgspec
 
-from parti.cli.checks.judge import ServerFacts, StreamFacts
+from parti.cli.checks.judge import CheckedStream, ServerFacts
 from parti.clock import Clock, SystemClock
 from parti.errors import ConnectionFailed, NoResponders, RequestTimeout
 from parti.wire.connect import connect
@@ -145,13 +145,13 @@ async def _clock(requests: Requests, clock: Clock, timeout: float) -> tuple[_Ser
 
 async def _streams(
     requests: Requests, prefix: str, timeout: float, names: Sequence[str]
-) -> tuple[tuple[StreamFacts, ...], int, tuple[str, ...]]:
+) -> tuple[tuple[CheckedStream, ...], int, tuple[str, ...]]:
     if not names:
         reply = await requests.call(f"{prefix}.STREAM.LIST", timeout=timeout)
         page = msgspec.json.decode(reply.data, type=_Streams)
         found = tuple(_facts(stream) for stream in page.streams or [] if stream.config is not None)
         return found, page.total, ()
-    looked_at: list[StreamFacts] = []
+    looked_at: list[CheckedStream] = []
     missing: list[str] = []
     for name in names:
         reply = await requests.call(f"{prefix}.STREAM.INFO.{name}", timeout=timeout)
@@ -163,10 +163,10 @@ async def _streams(
     return tuple(looked_at), len(looked_at), tuple(missing)
 
 
-def _facts(stream: _Stream) -> StreamFacts:
+def _facts(stream: _Stream) -> CheckedStream:
     assert stream.config is not None
     config = stream.config
-    return StreamFacts(config.name, config.storage, max(1, config.num_replicas), stream.state.num_subjects)
+    return CheckedStream(config.name, config.storage, max(1, config.num_replicas), stream.state.num_subjects)
 
 
 async def sync_interval(monitor: str) -> float:

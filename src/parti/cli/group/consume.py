@@ -39,7 +39,7 @@ _FINISH_WITHIN = 8.0  # below the 10 s that a supervisor waits after SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
-class Joining:
+class JoinArguments:
     """What a `consume` was asked to do."""
 
     kind: GroupKind
@@ -55,7 +55,7 @@ class Joining:
 
 async def consume_until(
     options: ConnectOptions,
-    joining: Joining,
+    joining: JoinArguments,
     *,
     show: Callable[[GroupMessage], None],
     on_event: Callable[[GroupEvent], None],
@@ -156,7 +156,7 @@ def consume_command(kind: GroupKind) -> click.Command:
         if listed and not automatic:
             raise ConfigError("--listed says how --automatic writes the members: give both")
         log_quietly(loaded)
-        joining = Joining(
+        joining = JoinArguments(
             kind,
             stream,
             group,
@@ -175,7 +175,7 @@ def consume_command(kind: GroupKind) -> click.Command:
     return consume
 
 
-async def _until_signal(options: ConnectOptions, joining: Joining, as_json: bool, observe: ObserveSection) -> int:
+async def _until_signal(options: ConnectOptions, joining: JoinArguments, as_json: bool, observe: ObserveSection) -> int:
     with stop_signals() as until:
         return await consume_until(
             options,

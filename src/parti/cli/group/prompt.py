@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from parti.cli.group.consume import Joining, consume_until, event_text, show_text
+from parti.cli.group.consume import JoinArguments, consume_until, event_text, show_text
 from parti.cli.group.elastic import compact, elastic
 from parti.cli.group.parse import seconds
 from parti.cli.group.static import static
@@ -113,7 +113,7 @@ class Shell:
 
     def _consume(self, rest: list[str]) -> None:
         stream, group, member = (_ask(rest[place : place + 1], what) for place, what in enumerate(_PLACE))
-        joining = Joining(self.kind, stream, group, member, ConsumerTemplate(ack_wait=2), sleep=self.sleep)
+        joining = JoinArguments(self.kind, stream, group, member, ConsumerTemplate(ack_wait=2), sleep=self.sleep)
         started: list[Any] = []
         ready = threading.Event()
 

@@ -16,7 +16,7 @@ from parti.config import LoadedConfig
 from parti.groups.common import DeletePlan, MemberInfo
 from parti.groups.describe import describe as describe_group
 from parti.groups.names import GroupKind
-from parti.groups.records import ElasticRecord, Membership
+from parti.groups.records import ElasticRecord, GroupMembership
 from parti.groups.store import Stored
 
 _COLUMNS = (
@@ -27,7 +27,7 @@ _COLUMNS = (
 
 def record_json(stored: Stored[Any], stream: str, group: str, kind: GroupKind) -> dict[str, Any]:
     """A record for machines, in the words of the wire format."""
-    record: Membership = stored.record
+    record: GroupMembership = stored.record
     found: dict[str, Any] = {
         "kind": kind.value,
         "stream": stream,
@@ -50,7 +50,7 @@ def record_json(stored: Stored[Any], stream: str, group: str, kind: GroupKind) -
     }
 
 
-def warn_old(record: Membership) -> None:
+def warn_old(record: GroupMembership) -> None:
     if record.old_names:
         note(
             f"Warning: this group was written by an earlier version (fields {', '.join(record.old_names)}); it can be "

@@ -21,16 +21,16 @@ import pyarrow as pa
 from parti.errors import UsageError
 from parti.spark.pipeline.emit import Emit
 from parti.spark.pipeline.message import RowMessage
-from parti.spark.pipeline.outcomes import Outcome, Parked, Tally
+from parti.spark.pipeline.outcomes import OutcomeTally, ParkedRows, RowOutcome
 from parti.spark.pipeline.policy import Ended
 from parti.spark.pipeline.publishing import TaskSinks
 from parti.worker.outcomes import Again, Retry, describe
 
 if TYPE_CHECKING:
-    from parti.spark.pipeline.stage import Stage
+    from parti.spark.pipeline.stage import HandlerStage
 
 
-def run_batches(stage: Stage, batches: Iterator[pa.RecordBatch], sinks: TaskSinks) -> Iterator[Tally]:
+def run_batches(stage: HandlerStage, batches: Iterator[pa.RecordBatch], sinks: TaskSinks) -> Iterator[OutcomeTally]:
     """Call the function for every `batch_rows` messages."""
     calls = _Calls(stage, sinks)
     for batch in rebatched(batches, stage.batch_rows):
@@ -53,14 +53,14 @@ def rebatched(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Recor
 
 
 class _Calls:
-    def __init__(self, stage: Stage, sinks: TaskSinks) -> None:
+    def __init__(self, stage: HandlerStage, sinks: TaskSinks) -> None:
         self._stage = stage
         self._sinks = sinks
         self._parked: dict[str, float] = {}
         self._stopped = False
         self._never = threading.Event()
 
-    def run(self, batch: pa.RecordBatch) -> Tally:
+    def run(self, batch: pa.RecordBatch) -> OutcomeTally:
         tally = self._stage.open(batch)
         now, keys = time.time(), tally.rows.keys if tally.parked or self._parked else []
         for index, parked in tally.parked.items():
@@ -70,7 +70,7 @@ class _Calls:
         tally.remaining = 0
         return tally
 
-    def _run(self, tally: Tally, indexes: Any) -> None:
+    def _run(self, tally: OutcomeTally, indexes: Any) -> None:
         indexes = self._held_back(tally, indexes)
         if not len(indexes):
             return
@@ -90,20 +90,20 @@ class _Calls:
         else:
             self._end(tally, int(indexes[0]), error, attempts)
 
-    def _held_back(self, tally: Tally, indexes: Any) -> Any:
+    def _held_back(self, tally: OutcomeTally, indexes: Any) -> Any:
         """Note those that wait behind a parked key or a stop; what is left may run."""
         if self._stopped:
             for index in indexes:
-                tally.codes[int(index)], tally.ended[index] = Outcome.SKIPPED, time.perf_counter()
+                tally.codes[int(index)], tally.ended[index] = RowOutcome.SKIPPED, time.perf_counter()
             return indexes[:0]
         if not self._parked:
             return indexes
         keys = tally.rows.keys
         held = np.array([keys[index] in self._parked for index in indexes], dtype=bool)
         for index in indexes[held]:
-            before = tally.parked.get(int(index), Parked())
+            before = tally.parked.get(int(index), ParkedRows())
             tally.parked[int(index)] = before._replace(until=self._parked[keys[index]])
-            tally.codes[int(index)], tally.ended[index] = Outcome.PARKED, time.perf_counter()
+            tally.codes[int(index)], tally.ended[index] = RowOutcome.PARKED, time.perf_counter()
         return indexes[~held]
 
     def _try(self, batch: pa.RecordBatch) -> tuple[Any, str | None, int]:
@@ -127,7 +127,7 @@ class _Calls:
         made = self._stage.handler(table.to_pandas())
         return None if made is None else pa.Table.from_pandas(made, preserve_index=False)
 
-    def _emit(self, tally: Tally, indexes: Any, results: Any) -> None:
+    def _emit(self, tally: OutcomeTally, indexes: Any, results: Any) -> None:
         if results is None:
             return
         if not isinstance(results, pa.Table | pa.RecordBatch) or "value" not in results.schema.names:
@@ -146,8 +146,8 @@ class _Calls:
             elif self._stage.shape.results:
                 tally.results[index] = self._sinks.named(message, tuple(found))
 
-    def _end(self, tally: Tally, index: int, error: str, attempts: int) -> None:
-        parked = tally.parked.pop(index, Parked()).times
+    def _end(self, tally: OutcomeTally, index: int, error: str, attempts: int) -> None:
+        parked = tally.parked.pop(index, ParkedRows()).times
         # The waits are over: what counts is only what the policy says at the end of them.
         policy = self._stage.policy
         end = policy.decide(
@@ -155,16 +155,16 @@ class _Calls:
         )
         assert isinstance(end, Ended)
         message = RowMessage(tally.rows, index, tally.rows.values[index])
-        if end.outcome is Outcome.DEAD:
+        if end.outcome is RowOutcome.DEAD:
             self._bury(tally, message, end)
             return
         tally.codes[index], tally.errors[index] = end.outcome, end.error
-        self._stopped = end.outcome is Outcome.FAILED
-        if end.outcome is Outcome.PARKED:
+        self._stopped = end.outcome is RowOutcome.FAILED
+        if end.outcome is RowOutcome.PARKED:
             until = time.time() + end.park_for
-            tally.parked[index] = Parked(until, parked + 1)
+            tally.parked[index] = ParkedRows(until, parked + 1)
             self._parked[message.key] = until
 
-    def _bury(self, tally: Tally, message: RowMessage, end: Ended) -> None:
+    def _bury(self, tally: OutcomeTally, message: RowMessage, end: Ended) -> None:
         self._sinks.bury(message, end)
         tally.codes[message.index], tally.errors[message.index] = end.outcome, end.error

@@ -15,13 +15,13 @@ from parti.errors import FatalError, PartiError
 from parti.observe.logs import get_logger
 from parti.spark.pipeline.blocks import BLOCK, BLOCK_BYTES, FIRST, PARKED, TASK, Packing, unpacked
 from parti.spark.pipeline.definition import Pipeline
-from parti.spark.pipeline.failures import BatchFailed, told
-from parti.spark.pipeline.files import Files
+from parti.spark.pipeline.failures import BatchFailed, first_cause
+from parti.spark.pipeline.hadoop_fs import HadoopFolder
 from parti.spark.pipeline.lease import DriverLease
-from parti.spark.pipeline.outcomes import COUNTED, PARKED_DDL, RESULTS, Counts, Outcome
-from parti.spark.pipeline.parking import Parking
+from parti.spark.pipeline.outcomes import COUNTED, PARKED_DDL, RESULTS, Counts, RowOutcome
+from parti.spark.pipeline.parking import CheckpointParking
 from parti.spark.pipeline.plan import Plan, PlanKind
-from parti.spark.pipeline.stage import Stage
+from parti.spark.pipeline.stage import HandlerStage
 
 log = get_logger("spark.pipeline")
 
@@ -57,9 +57,9 @@ class BatchRunner:
         self,
         pipeline: Pipeline,
         plan: Plan,
-        stage: Stage,
+        stage: HandlerStage,
         packing: Packing,
-        files: Files,
+        files: HadoopFolder,
         checkpoint: str,
         due: Path,
         lease: DriverLease | None,
@@ -74,7 +74,7 @@ class BatchRunner:
         self._lease = lease
         self._files = files
         self._metrics: tuple[Any, ...] = ()
-        self._parking = Parking(files, f"{checkpoint}/parked", due) if stage.shape.parking else None
+        self._parking = CheckpointParking(files, f"{checkpoint}/parked", due) if stage.shape.parking else None
 
     def __call__(self, frame: Any, number: int) -> None:
         """Returns when everything that came of the batch is stored; whatever it raises ends the query."""
@@ -85,7 +85,7 @@ class BatchRunner:
             # Spark matches the text of what is raised here with an expression that overflows its stack on a long one
             # ("Py4JJavaError ... ((.|\\n)*)"), and the query then neither runs nor ends. So the text is made short.
             if not isinstance(error, PartiError):
-                self.failure = BatchFailed(f"batch {number}: {told(error)}")
+                self.failure = BatchFailed(f"batch {number}: {first_cause(error)}")
             raise self.failure from None
 
     def _run(self, frame: Any, number: int) -> None:
@@ -130,7 +130,7 @@ class BatchRunner:
             self._store(outcomes, number)
             counts = Counts.of(counted.get)
             if self._parking is not None:
-                parked = outcomes.where(f"outcome = '{Outcome.PARKED}'").select(*PARKED.names)
+                parked = outcomes.where(f"outcome = '{RowOutcome.PARKED}'").select(*PARKED.names)
                 self._parking.store(parked, number, counts.parked, counts.due)
         finally:
             if several:
@@ -222,16 +222,16 @@ def _metrics(*, parking: bool) -> tuple[Any, ...]:
     """`Counts` as expressions over outcome rows."""
     from pyspark.sql import functions as f
 
-    def count(outcome: Outcome) -> Any:
+    def count(outcome: RowOutcome) -> Any:
         return f.count(f.when(f.col("outcome") == outcome.value, 1))
 
-    due = f.when(f.col("outcome") == Outcome.PARKED.value, f.col("parked_until")) if parking else f.lit(None)
-    first = f.min(f.when(f.col("outcome") == Outcome.FAILED.value, f.concat_ws(" ", "sequence", "subject", "error")))
+    due = f.when(f.col("outcome") == RowOutcome.PARKED.value, f.col("parked_until")) if parking else f.lit(None)
+    first = f.min(f.when(f.col("outcome") == RowOutcome.FAILED.value, f.concat_ws(" ", "sequence", "subject", "error")))
     return (
         f.count(f.lit(1)).alias("messages"),
-        count(Outcome.DEAD).alias("dead"),
-        count(Outcome.PARKED).alias("parked"),
-        count(Outcome.FAILED).alias("failed"),
+        count(RowOutcome.DEAD).alias("dead"),
+        count(RowOutcome.PARKED).alias("parked"),
+        count(RowOutcome.FAILED).alias("failed"),
         f.sum("took").alias("took"),
         first.alias("first_failed"),
         f.min(due).alias("due"),

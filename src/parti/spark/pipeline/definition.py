@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from parti.config.units import parse_duration
 from parti.errors import ConfigError
 from parti.spark.pipeline.lease import Standby
-from parti.spark.pipeline.outcomes import Counts, Shape
-from parti.spark.pipeline.plan import Facts, Plan, choose
+from parti.spark.pipeline.outcomes import Counts, RowShape
+from parti.spark.pipeline.plan import Plan, PlanFacts, choose
 from parti.spark.pipeline.policy import Policy, Retries
 from parti.spark.pipeline.source import PayloadKey
 from parti.spark.pipeline.stage import Kind
@@ -30,7 +30,7 @@ from parti.wire.options import ConnectOptions
 from parti.worker.handler import is_async
 
 if TYPE_CHECKING:
-    from parti.spark.pipeline.running_query import RunningPipeline
+    from parti.spark.pipeline.query import RunningPipeline
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PAYLOAD = "payload:"
@@ -189,12 +189,12 @@ class Pipeline:
         return PayloadKey(self.key.removeprefix(_PAYLOAD), self.partitions)
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> RowShape:
         """The columns that outcome rows need: only a few when nobody keeps them."""
         results = self.results.parquet is not None or self.results.write is not None
         parking = self.retries.then == "park"
         kept = self.outcomes.parquet is not None or self.outcomes.write is not None
-        return Shape(counted=not (kept or results), results=results, parking=parking)
+        return RowShape(counted=not (kept or results), results=results, parking=parking)
 
     @property
     def group_setting(self) -> GroupSetting | None:
@@ -217,7 +217,7 @@ class Pipeline:
         kind: Literal["plain", "async", "batch"] = "async" if is_async(self.handler) else "plain"
         if self.kind != "message":
             kind = "batch"
-        return choose(Facts(cores, kind, self.retries.then == "park", measured_us, self.plan))
+        return choose(PlanFacts(cores, kind, self.retries.then == "park", measured_us, self.plan))
 
     def source_options(self) -> dict[str, str]:
         """The options of the source, as Spark takes them; without the connection, which holds secrets."""
@@ -240,7 +240,7 @@ class Pipeline:
 
     def start(self, spark: Any = None) -> RunningPipeline:
         """Start it on this session, or on one of its own; returns when it runs, or waits for its lease."""
-        from parti.spark.pipeline.running_query import RunningPipeline
+        from parti.spark.pipeline.query import RunningPipeline
 
         return RunningPipeline(self, spark).start()
 

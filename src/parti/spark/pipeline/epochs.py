@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from parti.spark.pipeline.files import Files
+from parti.spark.pipeline.hadoop_fs import HadoopFolder
 
 _ANY = 1 << 63  # above every sequence
 _KEPT = 3  # folders of earlier epochs; a stale driver whose folder is gone fails, as it should
@@ -51,13 +51,13 @@ class LeaseNote:
     term: int = 0
 
 
-def lease_of(files: Files) -> LeaseNote | None:
+def lease_of(files: HadoopFolder) -> LeaseNote | None:
     """The lease of this checkpoint's last owner; None when it had none."""
     claims = _claims(files)
     return _lease_in(files, claims[-1]) if claims else None
 
 
-def _lease_in(files: Files, epoch: int) -> LeaseNote | None:
+def _lease_in(files: HadoopFolder, epoch: int) -> LeaseNote | None:
     found = json.loads(files.read(_claim_file(epoch)) or "null")
     return None if found is None else LeaseNote(**found)
 
@@ -75,7 +75,7 @@ class Replay:
     """The sequence behind which it begins."""
 
 
-def without_lease(files: Files) -> str:
+def without_lease(files: HadoopFolder) -> str:
     """The folder of a driver that runs without a lease: the newest there is, or a copy of it if a lease guarded it.
 
     Its last owner may only be frozen, and what it still writes when it wakes must be nobody's. An epoch is claimed each
@@ -92,7 +92,7 @@ def without_lease(files: Files) -> str:
     return _tidied(files, newest)
 
 
-def prepare(files: Files, lease: LeaseNote, check: Callable[[], None]) -> str:
+def prepare(files: HadoopFolder, lease: LeaseNote, check: Callable[[], None]) -> str:
     """The folder of the owner of this lease's term, holding a copy of the newest earlier one; left alone if it exists.
 
     `check` raises when the lease is not held any more. A stale owner either fails there or gets a folder that is older
@@ -103,7 +103,7 @@ def prepare(files: Files, lease: LeaseNote, check: Callable[[], None]) -> str:
     return _tidied(files, _copied(files, mine))
 
 
-def _claim(files: Files, lease: LeaseNote | None, check: Callable[[], None]) -> int:
+def _claim(files: HadoopFolder, lease: LeaseNote | None, check: Callable[[], None]) -> int:
     """An epoch of one's own, above all that were ever claimed."""
     text = json.dumps(None if lease is None else asdict(lease))
     while True:
@@ -117,7 +117,7 @@ def _claim(files: Files, lease: LeaseNote | None, check: Callable[[], None]) -> 
         files.delete(_claim_file(mine))  # an old number, which was forgotten meanwhile, or somebody is ahead already
 
 
-def _copied(files: Files, epoch: int) -> str:
+def _copied(files: HadoopFolder, epoch: int) -> str:
     mine = folder(epoch)
     if files.exists(mine):
         return mine
@@ -132,7 +132,7 @@ def _copied(files: Files, epoch: int) -> str:
     return mine
 
 
-def _tidied(files: Files, name: str) -> str:
+def _tidied(files: HadoopFolder, name: str) -> str:
     """The folder without what a driver had only begun to write when it ended.
 
     Spark writes each entry under another name first. Where that was the very first one it takes the folder for somebody
@@ -148,7 +148,7 @@ def _claim_file(epoch: int) -> str:
     return f"{_CLAIM}{epoch:010d}.json"
 
 
-def _claims(files: Files) -> list[int]:
+def _claims(files: HadoopFolder) -> list[int]:
     return [
         int(name.removeprefix(_CLAIM).removesuffix(".json"))
         for name in files.names()
@@ -156,7 +156,7 @@ def _claims(files: Files) -> list[int]:
     ]
 
 
-def _copy(files: Files, source: str, target: str) -> None:
+def _copy(files: HadoopFolder, source: str, target: str) -> None:
     fresh = f"{target}.copying"
     files.delete(fresh)
     for name in _COPIED:
@@ -166,11 +166,11 @@ def _copy(files: Files, source: str, target: str) -> None:
         files.move(fresh, target)
 
 
-def _folders(files: Files) -> list[str]:
+def _folders(files: HadoopFolder) -> list[str]:
     return [name for name in files.names() if name.startswith("epoch-") and "." not in name]
 
 
-def replay_of(files: Files, checkpoint: str) -> Replay | None:
+def replay_of(files: HadoopFolder, checkpoint: str) -> Replay | None:
     """The batch that a query on this checkpoint begins with, when it was begun before."""
     planned = _numbers(files, f"{checkpoint}/offsets")
     done = _numbers(files, f"{checkpoint}/commits")
@@ -187,5 +187,5 @@ def replay_of(files: Files, checkpoint: str) -> Replay | None:
     return Replay(planned[-1], planned_at, int(end["sequence"]), int(start))
 
 
-def _numbers(files: Files, folder: str) -> list[int]:
+def _numbers(files: HadoopFolder, folder: str) -> list[int]:
     return sorted(int(name) for name in files.names(folder) if name.isdigit())

@@ -26,7 +26,7 @@ class BatchFailed(FatalError):
     """A batch could not be done: the message says why. It is replayed when the pipeline is started again."""
 
 
-def told(error: BaseException) -> str:
+def first_cause(error: BaseException) -> str:
     """The lines of an error that tell what happened; those of Python come last in Spark's, and say most."""
     text = str(error).partition("=== Streaming Query ===")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]

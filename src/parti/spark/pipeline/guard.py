@@ -56,7 +56,7 @@ class Guard:
             raise HandlerTimeout(f"the handler ran longer than {self.limit:g} s")
 
     def _watch(self) -> None:
-        told = 0.0
+        warned_of = 0.0
         while not self._done.wait(self.limit / 4):
             now, since = time.monotonic(), self.since
             oldest = min(list(self.threads.values()), default=now)
@@ -65,6 +65,6 @@ class Guard:
                 print(f"parti: a handler ran on past its {self.limit:g} s: ending this worker", file=sys.stderr)
                 sys.stderr.flush()
                 os.kill(os.getpid(), signal.SIGKILL)
-            if ran > self.limit and told != since and self._interruptible:
-                told = since
+            if ran > self.limit and warned_of != since and self._interruptible:
+                warned_of = since
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)

@@ -16,7 +16,7 @@ from typing import Any
 
 from parti.spark.pipeline.emit import Emit
 from parti.spark.pipeline.message import RowMessage
-from parti.spark.pipeline.outcomes import Outcome, Parked, Tally
+from parti.spark.pipeline.outcomes import OutcomeTally, ParkedRows, RowOutcome
 from parti.spark.pipeline.policy import Ended, Policy
 from parti.worker.errors import HandlerCancelled, HandlerTimeout
 from parti.worker.outcomes import Ack, Again, Retry, describe
@@ -29,7 +29,7 @@ OnEnd = Callable[[RowMessage, "Ended | tuple[Emit, ...]"], "Ended | None"]
 _NONE = object()
 
 
-class Lane:
+class KeyLane:
     """The messages of one key that wait, first one first."""
 
     __slots__ = ("answer", "key", "queue", "since", "task", "timed_out")
@@ -45,18 +45,24 @@ class Lane:
         self.timed_out = False
 
     def __repr__(self) -> str:
-        return f"<Lane {self.key} queued={len(self.queue)}>"
+        return f"<KeyLane {self.key} queued={len(self.queue)}>"
 
 
-class Lanes:
+class KeyLanes:
     """Runs handlers of pushed messages on the running loop until each has ended in its tally."""
 
     def __init__(
-        self, call: Call, policy: Policy, tally_of: Callable[[RowMessage], Tally], on_end: OnEnd, *, concurrency: int
+        self,
+        call: Call,
+        policy: Policy,
+        tally_of: Callable[[RowMessage], OutcomeTally],
+        on_end: OnEnd,
+        *,
+        concurrency: int,
     ) -> None:
         self.pending = 0
         """Messages pushed and not ended."""
-        self.busy: dict[str, Lane | float] = {}
+        self.busy: dict[str, KeyLane | float] = {}
         """Keys that a new message must queue behind: a lane at work, or until when the key is parked."""
         self.stopped = False
         self._call = call
@@ -64,8 +70,8 @@ class Lanes:
         self._tally_of = tally_of
         self._on_end = on_end
         self._concurrency = concurrency
-        self._ready: deque[Lane] = deque()
-        self._active: set[Lane] = set()
+        self._ready: deque[KeyLane] = deque()
+        self._active: set[KeyLane] = set()
         self._failure: BaseException | None = None
         self._low = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -73,20 +79,20 @@ class Lanes:
         self._watch: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Lanes pending={self.pending} active={len(self._active)} ready={len(self._ready)}>"
+        return f"<KeyLanes pending={self.pending} active={len(self._active)} ready={len(self._ready)}>"
 
     def push(self, message: RowMessage, key: str) -> None:
         """Queue a message behind all others of its key."""
         self.pending += 1
         lane = self.busy.get(key)
         if lane is None:
-            lane = self.busy[key] = Lane(key)
+            lane = self.busy[key] = KeyLane(key)
             lane.queue.append(message)
             if len(self._active) < self._concurrency:
                 self._start(lane)
             else:
                 self._ready.append(lane)
-        elif isinstance(lane, Lane):
+        elif isinstance(lane, KeyLane):
             lane.queue.append(message)
         else:
             self._hold(message, lane)
@@ -95,14 +101,14 @@ class Lanes:
         """Queue a message of an idle key whose first attempt was made elsewhere and ended with this answer."""
         self.push(message, key)
         lane = self.busy[key]
-        assert isinstance(lane, Lane)
+        assert isinstance(lane, KeyLane)
         lane.answer = answer
 
     def park(self, key: str, until: float) -> None:
         """Let no message of this key start any more in this task; they wait with those parked before."""
         self.busy[key] = until
 
-    async def below(self, limit: int, tally: Tally | None = None) -> None:
+    async def below(self, limit: int, tally: OutcomeTally | None = None) -> None:
         """Return when at most `limit` messages are pending, or all of `tally` have ended."""
         while self.pending > limit and (tally is None or tally.remaining):
             if self._failure is not None:
@@ -125,7 +131,7 @@ class Lanes:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start(self, lane: Lane) -> None:
+    def _start(self, lane: KeyLane) -> None:
         self._active.add(lane)
         lane.task = self._loop.create_task(self._work(lane))
         lane.task.add_done_callback(self._ended)
@@ -141,7 +147,7 @@ class Lanes:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def _work(self, lane: Lane) -> None:
+    async def _work(self, lane: KeyLane) -> None:
         clock, call, tally_of = time.perf_counter, self._call, self._tally_of
         try:
             while True:
@@ -149,7 +155,7 @@ class Lanes:
                 while queue:
                     message = queue.popleft()
                     if self.stopped:
-                        self._end(message, Outcome.SKIPPED)
+                        self._end(message, RowOutcome.SKIPPED)
                         continue
                     lane.since = started = clock()
                     outcome, lane.answer = lane.answer, _NONE
@@ -184,10 +190,10 @@ class Lanes:
         finally:
             self._active.discard(lane)
 
-    async def _follow(self, lane: Lane, message: RowMessage, outcome: object, started: float) -> bool:
+    async def _follow(self, lane: KeyLane, message: RowMessage, outcome: object, started: float) -> bool:
         """Go on with a message that is not simply done, until it has ended; True when its key is parked now."""
         tally, index, waited = self._tally_of(message), message.index, 0.0
-        parked = tally.parked.pop(index, Parked()).times
+        parked = tally.parked.pop(index, ParkedRows()).times
         while True:
             now = time.perf_counter()
             tally.took[index] += now - started
@@ -212,20 +218,22 @@ class Lanes:
                 replaced = self._on_end(message, outcome.all())
             return self._settle(lane, message, tally, replaced, parked)
 
-    def _settle(self, lane: Lane, message: RowMessage, tally: Tally, ended: Ended | None, parked: int) -> bool:
+    def _settle(
+        self, lane: KeyLane, message: RowMessage, tally: OutcomeTally, ended: Ended | None, parked: int
+    ) -> bool:
         index = message.index
         if ended is None:
             self._end(message, None)
             return False
         tally.errors[index] = ended.error
-        if ended.outcome is Outcome.FAILED:
+        if ended.outcome is RowOutcome.FAILED:
             self.stopped = True
-        if ended.outcome is not Outcome.PARKED:
+        if ended.outcome is not RowOutcome.PARKED:
             self._end(message, ended.outcome)
             return False
         until = time.time() + ended.park_for
-        tally.parked[index] = Parked(until, parked + ended.counted, ended.alone)
-        self._end(message, Outcome.PARKED)
+        tally.parked[index] = ParkedRows(until, parked + ended.counted, ended.alone)
+        self._end(message, RowOutcome.PARKED)
         if ended.alone:
             return False
         waiting, lane.queue = lane.queue, deque()
@@ -237,11 +245,11 @@ class Lanes:
     def _hold(self, message: RowMessage, until: float) -> None:
         """A message behind a parked one of its key: it waits as long, and has lost no attempt."""
         tally = self._tally_of(message)
-        before = tally.parked.get(message.index, Parked())
+        before = tally.parked.get(message.index, ParkedRows())
         tally.parked[message.index] = before._replace(until=until)
-        self._end(message, Outcome.PARKED)
+        self._end(message, RowOutcome.PARKED)
 
-    def _end(self, message: RowMessage, outcome: Outcome | None) -> None:
+    def _end(self, message: RowMessage, outcome: RowOutcome | None) -> None:
         tally = self._tally_of(message)
         if outcome is not None:
             tally.codes[message.index] = outcome
@@ -251,7 +259,7 @@ class Lanes:
         if not tally.remaining or self.pending == self._low:
             self._wake()
 
-    def _cancelled(self, lane: Lane) -> Retry:
+    def _cancelled(self, lane: KeyLane) -> Retry:
         """A handler that was cancelled: by its timeout, by its own doing, or because the task ends."""
         task = asyncio.current_task()
         if lane.timed_out:

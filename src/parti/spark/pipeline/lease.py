@@ -36,7 +36,7 @@ from parti.wire.stored import StoredMessage
 log = get_logger("spark.pipeline")
 
 
-class LeaseLost(FatalError):
+class DriverLeaseLost(FatalError):
     """Another driver runs the pipeline now, or may do so at any moment: do nothing more, and wait for the lease."""
 
 
@@ -128,7 +128,7 @@ class DriverLease:
         if self._failure is not None:
             raise self._failure
         if not self.held:
-            raise LeaseLost(f"{self.owner} no longer holds the lease of the pipeline: another driver may run it")
+            raise DriverLeaseLost(f"{self.owner} no longer holds the lease of the pipeline: another driver may run it")
 
     def _run(self) -> None:
         try:
@@ -221,7 +221,7 @@ class DriverLease:
                     else:
                         revision = await kv.create(self._key, encode_leader(record))
                 except PartiError as error:
-                    _told("write", error)
+                    _log_or_raise("write", error)
                     return election.NotWritten(self._clock.now())
                 return election.Written(self._clock.now(), record, revision)
             case Elected(term):
@@ -240,12 +240,12 @@ class DriverLease:
         except KeyNotFound as missing:
             return election.LeaderSeen(self._clock.now(), None, missing.revision)
         except PartiError as error:
-            _told("read", error)
+            _log_or_raise("read", error)
             return None
         return self._seen(entry.value, entry.revision)
 
 
-def _told(op: str, error: PartiError) -> None:
+def _log_or_raise(op: str, error: PartiError) -> None:
     """What may pass by itself is tried again. What a person has to mend, such as a permission, ends the lease."""
     if error.category is Category.POLICY:
         raise error

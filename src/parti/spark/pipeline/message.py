@@ -20,7 +20,7 @@ UNKNOWN = "none"
 """The partition of a subject that lacks the tokens to tell it."""
 
 
-class Rows:
+class MessageRows:
     """One Arrow batch of messages; each column is turned into a list when it is first asked for."""
 
     def __init__(self, batch: pa.RecordBatch, stream: str, epoch: int, owner: str, tasks: int = 1) -> None:
@@ -40,7 +40,7 @@ class Rows:
         return int(self.batch.num_rows)
 
     def __repr__(self) -> str:
-        return f"<Rows {len(self)} of {self.stream} epoch={self.epoch}>"
+        return f"<MessageRows {len(self)} of {self.stream} epoch={self.epoch}>"
 
     def __getattr__(self, name: str) -> Any:
         """The lists `subjects`, `keys`, `sequences`, `values`, `partitions`, `timestamps`, `headers`, `lanes`."""
@@ -101,11 +101,11 @@ class RowMessage(Message):
 
     __slots__ = ("index", "rows")
 
-    rows: Rows
+    rows: MessageRows
     index: int
 
     # Message declares slots that a worker fills; the properties below look into the batch instead.
-    def __init__(self, rows: Rows, index: int, data: bytes) -> None:
+    def __init__(self, rows: MessageRows, index: int, data: bytes) -> None:
         self.rows = rows
         self.index = index
         self.data = data  # nearly every handler reads it, and a slot is read six times faster than a property

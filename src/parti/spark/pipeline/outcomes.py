@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 
 from parti.spark.pipeline.blocks import BLOCK, PARKED, completed, packed
 from parti.spark.pipeline.emit import Emit
-from parti.spark.pipeline.message import Rows, micros
+from parti.spark.pipeline.message import MessageRows, micros
 from parti.wire.outgoing import HEADERS
 
 
-class Outcome(StrEnum):
+class RowOutcome(StrEnum):
     """How a message ended in this batch."""
 
     DONE = "done"
@@ -78,7 +78,7 @@ _COUNTS: Final[tuple[tuple[str, str, pa.DataType], ...]] = (
 COUNTED: Final = tuple(name for name, _, _ in _COUNTS)
 
 
-class Parked(NamedTuple):
+class ParkedRows(NamedTuple):
     """Why a message waits in the checkpoint."""
 
     until: float = 0.0
@@ -125,7 +125,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RowShape:
     """Which columns outcome rows have."""
 
     counted: bool = False
@@ -158,28 +158,28 @@ class Shape:
         return pa.schema([pa.field(name, kind) for name, _, kind in self.columns])
 
 
-class Tally:
+class OutcomeTally:
     """The outcomes of one Arrow batch while its messages run; cheap for the usual case, done at the first attempt."""
 
     __slots__ = ("aside", "codes", "ended", "errors", "parked", "remaining", "results", "rows", "took", "wall")
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: MessageRows) -> None:
         self.rows = rows
         self.remaining = len(rows)
         self.took: list[float] = [0.0] * len(rows)
         self.ended: list[float] = [0.0] * len(rows)
         """When each was done, on `time.perf_counter`."""
-        self.codes: dict[int, Outcome] = {}
+        self.codes: dict[int, RowOutcome] = {}
         self.errors: dict[int, str] = {}
         self.results: dict[int, tuple[Emit, ...]] = {}
-        self.parked: dict[int, Parked] = {}
+        self.parked: dict[int, ParkedRows] = {}
         """By index: messages that came out of the park, and those that are to go there."""
         self.aside: set[int] = set()
         """Messages that nobody is to look at: they wait alone, and not for anything of this batch."""
         self.wall = time.time() - time.perf_counter()
 
     def __repr__(self) -> str:
-        return f"<Tally {self.remaining} of {len(self.rows)} open>"
+        return f"<OutcomeTally {self.remaining} of {len(self.rows)} open>"
 
     def took_together(self, start: int, stop: int, began: float, each: float) -> None:
         """These messages were handled in a row, each in about the same time."""
@@ -191,7 +191,7 @@ class Tally:
         now = time.time()
         self.aside = {index for index, parked in self.parked.items() if parked.alone and parked.until > now}
         for index in self.aside:
-            self.codes[index], self.ended[index] = Outcome.PARKED, time.perf_counter()
+            self.codes[index], self.ended[index] = RowOutcome.PARKED, time.perf_counter()
         self.remaining -= len(self.aside)
 
     def open_from(self, start: int) -> int:
@@ -206,7 +206,7 @@ class Tally:
         del self.took[count:], self.ended[count:]
         self.parked = {index: found for index, found in self.parked.items() if index < count}
 
-    def to_arrow(self, shape: Shape) -> pa.RecordBatch:
+    def to_arrow(self, shape: RowShape) -> pa.RecordBatch:
         """All rows of the batch with their outcome, in the order they came; or one row with their counts."""
         if shape.counted:
             counts = asdict(self.counts()) | ({BLOCK: self._block()} if shape.parking else {})
@@ -221,16 +221,16 @@ class Tally:
     def counts(self) -> Counts:
         """How the messages of this Arrow batch ended."""
         found = list(self.codes.values())
-        failed = min((index for index, code in self.codes.items() if code is Outcome.FAILED), default=None)
+        failed = min((index for index, code in self.codes.items() if code is RowOutcome.FAILED), default=None)
         first = None
         if failed is not None:
             rows = self.rows
             first = f"{rows.sequences[failed]} {rows.subjects[failed]} {self.errors.get(failed, '')}"
         return Counts(
             len(self.rows),
-            found.count(Outcome.DEAD),
-            found.count(Outcome.PARKED),
-            found.count(Outcome.FAILED),
+            found.count(RowOutcome.DEAD),
+            found.count(RowOutcome.PARKED),
+            found.count(RowOutcome.FAILED),
             sum(self.took),
             first,
             min((self.parked[index].until for index in self._waiting()), default=None),
@@ -238,7 +238,7 @@ class Tally:
 
     def _waiting(self) -> list[int]:
         """The messages that are parked when this batch ends."""
-        return [index for index, code in self.codes.items() if code is Outcome.PARKED]
+        return [index for index, code in self.codes.items() if code is RowOutcome.PARKED]
 
     def _block(self) -> bytes | None:
         """All of them, with what they need to come again."""
@@ -253,7 +253,7 @@ class Tally:
         return packed([whole])[0].as_py()  # type: ignore[no-any-return]
 
     def _outcomes(self, count: int) -> pa.Array:
-        return _filled(Outcome.DONE.value, {index: code.value for index, code in self.codes.items()}, count)
+        return _filled(RowOutcome.DONE.value, {index: code.value for index, code in self.codes.items()}, count)
 
     def _full(self) -> dict[str, pa.Array]:
         rows, batch, count = self.rows, self.rows.batch, len(self.rows)

@@ -14,7 +14,7 @@ from typing import Any
 
 from parti.errors import FatalError
 from parti.spark.pipeline.blocks import DDL, Packing
-from parti.spark.pipeline.files import Files
+from parti.spark.pipeline.hadoop_fs import HadoopFolder
 
 MOST = 100_000
 """Parked messages; they travel with every batch, so that more of them would slow down everything else."""
@@ -24,16 +24,16 @@ class TooManyParked(FatalError):
     """Nearly everything fails: the fault is not in single messages. Find it, then start the pipeline again."""
 
 
-class Parking:
+class CheckpointParking:
     """The parked messages of one query. `due` is a local file that tells the reader when the next of them is due."""
 
-    def __init__(self, files: Files, folder: str, due: Path) -> None:
+    def __init__(self, files: HadoopFolder, folder: str, due: Path) -> None:
         self._files = files
         self._folder = folder
         self._due = due
 
     def __repr__(self) -> str:
-        return f"<Parking {self._folder}>"
+        return f"<CheckpointParking {self._folder}>"
 
     def joined(self, frame: Any, number: int, packing: Packing) -> Any:
         """The blocks of the batch, together with those of the messages that are parked."""

@@ -31,7 +31,7 @@ class PlanKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class PlanFacts:
     """What the choice depends on."""
 
     cores: int
@@ -63,7 +63,7 @@ class Plan:
         return f"{self.kind}: {self.reason}"
 
 
-def choose(facts: Facts) -> Plan:
+def choose(facts: PlanFacts) -> Plan:
     """The cheaper plan, unless the user or the policy decides."""
     fused = READ_US + facts.handler_us
     shuffled = SHUFFLE_US + facts.handler_us / max(facts.cores, 1)

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from parti.errors import ConfigError
-from parti.spark.pipeline.outcomes import Outcome
+from parti.spark.pipeline.outcomes import RowOutcome
 from parti.worker.outcomes import Again, Bury, DeadLetterReason, Done, Retry, RetryPolicy, clean
 
 Then = Literal["dead-letter", "park", "stop"]
 
 
 @dataclass(frozen=True, slots=True)
-class Postpone:
+class ParkKey:
     """Not now, and nothing was tried: the key waits so many seconds, parked where that is the policy."""
 
     after: float
@@ -21,7 +21,7 @@ class Postpone:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class ParkAlone:
     """Not now, and nothing waits for it: parked alone for so many seconds, while later messages of its key go on."""
 
     after: float
@@ -31,7 +31,7 @@ class Aside:
 
 
 @dataclass(frozen=True, slots=True)
-class Rested:
+class AlreadyDeadLettered:
     """Never, and the handler itself has put the message to rest: it counts as dead-lettered, no letter is written."""
 
     error: str = ""
@@ -64,7 +64,7 @@ class Retries:
 class Ended:
     """No further attempt in this batch."""
 
-    outcome: Outcome
+    outcome: RowOutcome
     error: str
     reason: DeadLetterReason = DeadLetterReason.MAX_DELIVER
     park_for: float = 0.0
@@ -91,16 +91,16 @@ class Policy:
         `waited` are the seconds that the message has waited in this batch, `parked` how often it was parked before.
         """
         retries = self.retries
-        if isinstance(outcome, Rested):
-            return Ended(Outcome.DEAD, clean(outcome.error), DeadLetterReason.REJECTED, buried=True)
-        if isinstance(outcome, Postpone):
+        if isinstance(outcome, AlreadyDeadLettered):
+            return Ended(RowOutcome.DEAD, clean(outcome.error), DeadLetterReason.REJECTED, buried=True)
+        if isinstance(outcome, ParkKey):
             if retries.then == "park":
-                return Ended(Outcome.PARKED, clean(outcome.error), park_for=outcome.after, counted=False)
+                return Ended(RowOutcome.PARKED, clean(outcome.error), park_for=outcome.after, counted=False)
             outcome = Retry(outcome.after, outcome.error)
-        if isinstance(outcome, Aside):
+        if isinstance(outcome, ParkAlone):
             if retries.then == "park":
                 error = clean(outcome.error)
-                return Ended(Outcome.PARKED, error, park_for=outcome.after, counted=outcome.tried, alone=True)
+                return Ended(RowOutcome.PARKED, error, park_for=outcome.after, counted=outcome.tried, alone=True)
             outcome = Retry(outcome.after, outcome.error)
         decision = RetryPolicy(retries.attempts, retries.delays).decide(outcome, attempt)
         asked = outcome.after if isinstance(outcome, Retry) else None
@@ -108,7 +108,7 @@ class Policy:
             return self._end(decision.error, parked, asked)
         if isinstance(decision, Bury):
             if decision.reason is DeadLetterReason.REJECTED:
-                return Ended(Outcome.DEAD, decision.error, decision.reason)
+                return Ended(RowOutcome.DEAD, decision.error, decision.reason)
             return self._end(decision.error, parked, asked)
         return decision
 
@@ -116,8 +116,8 @@ class Policy:
         """No further attempt in this batch; `asked` is the wait that the handler asked for, if it did."""
         retries = self.retries
         if retries.then == "stop":
-            return Ended(Outcome.FAILED, error)
+            return Ended(RowOutcome.FAILED, error)
         if retries.then == "park" and not 0 < retries.park_limit <= parked:
             wait = retries.park_delays[min(parked, len(retries.park_delays) - 1)] if asked is None else asked
-            return Ended(Outcome.PARKED, error, park_for=wait)
-        return Ended(Outcome.DEAD, error)
+            return Ended(RowOutcome.PARKED, error, park_for=wait)
+        return Ended(RowOutcome.DEAD, error)

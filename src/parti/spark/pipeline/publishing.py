@@ -22,7 +22,7 @@ import pyarrow as pa
 from parti.errors import ConfigError
 from parti.spark.pipeline.emit import Emit
 from parti.spark.pipeline.message import RowMessage
-from parti.spark.pipeline.outcomes import Outcome
+from parti.spark.pipeline.outcomes import RowOutcome
 from parti.spark.pipeline.policy import Ended
 from parti.subjects import validate_subject
 from parti.wire.options import ConnectOptions
@@ -55,7 +55,7 @@ class ResultSink:
 
 
 @dataclass(frozen=True, slots=True)
-class Letters:
+class LetterSink:
     """Messages that no handler could take, in the dead-letter stream of their stream."""
 
     connect: ConnectOptions
@@ -63,7 +63,7 @@ class Letters:
     """The dead-letter stream."""
     fence: tuple[str, int] | None = None
 
-    def fenced(self, fences: Fences) -> Letters:
+    def fenced(self, fences: Fences) -> LetterSink:
         return replace(self, fence=fences.get(self.stream))
 
 
@@ -78,7 +78,7 @@ class TaskSinks:
     def __init__(
         self,
         results: ResultSink | None,
-        letters: Letters | None,
+        letters: LetterSink | None,
         *,
         pipeline: str,
         stream: str,
@@ -113,7 +113,7 @@ class TaskSinks:
         try:
             named = self.named(message, results)
         except ConfigError as error:
-            return Ended(Outcome.DEAD, f"no subject for a result: {error}", DeadLetterReason.REJECTED)
+            return Ended(RowOutcome.DEAD, f"no subject for a result: {error}", DeadLetterReason.REJECTED)
         for number, result in enumerate(named):
             name = f"{self._scope}:{message.sequence}:{number}"
             if name not in sink.known:

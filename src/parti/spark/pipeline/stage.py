@@ -18,10 +18,10 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from parti.spark.pipeline.blocks import unpacked
-from parti.spark.pipeline.message import Rows
-from parti.spark.pipeline.outcomes import Parked, Shape, Tally
+from parti.spark.pipeline.message import MessageRows
+from parti.spark.pipeline.outcomes import OutcomeTally, ParkedRows, RowShape
 from parti.spark.pipeline.policy import Policy
-from parti.spark.pipeline.publishing import Letters, ResultSink, TaskSinks
+from parti.spark.pipeline.publishing import LetterSink, ResultSink, TaskSinks
 from parti.spark.worker_process import settle
 from parti.worker.handler import is_async
 
@@ -29,7 +29,7 @@ Kind = Literal["message", "arrow", "pandas"]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class HandlerStage:
     """What every task of a pipeline does with its messages; immutable and picklable."""
 
     handler: Callable[..., Any]
@@ -50,12 +50,12 @@ class Stage:
     epoch: int = 0
     tasks: int = 1
     """Tasks that run the handler at the same time, this one among them."""
-    shape: Shape = field(default_factory=Shape)
+    shape: RowShape = field(default_factory=RowShape)
     """Which columns the outcome rows have."""
     results: ResultSink | None = None
-    letters: Letters | None = None
+    letters: LetterSink | None = None
 
-    def at(self, epoch: int, owner: str, fences: dict[str, tuple[str, int]]) -> Stage:
+    def at(self, epoch: int, owner: str, fences: dict[str, tuple[str, int]]) -> HandlerStage:
         """The stage of an owner: its publishes are refused by the server once another owner has set its marker."""
         return replace(
             self,
@@ -68,7 +68,7 @@ class Stage:
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Every message of the batches with its outcome. When it ends, results and dead letters are stored."""
         from parti.spark.pipeline.batch_calls import run_batches
-        from parti.spark.pipeline.running import run_inline, run_lanes
+        from parti.spark.pipeline.handlers import run_inline, run_lanes
 
         settle()
         named = {"pipeline": self.pipeline, "stream": self.stream, "created": self.created, "scope": self.scope}
@@ -88,12 +88,14 @@ class Stage:
         """As `run`, behind a shuffle."""
         return self.run(unpacked(batches))
 
-    def open(self, batch: pa.RecordBatch) -> Tally:
+    def open(self, batch: pa.RecordBatch) -> OutcomeTally:
         """The rows of an Arrow batch, with room for their outcomes."""
-        tally = Tally(Rows(batch, self.stream, self.epoch, self.owner, self.tasks))
+        tally = OutcomeTally(MessageRows(batch, self.stream, self.epoch, self.owner, self.tasks))
         tally.rows.tally = tally
         if self.shape.parking and "parked_until" in batch.schema.names:
             columns = (batch.column(name).to_pylist() for name in ("parked_until", "parked_times", "parked_alone"))
-            tally.parked = {index: Parked(*found) for index, found in enumerate(zip(*columns, strict=True)) if found[0]}
+            tally.parked = {
+                index: ParkedRows(*found) for index, found in enumerate(zip(*columns, strict=True)) if found[0]
+            }
             tally.leave_aside()
         return tally

@@ -13,8 +13,8 @@ Promises: one seed is one history.
 Flow: `run` -> `cluster` makes machines -> `world` moves time -> `faults` break things -> the history is judged.
 """
 
-from parti.testing.sim.cluster import Shape
-from parti.testing.sim.faults import Plan
-from parti.testing.sim.run import Outcome, simulate
+from parti.testing.sim.cluster import ClusterShape
+from parti.testing.sim.faults import FaultPlan
+from parti.testing.sim.run import SimOutcome, simulate
 
-__all__ = ["Outcome", "Plan", "Shape", "simulate"]
+__all__ = ["ClusterShape", "FaultPlan", "SimOutcome", "simulate"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from parti.control.handoff import Finished, HandoffTerms
-from parti.control.identity import Pool
-from parti.control.reconcile import Rules
-from parti.control.windows import Windows
+from parti.control.identity import IdPool
+from parti.control.pacing import PacingTerms
+from parti.control.reconcile import LeaderRules
 from parti.model import ClaimState, Layout, Lease, Member, Partition, PartitionId, Retention
 from parti.testing.history import Effect, History
 from parti.testing.sim.kv import Key, SimKv
@@ -21,7 +21,7 @@ from parti.testing.sim.world import World
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ClusterShape:
     """What is simulated: layout, retention and size."""
 
     layout: Layout = Layout.PER_WORKER
@@ -39,21 +39,21 @@ class Shape:
 class Cluster:
     """Everything there is in one simulated world."""
 
-    def __init__(self, world: World, shape: Shape) -> None:
+    def __init__(self, world: World, shape: ClusterShape) -> None:
         self.world = world
         self.layout = shape.layout
         self.retention = shape.retention
-        self.pool = Pool(last=7)
+        self.pool = IdPool(last=7)
         self.kv = SimKv(world)
         self.stream = SimStream(world, shape.retention)
         self.server = SimServer(self.stream, lambda: world.now, self._buried)
         self.worker_config = worker_config(lanes=shape.lanes, max_ack_pending=shape.max_ack_pending)
         self.failing = shape.failing
         self.partitions = tuple(Partition((f"p{i}",)) for i in range(shape.partitions))
-        self.rules = Rules(
+        self.rules = LeaderRules(
             layout=shape.layout,
             retention=shape.retention,
-            windows=Windows(cold_start=0.4, planned=0.15, cooldown=0.2),
+            windows=PacingTerms(cold_start=0.4, planned=0.15, cooldown=0.2),
             handoff=HandoffTerms(prepare_timeout=0.5, commit_timeout=0.3),
             retry=0.15,
         )

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from parti.model import Retention
 from parti.testing.sim.cluster import Cluster
 from parti.testing.sim.process import TERMS, Process
-from parti.testing.sim.world import Network
+from parti.testing.sim.world import SimLinks
 
-CALM = Network()
+CALM = SimLinks()
 WEATHER = (
-    Network(lose=0.03),
-    Network(lose=0.01, straggle=0.05),
-    Network(duplicate=0.1, reorder=0.1),
-    Network(lose=0.02, duplicate=0.05, reorder=0.05, straggle=0.03),
-    Network(straggle=0.2),
+    SimLinks(lose=0.03),
+    SimLinks(lose=0.01, straggle=0.05),
+    SimLinks(duplicate=0.1, reorder=0.1),
+    SimLinks(lose=0.02, duplicate=0.05, reorder=0.05, straggle=0.03),
+    SimLinks(straggle=0.2),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FaultPlan:
     """How long faults last and how many there are."""
 
     publish_from: float = 0.5
@@ -36,10 +36,10 @@ class Plan:
     """Records of the bucket are deleted, purged and damaged."""
 
 
-class Faults:
+class SimFaults:
     """Schedules the faults of one run."""
 
-    def __init__(self, cluster: Cluster, plan: Plan) -> None:
+    def __init__(self, cluster: Cluster, plan: FaultPlan) -> None:
         self._cluster = cluster
         self._world = cluster.world
         self._plan = plan
@@ -129,7 +129,7 @@ class Faults:
     def _cut_off(self) -> None:
         """Nothing arrives for a while, anywhere."""
         self._world.log("network", "is cut")
-        self._world.network = Network(lose=0.9)
+        self._world.network = SimLinks(lose=0.9)
         longest = self._world.rng.choice((1.0, 2 * TERMS.ttl))  # shorter than a lease, or long enough to end them all
         self._world.after(self._world.rng.uniform(0.1, longest), None, self._calm)
 

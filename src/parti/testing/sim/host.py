@@ -41,7 +41,7 @@ class ProcessClock:
         await asyncio.sleep(seconds)
 
 
-class Store:
+class SimStore:
     """The calls of `parti.manager.kv_store.Store` that a member makes, on the simulated bucket."""
 
     kv = SimpleNamespace(stream="KV_sim")
@@ -88,7 +88,7 @@ class SimHost:
     def __init__(self, process: Process) -> None:
         self._process = process
         self.clock: Clock = ProcessClock(process)
-        self.store: Any = Store(process)
+        self.store: Any = SimStore(process)
         self.assignment = Assignment()
 
     @property

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from parti.testing.sim.world import Host, World
+from parti.testing.sim.world import SimMachine, World
 
 Key = tuple[str, str]
 """(kind, name), for example ("claim", "p-3")."""
@@ -26,7 +26,7 @@ class SimKv:
         self._world = world
         self._entries: dict[Key, Entry] = {}
         self._before: dict[Key, Entry] = {}
-        self._watchers: list[tuple[Host, Watcher]] = []
+        self._watchers: list[tuple[SimMachine, Watcher]] = []
         self._markers: set[Key] = set()
         self._revision = 0
         self.writes: Counter[str] = Counter()
@@ -86,7 +86,7 @@ class SimKv:
         """All keys of a kind."""
         return {key[1]: entry for key, entry in sorted(self._entries.items()) if key[0] == kind}
 
-    def watch(self, host: Host, tell: Watcher) -> None:
+    def watch(self, host: SimMachine, tell: Watcher) -> None:
         """Hear of every later change, unless the network loses it."""
         self._watchers = [(h, t) for h, t in self._watchers if not h.dead]
         self._watchers.append((host, tell))

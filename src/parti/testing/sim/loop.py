@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from parti.testing.sim.network import Network
-    from parti.testing.sim.world import Host, World
+    from parti.testing.sim.world import SimMachine, World
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     virtual_time = True
 
-    def __init__(self, world: World, host: Host, clock: Callable[[], float], rate: float) -> None:
+    def __init__(self, world: World, host: SimMachine, clock: Callable[[], float], rate: float) -> None:
         self.network: Network | None = None
         self.ending = False
         self._world = world

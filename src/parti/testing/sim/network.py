@@ -16,7 +16,7 @@ import pyarrow as pa
 from parti.errors import ConnectionFailed, RequestTimeout
 from parti.testing.sim.server import SimServer
 from parti.testing.sim.stream import partitions_of
-from parti.testing.sim.world import Host
+from parti.testing.sim.world import SimMachine
 from parti.wire.options import ConnectOptions
 from parti.wire.requests import Reply
 
@@ -83,18 +83,18 @@ class Network:
         except RequestTimeout as error:
             raise ConnectionRefusedError("no server") from error
         protocol = made()
-        transport = Transport(self._process, self._server, protocol)
+        transport = SimTransport(self._process, self._server, protocol)
         protocol.connection_made(transport)
         transport.send(_INFO, steady=True)
         return transport, protocol
 
 
-class Transport(asyncio.Transport):
+class SimTransport(asyncio.Transport):
     """The bytes of one connection, both ways in order, unless the weather says otherwise."""
 
     def __init__(self, process: Process, server: SimServer, protocol: Any) -> None:
         super().__init__()
-        self.host: Host = process
+        self.host: SimMachine = process
         self._world = process.world
         self._server = server
         self._protocol = protocol
@@ -183,7 +183,7 @@ def _commands(data: bytes) -> Iterator[tuple[bytes, list[bytes], bytes]]:
         yield verb, words, payload
 
 
-class Reader:
+class SimReader:
     """Stands in for `AsyncRangeReader`, with its promise: complete and in order, or an error."""
 
     def __init__(self, network: Network, server: SimServer) -> None:

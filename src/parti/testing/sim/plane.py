@@ -12,7 +12,7 @@ from parti.manager.per_partition import PerPartitionPlane
 from parti.manager.per_worker import PerWorkerPlane
 from parti.model import Layout, Member
 from parti.testing.sim.host import CONTROL
-from parti.testing.sim.network import Reader
+from parti.testing.sim.network import SimReader
 from parti.testing.sim.stream import NAME, TEMPLATE
 from parti.wire.api import JetStreamApi
 from parti.wire.async_ranges import AsyncRangeReader
@@ -34,7 +34,7 @@ class SimConsumer(WorkerConsumer):
         if self._engine is None:
             engine = super()._start()
             process, host = self.process, self.process.host
-            reader = Reader(process.network, process.cluster.server)
+            reader = SimReader(process.network, process.cluster.server)
             engine.catch_up.open_reader = lambda: cast(AsyncRangeReader, reader)
             assert self._main is not None
             host.watched(self._main)

@@ -165,9 +165,9 @@ class Process:
                     self._read_own(("lease", worker))
                 case identity.WriteLease(worker, record, expected):
                     self._write_lease(("lease", worker), record, expected)
-                case identity.Granted(member):
+                case identity.IdGranted(member):
                     self._join(member)
-                case identity.Fenced(_, reason):
+                case identity.IdFenced(_, reason):
                     self.log(f"FENCED: {reason}")
                     self.cluster.fenced(self)
 

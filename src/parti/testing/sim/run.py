@@ -9,9 +9,9 @@ from typing import Final
 
 from parti.model import Layout, Retention
 from parti.observe.logs import muted
-from parti.testing.history import Verdict
-from parti.testing.sim.cluster import Cluster, Shape
-from parti.testing.sim.faults import Faults, Plan
+from parti.testing.history import HistoryVerdict
+from parti.testing.sim.cluster import Cluster, ClusterShape
+from parti.testing.sim.faults import FaultPlan, SimFaults
 from parti.testing.sim.world import World
 
 PATIENCE: Final = 12.0  # virtual seconds after the last fault until everything must be done
@@ -28,15 +28,15 @@ SHAPES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimOutcome:
     """What became of one seed."""
 
     seed: int
-    shape: Shape
+    shape: ClusterShape
     digest: str
     """Of the whole event log: the same seed gives the same digest."""
     steps: int
-    verdict: Verdict
+    verdict: HistoryVerdict
     broken: tuple[str, ...]
     """The promises that were broken, in words; empty when all held."""
     handoffs: dict[str, int]
@@ -71,11 +71,11 @@ class Outcome:
         )
 
 
-def simulate(seed: int, *, shape: Shape | None = None, plan: Plan | None = None) -> Outcome:
+def simulate(seed: int, *, shape: ClusterShape | None = None, plan: FaultPlan | None = None) -> SimOutcome:
     """One cluster from start to rest. Layout, retention, size and faults follow from the seed unless given."""
     world = World(seed)
     shape = shape or _shape(seed, world.rng)
-    plan = plan or Plan(crashes=seed % 5 != 0)
+    plan = plan or FaultPlan(crashes=seed % 5 != 0)
     before = random.getstate()
     random.seed(seed)  # the waits of the shipped code come from the process's own randomness
     cluster = Cluster(world, shape)
@@ -90,7 +90,7 @@ def simulate(seed: int, *, shape: Shape | None = None, plan: Plan | None = None)
     if not reasons and not cluster.settled():
         lost = ", ".join(verdict.examples.get("lost", ()))
         reasons.append(f"lost or late: {lost}" if verdict.lost else f"stuck: {_stuck(cluster)}")
-    return Outcome(
+    return SimOutcome(
         seed=seed,
         shape=shape,
         digest=world.digest,
@@ -104,9 +104,9 @@ def simulate(seed: int, *, shape: Shape | None = None, plan: Plan | None = None)
     )
 
 
-def _shape(seed: int, rng: random.Random) -> Shape:
+def _shape(seed: int, rng: random.Random) -> ClusterShape:
     layout, retention = SHAPES[seed % len(SHAPES)]
-    return Shape(
+    return ClusterShape(
         layout,
         retention,
         workers=rng.randrange(2, 5),
@@ -117,11 +117,11 @@ def _shape(seed: int, rng: random.Random) -> Shape:
     )
 
 
-def _run(cluster: Cluster, plan: Plan, workers: int) -> None:
+def _run(cluster: Cluster, plan: FaultPlan, workers: int) -> None:
     world = cluster.world
     for _ in range(workers):
         cluster.start()
-    faults = Faults(cluster, plan)
+    faults = SimFaults(cluster, plan)
 
     def broken() -> bool:
         return bool(cluster.broken or world.bugs)

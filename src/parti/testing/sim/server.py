@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from parti.testing.sim.stream import NAME, Consumer, Link, Pull, SimStream, partitions_of
+from parti.testing.sim.stream import NAME, Consumer, Pull, SimLink, SimStream, partitions_of
 
 CREATED = "2026-01-01T00:00:00Z"
 Json = dict[str, Any]
@@ -137,7 +137,7 @@ class SimServer:
 
     # -- what a live connection sends ---------------------------------------------------------------------------------
 
-    def published(self, link: Link, subject: str, reply: str, payload: bytes) -> None:
+    def published(self, link: SimLink, subject: str, reply: str, payload: bytes) -> None:
         """A pull, or an ack."""
         tokens = subject.split(".")
         if subject.startswith("$JS.ACK."):

@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from parti.model import Retention
-from parti.testing.sim.world import Host, World
+from parti.testing.sim.world import SimMachine, World
 
 NAME = "S"
 TEMPLATE = "s.{partition}.*"
 
 
-class Link(Protocol):
+class SimLink(Protocol):
     """Where deliveries go: one connection of a process."""
 
-    host: Host
+    host: SimMachine
 
     def wants(self, subject: str) -> int | None:
         """The subscription that this subject goes to; None when there is none."""
@@ -40,7 +40,7 @@ class Link(Protocol):
 class Pull:
     """A waiting pull request of one inbox."""
 
-    link: Link
+    link: SimLink
     reply: str
     left: int
     expires: float
@@ -230,7 +230,7 @@ class SimStream:
         """Deliver what is due to whoever waits: redeliveries first, then what the scan finds."""
         now, wait = self._world.now, consumer.config["ack_wait"] / 1e9
         consumer.pulls = [p for p in consumer.pulls if self._open(p)]
-        out: dict[int, tuple[Link, list[bytes]]] = {}
+        out: dict[int, tuple[SimLink, list[bytes]]] = {}
         for pull in consumer.pulls:
             while pull.left and (seq := self._next(consumer)) is not None:
                 pull.left -= 1

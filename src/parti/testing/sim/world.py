@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 _STORY: Final = 4000  # events kept for the story of a failure; the digest covers all of them
 
 
-class Host(Protocol):
+class SimMachine(Protocol):
     """Something that runs on a machine: it can be dead or frozen, and has a name for the log."""
 
     name: str
@@ -32,7 +32,7 @@ class Host(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class SimLinks:
     """How bad the network is: probabilities per message, delays in seconds."""
 
     lose: float = 0.0
@@ -51,9 +51,9 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.now = 0.0
-        self.network = Network()
+        self.network = SimLinks()
         self.steps = 0
-        self._queue: list[tuple[float, int, Host | None, Callable[..., object], tuple[Any, ...]]] = []
+        self._queue: list[tuple[float, int, SimMachine | None, Callable[..., object], tuple[Any, ...]]] = []
         self._count = 0
         self._digest = hashlib.blake2b(digest_size=16)
         self.story: deque[str] = deque(maxlen=_STORY)
@@ -70,18 +70,18 @@ class World:
         self._digest.update(line.encode())
         self.story.append(line)
 
-    def bug(self, host: Host, what: str, error: BaseException | None = None) -> None:
+    def bug(self, host: SimMachine, what: str, error: BaseException | None = None) -> None:
         """Something happened on a host that nobody expected."""
         self.log(host.name, f"BUG: {what}")
         where = "".join(traceback.format_exception(error)[-6:]) if error is not None else ""
         self.bugs.append(f"{host.name}: {what}\n{where}".rstrip())
 
-    def at(self, when: float, host: Host | None, act: Callable[..., object], *args: Any) -> None:
+    def at(self, when: float, host: SimMachine | None, act: Callable[..., object], *args: Any) -> None:
         """Run `act` at this time; on a frozen host it waits for the thaw, on a dead one it never happens."""
         self._count += 1
         heapq.heappush(self._queue, (when, self._count, host, act, args))
 
-    def after(self, delay: float, host: Host | None, act: Callable[..., object], *args: Any) -> None:
+    def after(self, delay: float, host: SimMachine | None, act: Callable[..., object], *args: Any) -> None:
         self.at(self.now + delay, host, act, *args)
 
     def delay(self) -> float:
@@ -91,13 +91,13 @@ class World:
             return self.rng.uniform(net.slowest, net.straggler)
         return self.rng.uniform(net.fastest, net.slowest)
 
-    def lost(self, host: Host) -> bool:
+    def lost(self, host: SimMachine) -> bool:
         """Whether a message to or from this host gets lost."""
         return host.cut_until > self.now or (self.network.lose > 0 and self.rng.random() < self.network.lose)
 
     def call(
         self,
-        host: Host,
+        host: SimMachine,
         serve: Callable[[], Any],
         answered: Callable[[Any], None],
         failed: Callable[[], None],
@@ -122,7 +122,7 @@ class World:
             self.after(going + self.delay(), None, self._serve, host, serve, None, 0.0)
 
     def _serve(
-        self, host: Host, serve: Callable[[], Any], answered: Callable[[Any], None] | None, coming: float
+        self, host: SimMachine, serve: Callable[[], Any], answered: Callable[[Any], None] | None, coming: float
     ) -> None:
         result = serve()
         if answered is not None:

@@ -1,0 +1,347 @@
+"""What a worker does with one partition in the per-worker layout: hold, catch up to T, process, stop, let go.
+
+Who may act, from where, and which filter is on are decided here. What becomes of each message is the worker's own
+decision (`parti.worker.ledger`, `parti.worker.inbox`): everything up to T comes by range read, everything above it
+through its consumer, what comes early is held, and gaps are read again. So nothing here is told of single messages:
+the worker's exact position is told when the partition has reached T (`ReadUpTo`) and when it has stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import assert_never
+
+from parti.control import claims
+from parti.control.signals import (
+    AddFilter,
+    CatchUp,
+    ClaimLost,
+    ClaimSeen,
+    DropFilter,
+    Fenced,
+    FilterAdded,
+    FilterDropped,
+    Granted,
+    LaneStopped,
+    LastRead,
+    MessageDone,
+    ReadLast,
+    ReadUpTo,
+    Revoked,
+    StopLane,
+    WriteClaim,
+    WriteFailed,
+)
+from parti.model import Claim, ClaimState, Lease, Member, PartitionId, Retention
+
+
+class Phase(StrEnum):
+    """What this worker is to the partition."""
+
+    IDLE = "idle"
+    ADDING = "adding"
+    """The filter update, and the read of T behind it, are on their way."""
+    READY = "ready"
+    """The filter is on and T is known; what arrives is held. Not the owner yet."""
+    ACCEPTING = "accepting"
+    """Our CAS on the claim is on its way; nothing may start before it is confirmed."""
+    CATCHING_UP = "catching_up"
+    LIVE = "live"
+    STOPPING = "stopping"
+    """The lane is asked to start nothing more."""
+    DRAINING = "draining"
+    """What was in flight is being finished."""
+    RELEASING = "releasing"
+    RELEASED = "released"
+    """Somebody else's, but the filter is still on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerWorkerPartition:
+    """One partition as one worker sees it."""
+
+    partition: PartitionId
+    me: Member
+    retention: Retention = Retention.LIMITS
+    phase: Phase = Phase.IDLE
+    claim: Claim | None = None
+    revision: int = 0
+    filtered: bool = False
+    """Our consumer filters the partition, or is about to."""
+    target: int | None = None
+    """T; None while it is being read."""
+    queued: int = 0
+    """Every message up to here was handed to the lanes, as far as we were told."""
+    tail: int = 0
+    """The last message that really was."""
+    done: int = 0
+    """The last message that was finished."""
+    lease: Lease | None = None
+    """Set while effects are allowed."""
+    writing: bool = False
+    lost: ClaimLost | None = None
+    """The record is gone; `claim` is what we know of it."""
+    ticket: int = 0
+    """Number of the last question asked; answers to earlier ones are ignored."""
+
+    @property
+    def cursor(self) -> int:
+        """Everything up to here is done."""
+        return self.queued if self.done >= self.tail else self.done
+
+    @property
+    def drained(self) -> bool:
+        return self.done >= self.tail
+
+    @property
+    def unreleased(self) -> tuple[int, int] | None:
+        """(epoch, cursor) while the last word on a partition that we gave away is not in its claim yet.
+
+        Whoever takes over before it is must find it among our positions, or repeats all since the claim's own cursor.
+        """
+        if self.phase is not Phase.RELEASING or self.claim is None or self.claim.owner != self.me:
+            return None
+        return self.claim.epoch, self.cursor
+
+    @property
+    def unspoken(self) -> int | None:
+        """The revision at which the record was lost, while we have to say something about it and have not yet."""
+        return self.lost.revision if self.lost is not None and (self.lease or self.unreleased) else None
+
+    def __repr__(self) -> str:
+        epoch = self.lease.epoch if self.lease else None
+        return f"<PerWorkerPartition {self.partition} {self.phase} epoch={epoch} cursor={self.cursor} T={self.target}>"
+
+
+Event = (
+    ClaimSeen
+    | ClaimLost
+    | WriteFailed
+    | FilterAdded
+    | FilterDropped
+    | LastRead
+    | ReadUpTo
+    | MessageDone
+    | LaneStopped
+    | Fenced
+)
+Effect = AddFilter | DropFilter | ReadLast | CatchUp | StopLane | WriteClaim | Granted | Revoked
+Step = tuple[PerWorkerPartition, tuple[Effect, ...]]
+
+
+def step(state: PerWorkerPartition, event: Event) -> Step:
+    """The next state and what to do."""
+    match event:
+        case ClaimSeen(claim, revision):
+            if revision < state.revision:
+                return state, ()
+            writing = state.writing and revision == state.revision
+            if claim.lost and (state.lease is not None or (state.unreleased or (0, 0))[1] > claim.cursor):
+                return step(state, ClaimLost(revision, revision, claim.epoch))
+            return _follow(replace(state, claim=claim, revision=revision, writing=writing, lost=None))
+        case ClaimLost(revision):
+            if revision < state.revision:
+                return state, ()
+            writing = state.writing and event == state.lost
+            return _follow(replace(state, revision=revision, writing=writing, lost=event))
+        case WriteFailed():
+            return replace(state, writing=False), ()
+        case FilterAdded(last, ticket):
+            if state.phase is not Phase.ADDING or ticket != state.ticket:
+                return state, ()
+            return _follow(replace(state, phase=Phase.READY, target=last))
+        case FilterDropped():
+            if state.filtered:  # it was wanted again in the meantime
+                return state, ()
+            if state.phase is Phase.RELEASED:
+                return replace(state, phase=Phase.IDLE), ()
+            return _follow(state)
+        case LastRead(last, ticket):
+            if ticket != state.ticket or state.target is not None:
+                return state, ()
+            resumed = replace(state, target=last)
+            return _catch_up(resumed) if state.phase is Phase.CATCHING_UP else _follow(resumed)
+        case ReadUpTo(seq, ticket):
+            if ticket != state.ticket or state.phase is not Phase.CATCHING_UP or seq < (state.target or 0):
+                return state, ()
+            return _follow(replace(state, phase=Phase.LIVE, queued=max(state.queued, seq)))
+        case MessageDone(seq):
+            return _follow(replace(state, done=max(state.done, seq)))
+        case LaneStopped(last_started, dropped_from):
+            if state.phase is not Phase.STOPPING:
+                return state, ()
+            stopped = replace(state, phase=Phase.DRAINING)
+            if dropped_from is not None:
+                stopped = replace(stopped, queued=dropped_from - 1, tail=last_started)
+            return _follow(stopped)
+        case Fenced():
+            return _let_go(state)
+        case _:
+            assert_never(event)
+
+
+def _follow(state: PerWorkerPartition) -> Step:
+    """Act on what the claim says about us."""
+    claim = state.claim
+    if claim is None:
+        return state, ()
+    if state.lost is not None:
+        return _write_again(state, claim, state.lost)
+    if claim.owner == state.me:
+        if claim.state is ClaimState.PREPARE:
+            return _stop(state, claim)
+        if claim.state is ClaimState.COMMIT and not claim.accepted:
+            return _take(state, claim)
+        return _own(state, claim)
+    if claim.pending == state.me and state.retention.overlap:
+        return _make_ready(state, claim)
+    if state.lease is not None or state.phase is not Phase.RELEASED:
+        return _pass_on(state, claim)
+    return _drop(state, claim)
+
+
+def _write_again(state: PerWorkerPartition, claim: Claim, lost: ClaimLost) -> Step:
+    """The record is gone: what we hold we claim anew; of what we gave away we say how far it was."""
+    if claim.owner != state.me or state.writing:
+        return state, ()
+    if state.lease is not None:
+        again = claims.reclaim(claim, state.me, cursor=state.cursor, epoch=lost.epoch)
+        return replace(state, writing=True), (WriteClaim(again, lost.expected, exact=True),)
+    if state.unreleased is not None:
+        again = claims.mislaid(claim, cursor=state.cursor, epoch=lost.epoch, term=claim.term)
+        return replace(state, writing=True), (WriteClaim(again, lost.expected),)
+    return state, ()
+
+
+def _make_ready(state: PerWorkerPartition, claim: Claim) -> Step:
+    if state.phase in (Phase.IDLE, Phase.RELEASED):
+        return _add(state)
+    if state.phase is Phase.READY and state.target is not None and claim.target is None:
+        return _write(state, claims.ready(claim, state.me, target=state.target))
+    return state, ()
+
+
+def _take(state: PerWorkerPartition, claim: Claim) -> Step:
+    """A COMMIT for us: filter first, then T, then accept. Nothing starts before the accept is confirmed."""
+    if state.phase not in (Phase.ADDING, Phase.READY, Phase.ACCEPTING):
+        return _add(state)
+    if state.phase is Phase.ADDING or state.target is None:
+        return state, ()
+    return _write(replace(state, phase=Phase.ACCEPTING), claims.accept(claim, state.me, target=state.target))
+
+
+def _own(state: PerWorkerPartition, claim: Claim) -> Step:
+    """We own it for certain: start if we just accepted, go on under the epoch of an aborted move, report progress."""
+    assert claim.owner == state.me
+    if state.phase in (Phase.IDLE, Phase.RELEASED):
+        return _write(state, claims.retake(claim, state.me))
+    if state.phase is Phase.ACCEPTING:
+        start = max(claim.cursor, state.cursor)
+        begun = replace(state, phase=Phase.CATCHING_UP, queued=start, tail=start, done=start, lease=claim.lease())
+        after, effects = _catch_up(begun)
+        return after, (Granted(claim.lease()), *effects)
+    if state.phase in (Phase.DRAINING, Phase.RELEASING):
+        # The move was aborted after we had stopped: what we ignored since then is read again up to a new T.
+        resumed = replace(state, phase=Phase.CATCHING_UP, lease=claim.lease())
+        after, effects = _ask_last(resumed) if state.filtered else _add(resumed)
+        return after, (Granted(claim.lease()), *effects)
+    if state.phase is Phase.READY and state.lease is not None:
+        return _catch_up(replace(state, phase=Phase.CATCHING_UP))
+    effects_before: tuple[Effect, ...] = ()
+    if state.lease is not None and state.lease != claim.lease():
+        state, effects_before = replace(state, lease=claim.lease()), (Granted(claim.lease()),)
+    if claim.state is ClaimState.COMMIT and claim.target is not None and state.cursor >= claim.target:
+        written, effects = _write(state, claims.caught_up(claim, state.me, cursor=state.cursor))
+        return written, (*effects_before, *effects)
+    return state, effects_before
+
+
+def _catch_up(state: PerWorkerPartition) -> Step:
+    """Go on from where we are: through what lies between us and T, or live at once when nothing does."""
+    if state.target is None:
+        return state, ()
+    asked = replace(state, ticket=state.ticket + 1)
+    begin = CatchUp(state.partition, state.queued, state.target, asked.ticket)
+    if state.queued < state.target:
+        return asked, (begin,)
+    live, effects = _follow(replace(asked, phase=Phase.LIVE))
+    return live, (begin, *effects)
+
+
+def _stop(state: PerWorkerPartition, claim: Claim) -> Step:
+    """Go on until the next owner is ready, then stop, drain, and release with the exact cursor."""
+    effects: list[Effect] = []
+    if state.retention.overlap and claim.pending is not None and claim.target is None:
+        resumed = state.phase is Phase.READY and state.lease is not None
+        return _catch_up(replace(state, phase=Phase.CATCHING_UP)) if resumed else (state, ())
+    if state.lease is not None and state.phase not in (Phase.STOPPING, Phase.DRAINING):
+        return replace(state, phase=Phase.STOPPING), (StopLane(state.partition),)
+    if state.phase is Phase.DRAINING and state.drained:
+        assert state.lease is not None
+        effects.append(Revoked(state.lease))
+        # It may have stopped short of T; `queued` never claims more than what was handed to the lane.
+        state = replace(state, phase=Phase.RELEASING, lease=None)
+        if not state.retention.overlap:  # a work queue refuses the next owner's filter while ours is on (10100)
+            return replace(state, filtered=False), (*effects, DropFilter(state.partition))
+    if state.phase is Phase.RELEASING and (state.retention.overlap or not state.filtered):
+        state, written = _write(state, claims.release(claim, state.me, cursor=state.cursor))
+        effects += written
+    return state, tuple(effects)
+
+
+def _pass_on(state: PerWorkerPartition, claim: Claim) -> Step:
+    """Somebody else's now: by our release, by an abort of what we prepared for, or over our head."""
+    if state.phase is Phase.IDLE and not _keeps_filter(state, claim):
+        return state, ()
+    gone, effects = _let_go(state)
+    after, more = _drop(replace(gone, phase=Phase.RELEASED), claim)
+    return after, (*effects, *more)
+
+
+def _drop(state: PerWorkerPartition, claim: Claim) -> Step:
+    """Take the filter off, unless something still depends on it."""
+    if _keeps_filter(state, claim):
+        return replace(state, filtered=True), ()
+    if state.filtered:
+        return replace(state, filtered=False), (DropFilter(state.partition),)
+    return state, ()
+
+
+def _keeps_filter(state: PerWorkerPartition, claim: Claim) -> bool:
+    """Whether our durable must go on filtering a partition that is not ours.
+
+    The process before us may own it: its durable is ours now, and on an interest stream its filter is all that keeps
+    the messages alive until somebody takes over. The same holds for what we gave away until the next owner has
+    *processed* up to T (docs/evidence/cluster.md#c17).
+    """
+    if claim.owner is not None and claim.owner.worker == state.me.worker:
+        return True
+    if claim.lost and state.filtered and state.retention is Retention.INTEREST:
+        return True
+    if state.retention is not Retention.INTEREST or claim.state not in (ClaimState.COMMIT, ClaimState.UNASSIGNED):
+        return False
+    # Nobody knows whose it was before: then a filter that is on is the last one.
+    return state.filtered if claim.previous is None else claim.previous.worker == state.me.worker
+
+
+def _let_go(state: PerWorkerPartition) -> Step:
+    cursor = state.cursor
+    idle = replace(state, phase=Phase.IDLE, target=None, lease=None, queued=cursor, tail=cursor, done=cursor)
+    return idle, (Revoked(state.lease),) if state.lease is not None else ()
+
+
+def _add(state: PerWorkerPartition) -> Step:
+    adding = replace(state, phase=Phase.ADDING, target=None, filtered=True, ticket=state.ticket + 1)
+    return adding, (AddFilter(state.partition, adding.ticket),)
+
+
+def _ask_last(state: PerWorkerPartition) -> Step:
+    asked = replace(state, target=None, ticket=state.ticket + 1)
+    return asked, (ReadLast(state.partition, asked.ticket),)
+
+
+def _write(state: PerWorkerPartition, claim: Claim) -> Step:
+    if state.writing:
+        return state, ()
+    return replace(state, writing=True), (WriteClaim(claim, state.revision),)

@@ -1,0 +1,28 @@
+"""Delivery of tasks to HTTP endpoints, in order per document, without ever losing one.
+
+Promises: a task is delivered, or rests as a dead letter; tasks of a document arrive in order; no request to an address
+that is not allowed.
+
+Flow: `feed` -> `documents` -> `gate` -> `courier` -> `policy` -> acknowledgement, park or dead letter.
+"""
+
+from parti.config.deliver import DeliverSection
+from parti.delivery.consumer import TaskConsumer
+from parti.delivery.dead_letters import DeliveryDeadLetters, Letter
+from parti.delivery.guard import AddressGuard
+from parti.delivery.task import DeliveryTask, decode_task
+from parti.delivery.transport import HttpTransport, Request, Response, Transport
+
+__all__ = [
+    "AddressGuard",
+    "DeliverSection",
+    "DeliveryDeadLetters",
+    "DeliveryTask",
+    "HttpTransport",
+    "Letter",
+    "Request",
+    "Response",
+    "TaskConsumer",
+    "Transport",
+    "decode_task",
+]

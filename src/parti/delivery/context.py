@@ -1,0 +1,41 @@
+"""What every partition of a process shares: one place to look, one set of limits, one way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parti.clock import Clock, Randomness
+from parti.config.deliver import DeliverSection
+from parti.delivery.courier import Courier
+from parti.delivery.dead_letters import DeliveryDeadLetters
+from parti.delivery.endpoints import Endpoints
+from parti.delivery.gate import Gate
+from parti.delivery.names import DeliveryNames
+from parti.delivery.pending import Pending, TaskReader
+from parti.delivery.policy import DeliveryAttempt
+from parti.delivery.recorder import DeliveryRecorder
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryContext:
+    """The parts that deliver; built once by the consumer."""
+
+    config: DeliverSection
+    names: DeliveryNames
+    clock: Clock
+    rng: Randomness
+    reader: TaskReader
+    gate: Gate
+    courier: Courier
+    letters: DeliveryDeadLetters
+    endpoints: Endpoints
+    recorder: DeliveryRecorder
+
+    def is_disabled(self, held: Pending) -> bool:
+        return held.task is not None and self.endpoints.is_disabled(held.task)
+
+    async def disable(self, held: Pending, attempt: DeliveryAttempt) -> None:
+        """Send nothing more to the endpoint, in any process, until somebody enables it again."""
+        assert held.task is not None
+        await self.endpoints.disable(held.task, held.host, f"status {attempt.status}", self.clock.wall())
+        self.recorder.event("deliver.endpoint_disabled", warn=True, trigger=held.trigger, host=held.host)

@@ -1,0 +1,97 @@
+"""Two engines deliver the same streams, and never at once: the word that the engine spark leaves for the other.
+
+Whoever delivers says so first and looks for the other then: the engine spark by its drivers' lease and its word in the
+bucket, the TaskConsumer by the lease of a partition. So of two that start in the same moment at least one sees the
+other. The word also says how much waits in the checkpoint of the engine spark, where the other engine cannot look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from parti.clock import Clock
+from parti.control.records import Unreadable, decode_leader
+from parti.errors import UsageError
+from parti.wire.api import JetStreamApi
+from parti.wire.errors import StreamNotFound, WrongLastSequence
+from parti.wire.kv import KeyValue
+from parti.wire.kv_model import KeyNotFound
+
+KEY = "engine.spark"
+_LOOK_EVERY = 0.5
+
+
+class SparkClaim(msgspec.Struct, frozen=True):
+    """Where the engine spark keeps its positions, what is parked there, and the lease of its drivers."""
+
+    checkpoint: str
+    parked: int
+    bucket: str
+    lease: str
+    ttl: float
+    closing: bool = False
+    """Whether the tasks of a batch are to finish what is in flight and hand back the rest."""
+
+    async def put(self, bucket: KeyValue) -> None:
+        await bucket.put(KEY, msgspec.json.encode(self))
+
+
+async def spark_claim(bucket: KeyValue) -> tuple[SparkClaim, int] | None:
+    """The word and its revision; None when the engine spark has left none."""
+    try:
+        entry = await bucket.get(KEY)
+    except KeyNotFound:
+        return None
+    try:
+        return msgspec.json.decode(entry.value, type=SparkClaim), entry.revision
+    except msgspec.DecodeError as error:
+        raise UsageError(f"the key {KEY} of the bucket {bucket.bucket} is not ours: {error}") from None
+
+
+class OtherEngine:
+    """For the TaskConsumer: refuses to deliver beside a driver of the engine spark, or past what that has parked."""
+
+    def __init__(self, js: JetStreamApi, bucket: KeyValue, stream: str, clock: Clock) -> None:
+        self._js = js
+        self._bucket = bucket
+        self._stream = stream
+        self._clock = clock
+
+    async def refuse(self) -> None:
+        """Returns when this engine may deliver. Takes a lease's length when a driver ended without giving it back."""
+        while (found := await spark_claim(self._bucket)) is not None:
+            word, revision = found
+            if await self._lives(word):
+                raise UsageError(
+                    f"a driver of the engine spark delivers {self._stream} (its checkpoint is {word.checkpoint}): stop "
+                    "it first"
+                )
+            if word.parked:
+                raise UsageError(
+                    f"{word.parked} tasks of {self._stream} wait in the checkpoint {word.checkpoint}, and later ones "
+                    f"would pass them: let `parti deliver run --engine spark --available-now` deliver them first. If "
+                    f"that folder is gone for good, delete the key {KEY} of the bucket {self._bucket.bucket}"
+                )
+            with contextlib.suppress(WrongLastSequence):  # it has spoken again: look again
+                await self._bucket.delete(KEY, revision=revision)
+
+    async def _lives(self, word: SparkClaim) -> bool:
+        """Whether somebody holds the lease of the drivers: a record that changes within its time has a holder."""
+        first = await self._leader(word)
+        until = self._clock.now() + word.ttl
+        while first is not None and self._clock.now() < until:
+            await self._clock.sleep(_LOOK_EVERY)
+            if await self._leader(word) not in (None, first):
+                return True
+        return False
+
+    async def _leader(self, word: SparkClaim) -> int | None:
+        """The revision of the drivers' lease; None when nobody has it."""
+        try:
+            entry = await (await KeyValue.open(self._js, word.bucket)).get(word.lease)
+        except (StreamNotFound, KeyNotFound):
+            return None
+        record = decode_leader(entry.value)
+        return entry.revision if isinstance(record, Unreadable) or record.leader is not None else None

@@ -1,0 +1,342 @@
+"""What comes from one durable consumer, and what goes back: messages in hand, acks, heartbeats, and the position.
+
+The server delivers in stream order from the reset on, and a gap, also one before the first delivery, is noticed
+(`LivePull`). So everything up to `high` was received: it is in hand, or it is done. That one fact tells a redelivery
+from something new, in this process and, by the checkpoint, in the one that takes over after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from parti.config.deliver import DeliverSection
+from parti.delivery.errors import LeaseLost, NotTaken
+from parti.delivery.journal import Journal, Try, merged
+from parti.delivery.storage import ensure_consumer
+from parti.errors import PartiError
+from parti.wire.acks import ACK, NAK, nak_after
+from parti.wire.api import JetStreamApi
+from parti.wire.columns import Deliveries
+from parti.wire.kv import KeyValue
+from parti.wire.kv_model import KeyNotFound
+from parti.wire.live import LiveConnection
+from parti.wire.pull import LivePull, PullSettings
+from parti.wire.stored import parse_headers
+
+_BATCH = 256
+_BEATS = 2  # of three that AckWait is long: who is let go before costs no heartbeat at all
+_LONG = 20  # times AckWait that a heartbeat lasts: who waits for its turn costs one, not one every AckWait
+
+
+class Incoming(msgspec.Struct, frozen=True):
+    """One message as it came; a struct, as one is made for every message, and a dataclass costs five times that."""
+
+    subject: str
+    sequence: int
+    time: float
+    """Unix seconds when the stream stored it."""
+    headers: Mapping[str, str]
+    data: bytes
+    tried: Try | None = None
+    """What the owner before us has said of it."""
+
+
+class FeedCheckpoint(msgspec.Struct, frozen=True):
+    """Up to `high` everything is done but `open`; holds for this very stream and consumer."""
+
+    created: str = ""
+    high: int = 0
+    open: tuple[int, ...] = ()
+    tries: tuple[Try, ...] = ()
+    """Of those that are open: which were tried, and wait in memory."""
+
+    @classmethod
+    async def load(cls, bucket: KeyValue, slot: int, what: str = "done") -> FeedCheckpoint | None:
+        """What the last owner of the partition has left; None when that is nothing, or cannot be read."""
+        try:
+            return msgspec.json.decode((await bucket.get(f"{what}.{slot}")).value, type=cls)
+        except (KeyNotFound, msgspec.DecodeError):
+            return None
+
+    async def save(self, bucket: KeyValue, slot: int, what: str = "done") -> None:
+        """`what`: of tasks ("done"), or of wake-ups ("woken")."""
+        await bucket.put(f"{what}.{slot}", msgspec.json.encode(self))
+
+
+def made_at(stream: Mapping[str, Any], consumer: Mapping[str, Any]) -> str:
+    """Tells this very stream and consumer, by their infos, from later ones of the same names."""
+    return f"{stream['created']} {consumer['created']}"
+
+
+class Feed:
+    """One durable of one partition. Never holds more than `limit` messages."""
+
+    def __init__(
+        self,
+        js: JetStreamApi,
+        config: DeliverSection,
+        *,
+        stream: str,
+        durable: str,
+        filters: list[str],
+        limit: int,
+        take: Callable[[Incoming], None],
+        on_trouble: Callable[[PartiError], None],
+        on_duplicate: Callable[[str], None],
+        journal: Journal | None = None,
+        keeps: bool = False,
+        has_room: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`keeps`: the stream keeps what was acknowledged. `has_room`: whether memory may hold more, by bytes."""
+        self.stream = stream
+        self.durable = durable
+        self.high = 0
+        self.horizon = 0
+        """What the owner before us had been sent is not above this."""
+        self._journal = journal
+        self._keeps = keeps
+        self._has_room = has_room
+        self._tries: dict[int, Try] = {}  # of what is in hand, or owed
+        self._new_tries: list[int] = []  # since the journal was last written
+        self._beat = 0
+        self._due_beat: dict[int, int] = {}  # of what is in hand: which heartbeat it is due for
+        self._unsaid: list[int] = []  # done and acknowledged since the journal was last written
+        self._untold: list[int] = []  # done while the server could not be told
+        self._uncovered: list[int] = []  # done since the last checkpoint that was saved
+        self._js = js
+        self._config = config
+        self._filters = filters
+        self._limit = limit
+        self._take = take
+        self._on_trouble = on_trouble
+        self._on_duplicate = on_duplicate
+        self._replies: dict[int, bytes] = {}  # in hand; an empty reply: not delivered again since the last attach
+        self._at_server = 0  # of those, what the server counts as pending with us
+        self._owed: set[int] = set()  # at or below `high`, and not done by whoever was here before
+        self._connection: LiveConnection | None = None
+        self._pull: LivePull | None = None
+        self._created = ""
+        self._kick_due = False
+        self._loop = asyncio.get_running_loop()
+
+    def __repr__(self) -> str:
+        return f"<Feed {self.durable} in_hand={len(self._replies)} high={self.high}>"
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether half of what may be in hand is."""
+        return len(self._replies) * 2 >= self._limit
+
+    async def attach(self, connection: LiveConnection, checkpoint: FeedCheckpoint | None = None) -> None:
+        """Pull over this connection, from the first message that is not done, in order."""
+        self.detach()
+        start = min([*self._replies, *self._owed], default=self.high + 1)
+        await ensure_consumer(self._js, self.stream, self.durable, self._filters, self._config, start)
+        info = await self._js.consumer_info(self.stream, self.durable)
+        stream = await self._js.stream_info(self.stream)
+        created = made_at(stream, info)
+        if self._created and stream["created"] != self._created.split(" ")[0]:
+            # What is in hand would be taken for messages of the new stream that have the same sequences.
+            raise LeaseLost(f"the stream {self.stream} was made anew: begin anew with it")
+        if checkpoint is not None and checkpoint.created == created:
+            self.high, self._owed = checkpoint.high, set(checkpoint.open)
+            self._tries |= {tried.sequence: tried for tried in checkpoint.tries}
+        if not self._created:
+            self.horizon = int(info["delivered"]["stream_seq"])
+        if not self._created and self._journal is not None:
+            said, tries = await self._journal.read(created)
+            self._tries |= tries
+            if self._keeps:
+                self.high, self._owed = merged(self.high, self._owed, said, int(info["ack_floor"]["stream_seq"]))
+        # What the owner before (or we, before the trouble) had pending would come back after AckWait, behind newer
+        # messages of the same document. After a reset it comes at once, and in order (docs/evidence/jetstream.md#j10).
+        await self._js.consumer_reset(self.stream, self.durable)
+        self._created = created  # not before: an attach that failed learns anew
+        for sequence in self._replies:  # as it is now: what was finished meanwhile must not be in hand again, for ever
+            self._replies[sequence] = b""
+        self._at_server = 0
+        self._connection = connection
+        # a frozen owner's pull must not outlive its lease (docs/evidence/cluster.md#c13)
+        expires = min(5.0, self._config.lease / 2)
+        self._pull = LivePull(
+            connection,
+            self.stream,
+            self.durable,
+            on_batch=self._on_batch,
+            on_trouble=self._on_trouble,
+            capacity=lambda: self._limit - self._at_server if self._has_room() else 0,
+            # After a reset the server counts from 1. Another number means that a pull of the owner before, frozen and
+            # not expired yet, was served first: what it swallowed would come back below `high`, and pass for done.
+            next_sequence=1,
+            settings=PullSettings(
+                batch=min(_BATCH, self._limit),
+                prefetch=self._limit,
+                expires=expires,
+                heartbeat=min(1.0, expires / 2),
+                # Several pulls are on their way at once; together they must not bring much more than there is room.
+                max_bytes=max(1 << 18, self._config.max_bytes // 16 // min(self._config.partitions, 8)),
+            ),
+        )
+        self._pull.start()
+        # What we wrote into a connection that broke may have reached nobody. All of it is said at once: whoever takes
+        # over must not hear that a task is done, and that an older one, which it had replaced, is not.
+        self._untold, self._unsaid, self._new_tries = [*self._uncovered], [], [*self._tries]
+        self._say()
+
+    def detach(self) -> None:
+        """Nothing more comes after this; what is in hand stays so."""
+        if self._pull is not None:
+            self._pull.stop()
+            self._pull = None
+        self._connection = None
+
+    async def withdraw(self) -> None:
+        """Stop asking; what the server had sent before is still taken."""
+        if self._pull is not None:
+            await self._pull.withdraw()
+
+    def _on_batch(self, deliveries: Deliveries) -> None:
+        frames = deliveries.frames
+        first = int(frames.subject_start[0])
+        raw = frames.data[first : int(frames.payload_end[-1])].tobytes()
+        spans = (frames.positions - first).tolist()
+        subject_at, subject_end, _, reply_at, reply_end, head_at, data_at, data_end = spans
+        _, sequences, _, stamps, _ = deliveries.numbers.tolist()
+        for i, sequence in enumerate(sequences):
+            reply = raw[reply_at[i] : reply_end[i]]
+            known = self._replies.get(sequence)
+            if known is not None:
+                self._at_server += not known
+                self._replies[sequence] = reply
+                self._due_beat[sequence] = self._beat + _BEATS  # what was said of the delivery before is over
+                continue
+            if sequence <= self.high and sequence not in self._owed:
+                self._on_duplicate(f"{self.durable}:{sequence}")
+                self._write(reply, ACK)
+                continue
+            head = raw[head_at[i] : data_at[i]]
+            headers = parse_headers(head) if head else {}
+            subject = raw[subject_at[i] : subject_end[i]].decode(errors="replace")
+            data, tried = raw[data_at[i] : data_end[i]], self._tries.get(sequence)
+            try:
+                self._take(Incoming(subject, sequence, stamps[i] / 1e9, headers, data, tried))
+            except Exception as error:
+                # It is in nobody's hand, and must not count as that: it comes again, with all behind it, in order.
+                self.detach()
+                self._on_trouble(NotTaken(f"{self.durable}: message {sequence} was not taken: {error!r}"))
+                return
+            if sequence <= self.high:
+                self._owed.discard(sequence)
+            else:
+                self.high = sequence
+                self._owed.clear()  # they would have come before: whoever had them had them acknowledged after all
+            self._replies[sequence] = reply
+            self._due_beat[sequence] = self._beat + _BEATS
+            self._at_server += 1
+
+    def done(self, sequence: int, verb: bytes = ACK) -> None:
+        """Let the message go. Without a connection, or before it was delivered again, the server is told later."""
+        self._kick_soon()
+        self._tries.pop(sequence, None)
+        self._due_beat.pop(sequence, None)
+        reply = self._replies.pop(sequence, None)
+        if reply:
+            self._at_server -= 1
+            self._write(reply, verb)
+        if self._keeps:
+            (self._unsaid if reply and self._connection is not None else self._untold).append(sequence)
+            self._uncovered.append(sequence)
+
+    def tried(self, sequence: int, attempts: int, due: float) -> None:
+        """The task has failed and waits in memory until `due`: whoever takes over will know."""
+        self.remember(sequence, attempts, due)
+        self._new_tries.append(sequence)
+        self._kick_soon()
+
+    def remember(self, sequence: int, attempts: int, due: float) -> None:
+        """As `tried`, for a task that is about to be parked: a stop in between hands it back, and must not forget."""
+        self._tries[sequence] = Try(sequence, attempts, math.ceil(due * 1000) / 1000)
+
+    def kick(self) -> None:
+        """Ask for more, if there is room."""
+        if self._pull is not None:
+            self._pull.kick()
+
+    def heartbeat(self) -> None:
+        """Every third of AckWait: tell the server what has been in hand for a while. AckWait is about us, not the task.
+
+        "In progress" lasts for AckWait alone. A negative acknowledgement with a delay says the same for any time: the
+        message stays pending with us until then, and may be acknowledged as before. Nobody waits for the delay to end:
+        we say it again before, and whoever takes over resets the consumer.
+        """
+        self._beat += 1
+        if self._connection is None:
+            return
+        due = [sequence for sequence, beat in self._due_beat.items() if beat <= self._beat]
+        self._due_beat |= dict.fromkeys(due, self._beat + 3 * (_LONG - 2))
+        replies = [self._replies.get(sequence) for sequence in due]
+        verb = nak_after(_LONG * self._config.ack_wait)
+        if frames := [b"PUB %s %d\r\n%s\r\n" % (reply, len(verb), verb) for reply in replies if reply]:
+            self._connection.write(b"".join(frames))
+
+    def hand_back(self) -> int:
+        """Give everything in hand back; no attempt is spent by that. Returns how many messages it was."""
+        count = len(self._replies)
+        for sequence in sorted(self._replies):
+            if reply := self._replies[sequence]:
+                self._write(reply, NAK)
+        self._owed.update(self._replies)  # the checkpoint must not count them as done
+        self._replies.clear()
+        self._due_beat.clear()
+        self._at_server = 0
+        return count
+
+    def checkpoint(self) -> FeedCheckpoint:
+        """What is done, for whoever takes over without having been told more."""
+        still = sorted([*self._replies, *self._owed])
+        tries = tuple(self._tries[sequence] for sequence in still if sequence in self._tries)
+        return FeedCheckpoint(self._created, self.high, tuple(still), tries)
+
+    @property
+    def uncovered(self) -> int:
+        """How many are done of which no checkpoint tells that was saved."""
+        return len(self._uncovered)
+
+    def covered(self, count: int) -> None:
+        """A checkpoint was saved that tells of the first so many of them."""
+        del self._uncovered[:count]
+
+    def _write(self, reply: bytes, verb: bytes) -> None:
+        if self._connection is not None:
+            self._connection.write(b"PUB %s %d\r\n%s\r\n" % (reply, len(verb), verb))
+
+    def _kick_soon(self) -> None:
+        if not self._kick_due and self._pull is not None:
+            self._kick_due = True
+            self._loop.call_soon(self._kick)  # before the first write of this turn, so that one write takes all
+
+    def _kick(self) -> None:
+        self._kick_due = False
+        self._say()
+        if self._pull is not None:
+            self._pull.kick()
+
+    def _say(self) -> None:
+        """Write into the journal what is done, unless the acknowledgements tell as much."""
+        if self._journal is None or self._connection is None:
+            return
+        # Those in hand are in the order of the stream: what is below the first of them, the server knows by the acks.
+        lowest = 0 if self._owed else next(iter(self._replies), self.high + 1)
+        said = self._untold + [sequence for sequence in self._unsaid if sequence > lowest]
+        tries = [self._tries[sequence] for sequence in self._new_tries if sequence in self._tries]
+        self._untold, self._unsaid, self._new_tries = [], [], []
+        if said or tries:
+            self._connection.publish(self._journal.subject, self._journal.entry(self._created, said, tries))

@@ -1,0 +1,97 @@
+"""The streams, subjects, keys and headers of task delivery, in one place."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+TASK_ID = "Parti-Task-Id"
+ATTEMPTS = "Parti-Attempts"
+FIRST_SEEN = "Parti-First-Seen"
+SUBJECT = "Parti-Subject"
+ORIGIN = "Parti-Origin"
+"""Stream and sequence of the first publish."""
+DUE = "Parti-Due"
+"""Unix seconds before which a task that was scheduled alone must not be tried."""
+HISTORY = "Parti-History"
+"""The letters that a replayed task had before, as JSON. It and `TASK_ID` are what a replay gives a task of ours."""
+DROPPED = "Parti-Dropped-Headers"
+"""How many headers of the publisher no message of ours could carry."""
+FROM_PUBLISHERS = frozenset({TASK_ID, HISTORY})
+"""Of the headers that begin with Parti-, those that count in the task stream, where anybody may write: a replay keeps
+its id by the one, and a publisher could choose that by Nats-Msg-Id as well; the other is only ever shown."""
+SOURCED = "Nats-Stream-Source"
+MSG_ID = "Nats-Msg-Id"
+
+_UNFIT = re.compile(r"[^A-Za-z0-9_=-]")
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryNames:
+    """What everything is called that belongs to one task stream."""
+
+    stream: str
+
+    @property
+    def lanes(self) -> str:
+        """The work queue with a subject a partition, when several processes share the work."""
+        return f"{self.stream}_LANES"
+
+    @property
+    def park(self) -> str:
+        """Where documents wait for longer than memory should hold them."""
+        return f"{self.stream}_PARK"
+
+    @property
+    def dead_letters(self) -> str:
+        return f"{self.stream}_DLQ"
+
+    @property
+    def attempts(self) -> str:
+        return f"{self.stream}_ATTEMPTS"
+
+    @property
+    def bucket(self) -> str:
+        """Key-value bucket: who is there, who owns which partition, which endpoints are disabled."""
+        return f"{self.stream}_DELIVER"
+
+    def parked(self, slot: int, key: str) -> str:
+        """The queue of one parked document."""
+        return f"{self.park}.q.{slot}.{key}"
+
+    def wake(self, slot: int, key: str) -> str:
+        """Where the schedule puts the message that wakes a document."""
+        return f"{self.park}.w.{slot}.{key}"
+
+    def wake_schedule(self, slot: int, key: str) -> str:
+        """One pending schedule a document: a new one takes the place of the old."""
+        return f"{self.park}.s.{slot}.{key}"
+
+    def alone(self, slot: int, key: str) -> str:
+        """Where a task comes back that was scheduled by itself."""
+        return f"{self.park}.t.{slot}.{key}"
+
+    def alone_schedule(self, slot: int, key: str, task: str) -> str:
+        """One pending schedule a task; `task` is a token that no other task of the document has."""
+        return f"{self.park}.s.{slot}.{key}.{task}"
+
+    def note(self, slot: int, key: str) -> str:
+        """How often the head of a document was tried that waits for its host, and for no time."""
+        return f"{self.park}.n.{slot}.{key}"
+
+    def marker(self, slot: int) -> str:
+        """Who may write to the park of a partition: the one whose message it holds."""
+        return f"{self.park}.e.{slot}"
+
+    def journal(self, slot: int) -> str:
+        """What is done above a task that is still open."""
+        return f"{self.park}.d.{slot}"
+
+    def letter(self, database: str, collection: str, reason: str) -> str:
+        """The subject of a dead letter: fit to be listed by database, collection or reason."""
+        return f"{self.dead_letters}.{token(database)}.{token(collection)}.{reason}"
+
+
+def token(text: str) -> str:
+    """Any text as one token of a subject; what a token cannot hold becomes an underscore."""
+    return _UNFIT.sub("_", text[:128]) or "_"

@@ -1,0 +1,215 @@
+"""What follows from an attempt. Pure: no clock, no I/O, and randomness is handed in.
+
+The same functions decide in the TaskConsumer and in a Spark job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+
+import msgspec
+
+from parti.clock import Randomness
+from parti.config.deliver import DeliverSection
+from parti.delivery.errors import Reason
+from parti.delivery.task import TaskRetryPolicy, duration_seconds, is_bad_duration
+
+MOST_ATTEMPTS = 50
+LONGEST_TIMEOUT = 30.0
+LONGEST_WAIT = 6 * 3600.0
+_LEAST_WAIT = 0.1  # seconds, where no attempts are counted that would end it
+_RETRY_AFTER = frozenset({429, 503})
+
+
+class AttemptOutcome(StrEnum):
+    """The class of an attempt's end; the label of a metric, a word in the logs and in the attempt log."""
+
+    DELIVERED = "delivered"
+    GONE = "gone"
+    REJECTED = "rejected"
+    REDIRECTED = "redirected"
+    THROTTLED = "throttled"
+    SERVER_ERROR = "server_error"
+    TIMEOUT = "timeout"
+    NETWORK = "network"
+    DNS = "dns"
+    TLS = "tls"
+    STORE = "store"
+    """The secret could not be read for now; nothing was sent."""
+    LOCAL = "local"
+    """Our own trouble (descriptors, memory, the resolver): nothing was sent, and the host is not to blame."""
+    BLOCKED = "blocked"
+    REFUSED = "refused"
+    """The task itself cannot be sent; nothing was."""
+
+    @property
+    def hurts_host(self) -> bool:
+        """Whether it counts against the host's health: the host was asked, and was not up to it."""
+        return self in _HOST_FAILURES
+
+
+_HOST_FAILURES = frozenset(
+    {
+        AttemptOutcome.THROTTLED,
+        AttemptOutcome.SERVER_ERROR,
+        AttemptOutcome.TIMEOUT,
+        AttemptOutcome.NETWORK,
+        AttemptOutcome.DNS,
+        AttemptOutcome.TLS,
+    }
+)
+UNSPENT = frozenset({AttemptOutcome.STORE, AttemptOutcome.LOCAL, AttemptOutcome.REFUSED, AttemptOutcome.BLOCKED})
+"""Nothing was sent: no attempt of the task's is spent."""
+
+
+class DeliveryAttempt(msgspec.Struct, frozen=True):
+    """How one attempt ended."""
+
+    outcome: AttemptOutcome
+    status: int = 0
+    error: str = ""
+    response: bytes = b""
+    """The first bytes of what the endpoint answered."""
+    retry_after: float | None = None
+    reason: Reason | None = None
+    """For a refusal: why."""
+
+    def __repr__(self) -> str:
+        return f"<DeliveryAttempt {self.outcome.value} status={self.status} {self.error}>"
+
+
+def classify(status: int, retry_statuses: Sequence[int] = (408, 425, 429)) -> AttemptOutcome:
+    """The class of an HTTP status: the table of docs/requirements.md#r-303, with 408 and 425 tried again as 429 is."""
+    if 200 <= status < 300:
+        return AttemptOutcome.DELIVERED
+    if status == 410:
+        return AttemptOutcome.GONE
+    if status in retry_statuses:
+        return AttemptOutcome.THROTTLED
+    if 300 <= status < 400:
+        return AttemptOutcome.REDIRECTED
+    if 400 <= status < 500:
+        return AttemptOutcome.REJECTED
+    return AttemptOutcome.SERVER_ERROR
+
+
+def parse_retry_after(status: int, value: str | None, now: float) -> float | None:
+    """Seconds that the endpoint asks for, in either form of RFC 9110; only 429 and 503 are heard."""
+    if status not in _RETRY_AFTER or not value:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdecimal():
+        return float(text[:12])
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    try:
+        wait = (moment - datetime.fromtimestamp(now, UTC)).total_seconds()
+    except OverflowError:
+        return None
+    return max(0.0, wait)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The waits of one task: its attempts are counted by us, never by the server's deliveries."""
+
+    max_attempts: int
+    waits: tuple[float, ...] = ()
+    """Explicit waits; the last one repeats."""
+    initial: float = 0.0
+    """Or, when positive, the first of waits that double up to `cap`."""
+    cap: float = LONGEST_WAIT
+    clamped: bool = False
+    """Whether the task asked for something that is none, and got the default."""
+
+    def wait(self, attempt: int) -> float:
+        """Seconds after attempt number `attempt` (from 1) failed."""
+        if self.initial > 0:
+            # 2 ** 40 s is far beyond the cap: without the clamp, attempt 1,100 would overflow a float.
+            return min(self.initial * 2.0 ** min(attempt - 1, 40), self.cap)
+        return min(self.waits[min(attempt, len(self.waits)) - 1], self.cap)
+
+
+def schedule_of(policy: TaskRetryPolicy | None, config: DeliverSection) -> Schedule:
+    """The task's own policy where it says something sensible, the configured schedule where it does not."""
+    waits = config.waits
+    if policy is None:
+        return Schedule(len(waits) + 1, waits)
+    attempts, clamped = _attempts(policy.max_attempts, len(waits) + 1)
+    clamped = clamped or is_bad_duration(policy.initial_backoff) or is_bad_duration(policy.max_backoff)
+    cap = min(duration_seconds(policy.max_backoff) or LONGEST_WAIT, LONGEST_WAIT)
+    initial = duration_seconds(policy.initial_backoff)
+    if initial is None:
+        return Schedule(attempts, waits, cap=cap, clamped=clamped)
+    return Schedule(attempts, initial=min(initial, LONGEST_WAIT), cap=cap, clamped=clamped)
+
+
+def _attempts(wanted: int | float | None, default: int) -> tuple[int, bool]:
+    if wanted is None or wanted == 0:
+        return default, False
+    if not 1 <= wanted <= MOST_ATTEMPTS:  # NaN, infinity and numbers of any length compare; `isfinite` would raise
+        return default, True
+    return int(wanted), False
+
+
+def request_timeout(wanted: str | int | float | None, config: DeliverSection) -> float:
+    """Seconds for the whole request: the task's wish within bounds, else the configured one."""
+    return min(duration_seconds(wanted) or config.total_timeout, LONGEST_TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDone:
+    """The endpoint has it: let the task go."""
+
+
+@dataclass(frozen=True, slots=True)
+class TryAgain:
+    """Try again after `wait` seconds."""
+
+    wait: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Put the task into the dead letters, then let it go."""
+
+    reason: Reason
+    disable: bool = False
+    """Also send nothing more to this endpoint."""
+
+
+Decision = TaskDone | TryAgain | GiveUp
+DONE = TaskDone()
+
+
+def decide(
+    attempt: DeliveryAttempt, *, attempts: int, age: float, schedule: Schedule, config: DeliverSection, rng: Randomness
+) -> Decision:
+    """What to do after an attempt; `attempts` is how many were made, this one included."""
+    match attempt.outcome:
+        case AttemptOutcome.DELIVERED:
+            return DONE
+        case AttemptOutcome.GONE:
+            return GiveUp(Reason.GONE, disable=True)
+        case AttemptOutcome.REJECTED | AttemptOutcome.REDIRECTED:
+            return GiveUp(Reason.REJECTED)
+        case AttemptOutcome.REFUSED | AttemptOutcome.BLOCKED:
+            return GiveUp(attempt.reason or Reason.MALFORMED)
+    if age >= config.max_task_age:
+        return GiveUp(Reason.EXPIRED)
+    if attempts >= schedule.max_attempts and attempt.outcome not in UNSPENT:
+        return GiveUp(Reason.EXHAUSTED)
+    # The secret store's failure, and our own trouble, is not the endpoint's: it is tried again soon.
+    step = schedule.wait(max(attempts, 1)) if attempt.outcome not in UNSPENT else max(config.waits[0], _LEAST_WAIT)
+    wait = step * (1.0 + rng.uniform(-config.jitter, config.jitter))
+    if attempt.retry_after is not None:
+        wait = max(wait, min(attempt.retry_after, config.retry_after_max))
+    return TryAgain(min(wait, config.max_task_age - age))  # it expires in its time, also while it waits

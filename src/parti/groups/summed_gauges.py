@@ -1,0 +1,47 @@
+"""Gauges that several instances of one process set: the process shows their sum, not the last one's value."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from parti.observe.metric import Metric
+from parti.observe.metrics import Metrics
+
+_gauges: WeakKeyDictionary[Metrics, dict[str, dict[int, float]]] = WeakKeyDictionary()
+
+
+class SummedGauges:
+    """A `Metrics` for one instance: counters pass, gauges add up with those of the others over the same metrics."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._all: dict[str, dict[int, float]] = {}
+        with contextlib.suppress(TypeError):  # a user's own class may allow no weak references: then each is alone
+            self._all = _gauges.setdefault(metrics, self._all)
+
+    def __repr__(self) -> str:
+        return f"<SummedGauges of {self._metrics!r}>"
+
+    def count(self, metric: Metric, amount: float = 1, /, **labels: str) -> None:
+        self._metrics.count(metric, amount, **labels)
+
+    def set(self, metric: Metric, value: float, /, **labels: str) -> None:
+        """Set this instance's part of the gauge."""
+        parts = self._all.setdefault(metric.name, {})
+        parts[id(self)] = value
+        self._metrics.set(metric, sum(parts.values()), **labels)
+
+    def observe(self, metric: Metric, value: float, /, **labels: str) -> None:
+        self._metrics.observe(metric, value, **labels)
+
+    def observe_all(self, metric: Metric, values: Sequence[float], /, **labels: str) -> None:
+        self._metrics.observe_all(metric, values, **labels)
+
+    def leave(self, *metrics: Metric) -> None:
+        """This instance has ended: its parts go."""
+        for metric in metrics:
+            parts = self._all.get(metric.name, {})
+            parts.pop(id(self), None)
+            self._metrics.set(metric, sum(parts.values()))

@@ -1,0 +1,136 @@
+"""What the partitions of one worker share in the per-partition layout: the limit of what is in hand, and the metrics.
+
+The same figures under the same names as in the per-worker layout, so that a dashboard does not care which one runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from parti.clock import Clock
+from parti.config.worker import WorkerConfig
+from parti.errors import PartiError
+from parti.observe import worker_metrics as m
+from parti.wire.pull import HeartbeatMissed, PullSettings
+from parti.worker.health import Part
+from parti.worker.message import Message
+from parti.worker.recorder import Recorder
+
+
+class SlotInbox:
+    """Counts what is in hand: at most `config.capacity` messages and `config.max_bytes` bytes, as memory is bounded."""
+
+    def __init__(self, config: WorkerConfig, recorder: Recorder, clock: Clock) -> None:
+        self.in_hand = 0
+        self.bytes = 0
+        self.asked = 0
+        """Messages that all partitions together have asked for and not got yet."""
+        self.flows = 1
+        """Partitions that pull: each may ask for its share, since what is on its way counts too."""
+        self._starved: dict[str, Callable[[], None]] = {}
+        """Partitions that would ask for more, and how to tell them that they may."""
+        self._kick_due = False
+        self._config = config
+        self._recorder = recorder
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._last_read = 0.0
+        self._pending = 0
+        """Messages that waited at the server at the last look at the durables."""
+
+    def __repr__(self) -> str:
+        return f"<SlotInbox in_hand={self.in_hand} bytes={self.bytes} flows={self.flows}>"
+
+    def room(self, partition: str, asked: int, *, own: int, kick: Callable[[], None]) -> int:
+        """How many messages one partition may have asked for; `asked`: so many it has, and `own` are in hand.
+
+        What all have asked for and what is in hand stay below the capacity, but one that has nothing at all may always
+        ask for one: with more partitions than capacity some would never get any. One that has its share in hand leaves
+        a quarter to the others, or partitions whose handlers hang would have all places for good. A whole share or
+        nothing: a pull for one message costs as much as one for many.
+        """
+        config = self._config
+        share = max(1, config.capacity // self.flows)
+        left = config.capacity // 4 if own >= share and self.flows > 1 else 0
+        if self.bytes * 2 < config.max_bytes:
+            free = config.capacity - self.in_hand - (self.asked - asked)
+            if free - left >= share:
+                return share
+            if not own:
+                return max(1, free)
+        if not asked:
+            self._starved[partition] = kick
+        return 0
+
+    def settings(self) -> PullSettings:
+        """How one partition pulls. All of them together bring no more than the half that is not in hand."""
+        config = self._config
+        return PullSettings(
+            batch=config.pull_batch_size,
+            prefetch=config.pull_batch_size * config.prefetch_depth,
+            expires=config.pull_timeout,
+            heartbeat=config.idle_heartbeat,
+            max_bytes=max(1, config.max_bytes // (2 * config.prefetch_depth * self.flows)),
+        )
+
+    def took(self, messages: int, size: int) -> None:
+        """So many came into hand, with so many bytes of payload and headers."""
+        self.in_hand += messages
+        self.bytes += size
+
+    def let_go(self, message: Message) -> None:
+        self.in_hand -= 1
+        self.bytes -= len(message.data) + len(message._head)
+        if not self.in_hand:
+            self._show()
+        if self._starved and not self._kick_due and self._has_share():
+            self._kick_due = True
+            self._loop.call_soon(self._kick)
+
+    def _has_share(self) -> bool:
+        capacity = self._config.capacity
+        return capacity - self.in_hand - self.asked >= capacity // self.flows
+
+    def _kick(self) -> None:
+        """Room was made while it was short: whoever wanted some may ask, once a turn of the loop."""
+        self._kick_due = False
+        starved, self._starved = self._starved, {}
+        for kick in starved.values():
+            kick()
+
+    def waits(self, pending: int) -> None:
+        """So many messages of our partitions wait at the server: a full worker reads nothing that would tell."""
+        self._pending = pending
+        self._show()
+
+    def _show(self) -> None:
+        self._recorder.metrics.set(m.INFLIGHT, self._pending + self.in_hand)
+
+    def read(self, messages: int, again: int, dropped: int) -> None:
+        """One read of the socket brought so many."""
+        metrics, now = self._recorder.metrics, self._loop.time()
+        metrics.count(m.MESSAGES, messages)
+        metrics.observe(m.PULL_BATCH, messages)
+        if self._last_read:
+            metrics.observe(m.PULL_CYCLE, now - self._last_read)
+        self._last_read = now
+        self._pending = max(0, self._pending - messages)
+        self._show()
+        if again:
+            metrics.count(m.REDELIVERIES, again)
+        if dropped:
+            metrics.count(m.SKIPPED, dropped)
+
+    def works(self) -> None:
+        """A pull brought something, or has been waiting without trouble."""
+        now = self._clock.now()
+        self._recorder.worked(Part.ITERATOR, now)
+        self._recorder.worked(Part.RECREATION, now)
+
+    def trouble(self, error: PartiError, partition: str) -> None:
+        """A pull ended in trouble, and begins anew after a reset."""
+        reason = "heartbeat" if isinstance(error, HeartbeatMissed) else "transient"
+        self._recorder.metrics.count(m.ITERATOR_RESTARTS, reason=reason)
+        self._recorder.event("slot.trouble", op="iterate", result="reset", partition=partition, error=str(error))
+        self._recorder.failed(Part.ITERATOR, self._clock.now(), error)
