@@ -123,11 +123,12 @@ async def _live(settings: dict[str, Any], handles: type[TortureHandler], life: i
     handler.owner += f".{life}" if life else ""
     consumer.handler(handler)
     asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    heard: set[int] = set()
     manager = Manager(
         ControlConfig(**settings["control"]), connection, _source(settings), consumer=consumer, hooks=_hooks()
     )
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        asyncio.get_running_loop().add_signal_handler(number, _ask, asked, number)
+        asyncio.get_running_loop().add_signal_handler(number, _ask, asked, heard, number)
     await manager.start(60.0)
     say("live", worker=manager.worker_id)
     stalls = asyncio.create_task(watch_stalls())
@@ -138,10 +139,12 @@ async def _live(settings: dict[str, Any], handles: type[TortureHandler], life: i
     stalls.cancel()
     await sink.close()
     await connection.close()
-    return asked.done() and asked.result() == signal.SIGUSR2
+    # Whoever was to come back and is told to end meanwhile ends: one signal does not swallow the other.
+    return asked.done() and asked.result() == signal.SIGUSR2 and signal.SIGTERM not in heard
 
 
-def _ask(asked: asyncio.Future[int], number: int) -> None:
+def _ask(asked: asyncio.Future[int], heard: set[int], number: int) -> None:
+    heard.add(number)
     if not asked.done():
         asked.set_result(number)
 
