@@ -69,8 +69,12 @@ async def test_a_worker_that_ended_on_a_bug_hands_its_partitions_on(
         if where == "in a lane":
             plane._bug(ZeroDivisionError("a bug of ours"))
         else:
-            connection = plane._connection if layout == "per-partition" else plane.inbox.connection
-            connection._dispatch = bug
+
+            def connected() -> Any:
+                return plane._connection if layout == "per-partition" else plane.inbox.connection
+
+            await eventually(lambda: connected() is not None, what="a connection that brings messages")
+            connected()._dispatch = bug
         await gave_up(fleet, one, two, seen, "ZeroDivisionError")
 
 

@@ -78,7 +78,7 @@ def test_a_secret_pasted_in_place_of_its_name_is_not_shown() -> None:
 
 
 def test_a_key_does_not_show_its_bytes() -> None:
-    assert repr(SigningKey.parse(SECRET)) == "Key()"
+    assert repr(SigningKey.parse(SECRET)) == "SigningKey()"
 
 
 def test_secrets_come_from_the_folder_of_the_database_then_the_folder_then_the_environment(tmp_path: Path) -> None:
