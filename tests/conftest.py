@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,18 +19,9 @@ settings.register_profile("fast", settings.get_profile("parti"), max_examples=20
 settings.load_profile("parti")
 
 
-_PROOFS = re.compile(r"tests/(chaos|sim|model)/|prove|proof")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first: several processes take the tests in turn, and end together when the last ones are short."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    for item in items:
-        for mark in item.iter_markers("timing"):
-            if len(mark.args) != 1 or not isinstance(mark.args[0], str) or not mark.args[0]:
-                raise pytest.UsageError(f"{item.nodeid}: `timing` needs its reason, one text")
-            if _PROOFS.search(item.nodeid):
-                raise pytest.UsageError(f"{item.nodeid} proves a promise: it may not be marked `timing`")
 
 
 @pytest.fixture(autouse=True)
