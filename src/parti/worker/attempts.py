@@ -76,9 +76,7 @@ class Attempts:
         if before is not None:
             message.attempt = max(message.attempt, before.attempts)
             last = message.attempt + 1 >= self._policy.max_deliver
-            if last and (answer := await self._last_attempt(message, before)) is not None:
-                if wary is not None:
-                    wary.leave(message)
+            if last and (answer := await self._last_attempt(message, before, wary)) is not None:
                 return answer if answer >= 0 else None
         message.attempt += 1
         message.lease = state.lease
@@ -128,8 +126,18 @@ class Attempts:
         runner.handling = None
         return await self._follow(message, outcome, counted=last)
 
-    async def _last_attempt(self, message: Message, before: Tried) -> float | None:
+    async def _last_attempt(self, message: Message, before: Tried, wary: Wary | None) -> float | None:
         """Count the last attempt, and tell of it, before it starts: it may end this process. Answers as `_ask` does."""
+        started = False
+        try:
+            answer = await self._before_last(message, before)
+            started = answer is None
+        finally:
+            if wary is not None and not started:  # also when this is cancelled: others wait for it to leave
+                wary.leave(message)
+        return answer
+
+    async def _before_last(self, message: Message, before: Tried) -> float | None:
         state = message._lane.state
         if before.attempts >= self._policy.max_deliver:
             message.lease = state.lease
@@ -139,7 +147,11 @@ class Attempts:
             return answer if answer is not None else -1.0
         state.tries.count(message.sequence)
         if state.tries.tell is not None:
-            await state.tries.tell()
+            try:
+                await state.tries.tell()
+            except asyncio.CancelledError:
+                state.tries.take_back(message.sequence)
+                raise
             if not self._may_start(state.lease):  # the note took its time
                 return self._refuse(message, counted=True)
         return None
