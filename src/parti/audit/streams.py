@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from parti.audit.tables import FileTable, Table
+from parti.dead_letters.headers import ATTEMPTS, EPOCH, REASON, SEQUENCE, STREAM, SUBJECT, WORKER
 from parti.spark.source import JetStreamDataSource
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import RangeReader
-from parti.worker.dead_letters import ATTEMPTS, EPOCH, REASON, SEQUENCE, STREAM, SUBJECT, WORKER
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

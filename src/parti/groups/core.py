@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, Generic
 
-from parti.backoff import Backoff
+from parti.backoff import FOREVER
 from parti.clock import SystemClock
+from parti.dead_letters import DeadLetterWriter, LetterExtension, LetterKind
 from parti.errors import PartiError
 from parti.groups.acks import Acks
 from parti.groups.freeze_detector import FreezeDetector, Frozen, Limits
 from parti.groups.in_flight import InFlight
-from parti.groups.letters import letters_of
 from parti.groups.member_status import MemberStatus
 from parti.groups.message import GroupHandler, Holding
 from parti.groups.names import GroupKind, check_group, check_member, check_stream
@@ -75,7 +76,14 @@ class Core(MemberStatus, Signals, ABC, Generic[R]):
             settle=lambda message, body: self._puller.send(message._reply, body),
             still_fresh=self._freeze_detector.fresh,
             certain=lambda: not self._uncertain,
-            dead_letters=letters_of(self._api, self.kind, self.stream, self.group),
+            dead_letters=DeadLetterWriter(
+                self._api,
+                self.stream,
+                self.group,
+                extension=LetterExtension(LetterKind.GROUP, self.group),
+                # The stream of a static group takes only subjects that begin with the partition.
+                subject_of=(lambda message: message.queue_subject) if self.kind is GroupKind.STATIC else None,
+            ),
             clock=clock,
             metrics=self._metrics,
         )
@@ -108,7 +116,7 @@ class Core(MemberStatus, Signals, ABC, Generic[R]):
         self._failure: PartiError | None = None
 
     def _backoff(self) -> Any:
-        return Backoff(base=0.05, cap=max(0.2, min(2.0, self._template.ack_wait / 2)), max_tries=None).delays()
+        return replace(FOREVER, cap=max(0.2, min(FOREVER.cap, self._template.ack_wait / 2))).delays()
 
     def _stuck(self) -> str | None:
         return self._in_flight.stuck()

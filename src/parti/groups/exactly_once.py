@@ -9,7 +9,7 @@ from parti.errors import NoResponders
 from parti.groups.errors import OwnershipLost
 from parti.groups.message import GroupMessage
 from parti.observe.logs import get_logger
-from parti.worker.outcomes import Outcome, Retry, describe
+from parti.outcomes import Outcome, Retry, describe
 
 log = get_logger("groups")
 

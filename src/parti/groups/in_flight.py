@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from parti.backoff import PATIENT
 from parti.clock import Clock
+from parti.dead_letters import until_stored
 from parti.errors import PartiError
 from parti.groups.message import GroupHandler, GroupMessage, Holding, KeyOf
 from parti.model import Lease, Partition, PartitionId
 from parti.observe import group_metrics as m
 from parti.observe.logs import get_logger
 from parti.observe.metrics import Metrics
+from parti.outcomes import Again, Bury, Decision, Retry, RetryPolicy, describe
 from parti.wire.acks import ACK, NAK
 from parti.worker.handler import AdaptedHandler
 from parti.worker.lanes import LanePool, Runner
 from parti.worker.ledger import PartitionState
-from parti.worker.outcomes import Again, Bury, Decision, Retry, RetryPolicy, describe
 
 log = get_logger("groups")
 _DONE_REMEMBERED = 4_096  # acknowledgements that may have got lost; far more than can be in flight at once
@@ -397,15 +397,14 @@ class InFlight:
         return None
 
     async def _bury(self, message: GroupMessage, decision: Bury) -> None:
-        """Try until the letter is stored; the message is not let go before."""
-        waits = PATIENT.delays()
-        while True:
-            try:
-                await self._dead_letters.bury(message, decision)
-                return
-            except PartiError as error:
-                log.warning("group.dead_letter_failed", sequence=message.sequence, error=str(error))
-            await self._clock.sleep(next(waits))
+        """Until its letter is stored the message is not let go; health and the log tell of it."""
+
+        def failed(error: PartiError, _: float) -> None:
+            message.last_error = f"its dead letter cannot be stored: {error}"
+            self._failing.setdefault(message.queue_sequence, (self._clock.now(), message))
+            log.warning("group.dead_letter_failed", sequence=message.sequence, error=str(error))
+
+        await until_stored(lambda: self._dead_letters.bury(message, decision), clock=self._clock, on_failure=failed)
 
     def _count(self, outcome: str) -> None:
         self._metrics.count(m.MESSAGES, outcome=outcome)

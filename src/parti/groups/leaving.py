@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 from abc import abstractmethod
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from typing import Generic
 
-from parti.backoff import Backoff
+from parti.backoff import FAST
 from parti.errors import PartiError
 from parti.groups.common import holder, pinned_id
 from parti.groups.events import EventKind, MemberState
@@ -29,7 +30,7 @@ log = get_logger("groups")
 _PATIENCE = 2.0  # for each call to the server while leaving
 _CANCEL_WITHIN = 1.0  # for handlers to end when they are cancelled; one that does not is left behind
 SECOND_LOOK = 0.1  # a pull of the reference ends and the next one comes within a few milliseconds
-_OTHERS = Backoff(base=0.003, cap=0.05, max_tries=None)  # others mostly end within milliseconds
+_OTHERS = replace(FAST, base=0.003, cap=0.05)  # others mostly end within milliseconds
 
 
 class MemberLeaving(Pinned[R], Generic[R]):

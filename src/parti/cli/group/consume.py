@@ -29,11 +29,11 @@ from parti.groups.static import static_consume
 from parti.groups.template import ConsumerTemplate
 from parti.observe.health import ObservabilityServer
 from parti.observe.prometheus import PrometheusMetrics
+from parti.outcomes import Retry
 from parti.waiting import first_of, stop_signals
 from parti.wire.configured import configured_options
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
-from parti.worker.outcomes import Retry
 
 _FINISH_WITHIN = 8.0  # below the 10 s that a supervisor waits after SIGTERM
 

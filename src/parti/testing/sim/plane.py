@@ -11,6 +11,7 @@ from parti.manager.host import Plane
 from parti.manager.per_partition import PerPartitionPlane
 from parti.manager.per_worker import PerWorkerPlane
 from parti.model import Layout, Member
+from parti.outcomes import Outcome, Reject, Retry
 from parti.testing.sim.host import CONTROL
 from parti.testing.sim.network import SimReader
 from parti.testing.sim.stream import NAME, TEMPLATE
@@ -19,7 +20,6 @@ from parti.wire.async_ranges import AsyncRangeReader
 from parti.worker import WorkerConsumer
 from parti.worker.engine import Engine
 from parti.worker.message import Message
-from parti.worker.outcomes import Outcome, Reject, Retry
 
 if TYPE_CHECKING:
     from parti.testing.sim.process import Process
