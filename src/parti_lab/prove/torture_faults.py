@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import time
 from collections import defaultdict
@@ -20,6 +21,7 @@ from parti_lab.prove.torture_fleet import NAMESPACE, TortureFleet, TorturePlace,
 from parti_lab.prove.torture_judge import Disturbance, TortureLedger
 from parti_lab.prove.torture_scenario import RECORDS, TortureFault, TortureKind
 from parti_lab.prove.torture_sink import TortureSink
+from parti_lab.prove.torture_starve import starve
 from parti_lab.prove.torture_traffic import STREAM, TortureTraffic
 from parti_lab.prove.traffic import make_stream
 
@@ -87,6 +89,7 @@ class TortureFaults:
             TortureKind.EXIT: self._fate,
             TortureKind.BLOCK: self._fate,
             TortureKind.HANG_STOP: self._hang_stop,
+            TortureKind.STARVE: self._starve,
         }
         return await methods[kind](fault)
 
@@ -292,6 +295,12 @@ class TortureFaults:
             self._kills[node] -= 1
             if not self._kills[node]:
                 await asyncio.to_thread(restart)
+
+    async def _starve(self, fault: TortureFault) -> float:
+        noted = self._note(fault, "", explains=False)
+        noted.ends_leases = True
+        await starve(self.fleet, fault.seconds, random.Random(fault.target))
+        return self._over(noted)
 
     # -- what others do to our things ---------------------------------------------------------------------------------
 

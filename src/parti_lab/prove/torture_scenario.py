@@ -65,6 +65,9 @@ class TortureKind(StrEnum):
     """A handler raises SystemExit."""
     BLOCK = "block"
     """A handler blocks the event loop beyond the lease."""
+    STARVE = "starve"
+    """Every process, the servers too, stands still again and again, for up to one and a half leases: a machine that
+    has more to do than it can."""
 
 
 PLANNED: Final = frozenset(
@@ -94,6 +97,7 @@ _ONCE: Final = frozenset(
         TortureKind.HANG_STOP,
         TortureKind.HANG,
         TortureKind.NODE,
+        TortureKind.STARVE,
     }
 )
 HOTTEST: Final = 1.6  # times the mean load that the busiest partition has (see `TortureTraffic`)
@@ -336,6 +340,8 @@ def _length(rng: random.Random, kind: TortureKind, quick: bool, ttl: float) -> f
             return 10.0
         case TortureKind.STEPDOWN | TortureKind.REMOVE | TortureKind.SOURCE:
             return round(rng.uniform(1.0, 3.0), 2)
+        case TortureKind.STARVE:
+            return round(rng.uniform(3.0, 5.0 if quick else 12.0), 2)
         case TortureKind.BLOCK:
             return round(ttl + rng.uniform(0.5, 3.0), 2)
         case _:
