@@ -253,7 +253,7 @@ def drive(pipeline: Pipeline, rows: list[dict[str, Any]], epoch: int = 0, tasks:
     )
     assert pipeline.payload_key is not None
     batch = pipeline.payload_key.rekeyed(columns.to_batches()[0])
-    named: dict[str, Any] = {"policy": pipeline.policy, "shape": pipeline.shape, "epoch": epoch, "tasks": tasks}
+    named: dict[str, Any] = {"retries": pipeline.retries, "shape": pipeline.shape, "epoch": epoch, "tasks": tasks}
     stage = HandlerStage(pipeline.handler, pipeline.name, pipeline.stream, **named)
     return [row for part in stage.run(iter([batch])) for row in part.to_pylist()]
 

@@ -48,7 +48,7 @@ async def restore(js: JetStreamApi, kind: str) -> tuple[str, list[StoredMessage]
     """The recorded letters in a dead-letter stream, and their own stream beside it."""
     record = json.loads((RECORDED / f"{kind}.json").read_text())
     stream, messages = record["stream"], [StoredMessage.from_json(message) for message in record["messages"]]
-    subjects = [f"*.{stream}.>"] if kind == "static_group" else [f"{stream}.>"]
+    subjects = [f"{number}.{stream}.>" for number in (0, 1)] if kind == "static_group" else [f"{stream}.>"]
     await js.stream_create({"name": stream, "subjects": subjects, "storage": "memory"})
     await ensure_stream(js, stream)
     for message in messages:
