@@ -134,8 +134,8 @@ def gather_letters(
 
 
 def print_letters(columns: tuple[str, ...], found: list[DeadLetter], total: int) -> None:
-    cells = [summary(letter) for letter in found]
-    print_table(columns, [[plain(str(row.get(column, ""))[:80]) for column in columns] for row in cells])
+    cells = [row | {"error": str(row["error"])[:80]} for row in map(summary, found)]
+    print_table(columns, [[plain(row.get(column, "")) for column in columns] for row in cells])
     note(f"{len(found)} of {total} letters")
 
 

@@ -10,26 +10,15 @@ from typing import Final
 
 import msgspec
 
-from parti.dead_letters.headers import (
-    ATTEMPTS,
-    CONSUMER,
-    EPOCH,
-    ERROR,
-    EXTENSION,
-    MSG_ID,
-    REASON,
-    SEQUENCE,
-    STREAM,
-    SUBJECT,
-    WORKER,
-    steers,
-    whole,
-)
+from parti.dead_letters import headers as h
+from parti.dead_letters.headers import steers, whole
 from parti.dead_letters.letter import DeadLetter, LetterExtension, dead_letter_subject
 from parti.dead_letters.old_formats import is_old_delivery, read_old_delivery
 from parti.wire.stored import StoredMessage
 
-_OURS: Final = frozenset({REASON, ERROR, ATTEMPTS, STREAM, SUBJECT, SEQUENCE, CONSUMER, WORKER, EPOCH, EXTENSION})
+_OURS: Final = frozenset(
+    {h.REASON, h.ERROR, h.ATTEMPTS, h.STREAM, h.SUBJECT, h.SEQUENCE, h.CONSUMER, h.WORKER, h.EPOCH, h.EXTENSION}
+)
 _KEPT: Final = "Parti-Original-"
 _MARKER: Final = "fence"
 """The reason that an epoch marker names, by which a driver on Spark keeps its predecessors out: it is no letter."""
@@ -38,18 +27,18 @@ _MARKER: Final = "fence"
 def letter_headers(letter: DeadLetter, identity: str) -> dict[str, str]:
     """The headers under which a letter is published."""
     headers = {_kept_name(name): value for name, value in letter.headers.items()} | {
-        REASON: letter.reason,
-        ERROR: letter.error,
-        ATTEMPTS: str(letter.attempts),
-        STREAM: letter.stream,
-        SUBJECT: letter.subject,
-        SEQUENCE: str(letter.original_sequence),
-        MSG_ID: identity,
+        h.REASON: letter.reason,
+        h.ERROR: letter.error,
+        h.ATTEMPTS: str(letter.attempts),
+        h.STREAM: letter.stream,
+        h.SUBJECT: letter.subject,
+        h.SEQUENCE: str(letter.original_sequence),
+        h.MSG_ID: identity,
     }
     if letter.consumer:
-        headers |= {CONSUMER: letter.consumer, WORKER: letter.worker, EPOCH: str(letter.epoch)}
+        headers |= {h.CONSUMER: letter.consumer, h.WORKER: letter.worker, h.EPOCH: str(letter.epoch)}
     if letter.extension != LetterExtension():
-        headers[EXTENSION] = msgspec.json.encode(letter.extension).decode()
+        headers[h.EXTENSION] = msgspec.json.encode(letter.extension).decode()
     return headers
 
 
@@ -69,8 +58,8 @@ def letter_id(letter: DeadLetter, *, created: str, scope: str, timestamp: float)
 
 def is_letter(stored: StoredMessage) -> bool:
     """Whether a message of a dead-letter stream is a letter: epoch markers rest there as well."""
-    told = STREAM in stored.headers or is_old_delivery(stored.headers)
-    return told and stored.headers.get(REASON) != _MARKER
+    told = h.STREAM in stored.headers or is_old_delivery(stored.headers)
+    return told and stored.headers.get(h.REASON) != _MARKER
 
 
 def read_letter(stored: StoredMessage) -> DeadLetter:
@@ -79,18 +68,18 @@ def read_letter(stored: StoredMessage) -> DeadLetter:
     if is_old_delivery(headers):
         return read_old_delivery(stored)
     return DeadLetter(
-        stream=headers.get(STREAM, ""),
-        subject=headers.get(SUBJECT, stored.subject),
-        original_sequence=whole(headers.get(SEQUENCE)),
-        reason=headers.get(REASON, ""),
-        error=headers.get(ERROR, ""),
-        attempts=whole(headers.get(ATTEMPTS)),
+        stream=headers.get(h.STREAM, ""),
+        subject=headers.get(h.SUBJECT, stored.subject),
+        original_sequence=whole(headers.get(h.SEQUENCE)),
+        reason=headers.get(h.REASON, ""),
+        error=headers.get(h.ERROR, ""),
+        attempts=whole(headers.get(h.ATTEMPTS)),
         data=stored.data,
         headers={k.removeprefix(_KEPT): v for k, v in headers.items() if k not in _OURS and not steers(k)},
-        consumer=headers.get(CONSUMER, ""),
-        worker=headers.get(WORKER, ""),
-        epoch=whole(headers.get(EPOCH)),
-        extension=_extension(headers.get(EXTENSION)),
+        consumer=headers.get(h.CONSUMER, ""),
+        worker=headers.get(h.WORKER, ""),
+        epoch=whole(headers.get(h.EPOCH)),
+        extension=_extension(headers.get(h.EXTENSION)),
         place=stored.subject,
         sequence=stored.seq,
         time=stored.time_ns / 1e9,

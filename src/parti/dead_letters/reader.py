@@ -14,7 +14,7 @@ from parti.clock import Clock
 from parti.dead_letters.format import is_letter, read_letter
 from parti.dead_letters.headers import HISTORY, MSG_ID, TASK_ID, steers
 from parti.dead_letters.letter import DeadLetter, LetterKind, dead_letter_stream
-from parti.errors import FatalError, UsageError
+from parti.errors import FatalError, NoResponders, UsageError
 from parti.subjects import matches
 from parti.wire.api import JetStreamApi
 from parti.wire.errors import MessageNotFound, StreamNotFound
@@ -100,7 +100,7 @@ class DeadLetterReader:
 
         Direct Get is answered by replicas that lag, and by mirrors of the stream: what it lacks, the leader is asked.
         """
-        with contextlib.suppress(AnsweredElsewhere):
+        with contextlib.suppress(AnsweredElsewhere, NoResponders):  # the latter where allow_direct is off
             page = await self.js.direct_get_batch(self.name, batch=_PAGE, seq=position, max_bytes=_PAGE_BYTES)
             if page.messages:
                 return page.messages
