@@ -31,7 +31,7 @@ def steers(name: str) -> bool:
 
 def whole(text: str | None) -> int:
     """The number that a header holds; 0 where it holds none."""
-    return int(text) if text and text.isdecimal() else 0
+    return int(text[:20]) if text and text.isdecimal() else 0
 
 
 def read_history(text: str | None) -> tuple[dict[str, Any], ...]:
