@@ -197,7 +197,7 @@ def test_tasks_arrive_in_order_and_what_waits_is_parked_with_its_document_alone(
     assert len({webhook_id for _, webhook_id in tries}) == 1
     buried = {letter.reason: letter for letter in letters(stream)}
     assert set(buried) == {"rejected", "malformed"}
-    assert (buried["rejected"].status, buried["rejected"].response) == (422, b"never")
+    assert (buried["rejected"].extension.status, buried["rejected"].extension.response) == (422, b"never")
     rows = spark.read.parquet(str(tmp_path / "outcomes")).collect()
     assert {row.outcome for row in rows} == {"done", "dead-lettered", "parked"}
     position = stream.connection.api(f"CONSUMER.INFO.{stream.name}.TriggerDeliveryWorker")
