@@ -26,7 +26,7 @@ _COLUMNS = (
 
 
 def record_json(stored: Stored[Any], stream: str, group: str, kind: GroupKind) -> dict[str, Any]:
-    """A record for machines, in the words of the wire format."""
+    """A record as JSON, with the field names of the wire format."""
     record: GroupMembership = stored.record
     found: dict[str, Any] = {
         "kind": kind.value,
@@ -187,7 +187,7 @@ def _tell_plan(plan: DeletePlan, verb: str) -> None:
 
 
 def _agreed() -> bool:
-    """The answer of a person or a pipe; none at all is a no."""
+    """The answer of a person or a pipe; no answer means no."""
     try:
         return click.confirm("delete it? all its members stop consuming")
     except click.Abort:
