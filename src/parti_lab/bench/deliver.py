@@ -1,4 +1,4 @@
-"""`parti bench deliver`: deliveries per CPU-second beside a bare aiohttp loop, and what one dead host costs other hosts.
+"""`parti bench deliver`: deliveries per CPU-second beside a bare aiohttp loop, and what one dead host costs others.
 
 Both clients post bodies of the same size to the same endpoint in another process, 64 at a time, read the answer, and
 take turns in one run. The bare loop is a plain `ClientSession`. parti uses aiohttp's pool and parser without it, and
