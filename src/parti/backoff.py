@@ -15,8 +15,7 @@ T = TypeVar("T")
 
 
 def _own() -> Randomness:
-    """A new generator, seeded from the process's global one: the simulator seeds that one and gets the same waits
-    again."""
+    """A generator seeded from the process's global one, which the simulator seeds to get the same waits again."""
     return random.Random(random.getrandbits(64))
 
 

@@ -158,8 +158,7 @@ class Claim:
     target: int | None = None
     """None until the next owner knows its T."""
     accepted: bool = False
-    """True once the owner of a COMMIT accepted it by its own CAS: from then on it may act, and no other member may undo
-    it."""
+    """True once the owner of a COMMIT accepted it by its own CAS: it may act, and no other member may undo it."""
     term: int = 0
     """Term of the leader that wrote this decision."""
     updated: float = 0.0

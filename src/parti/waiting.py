@@ -32,8 +32,8 @@ async def first_of(*ways: asyncio.Future[Any] | Coroutine[Any, Any, Any], timeou
 
 @contextmanager
 def stop_signals(*chosen: signal.Signals) -> Iterator[asyncio.Event]:
-    """An event that SIGTERM and SIGINT (or the given signals) set instead of ending the process; afterwards they end
-    it."""
+    """An event that SIGTERM and SIGINT (or the given ones) set instead of ending the process; later they end it
+    again."""
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
     chosen = chosen or (signal.SIGTERM, signal.SIGINT)
     for each in chosen:

@@ -59,9 +59,8 @@ def audit(
 ) -> Report:
     """Judge effects against what was published. The range is fixed at the start: later messages do not count.
 
-    `compare` are the effects of another consumer or run, judged by `compare_rules` (default: the same rules) and used
-    for parity. `updates` are the consumer updates of the workers that made `effects`: (succeeded, total), see
-    `update_counts`.
+    `compare`: effects of another consumer or run, judged by `compare_rules` (default: the same rules), for parity.
+    `updates`: consumer updates of the workers that made `effects`, as (succeeded, total), see `update_counts`.
     """
     began = time.perf_counter()
     first_rules = rules or AuditRules()

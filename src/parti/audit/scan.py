@@ -121,8 +121,7 @@ class Find:
 
 
 def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs on an executor, over all rows of its places, sorted by rank: returns counts and verdicts; passes other rows
-    on."""
+    """Runs on an executor, over all rows of its places, sorted by rank: counts and verdicts; passes other rows on."""
     blocks: dict[int, dict[tuple[str, int], Bits]] = {}
     sides = ((Merge(), Judge()), (Merge(), Judge()))
     for batch in batches:

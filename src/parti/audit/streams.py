@@ -75,8 +75,7 @@ def bounds(table: Table, stream: str, connect: ConnectOptions | None, *, files: 
 
 
 def read_stream(spark: SparkSession, connect: ConnectOptions | None, options: dict[str, str], schema: str) -> DataFrame:
-    """A batch read. The connection is passed inside the source: options appear in query plans, where no secret may
-    be."""
+    """A batch read. The source object carries the connection: options show up in plans, where no secret may be."""
     reach = (connect or ConnectOptions.resolve()).self_contained()
     name = f"jetstream-audit-{secrets.token_hex(4)}"
     spark.dataSource.register(_bound_source(name, reach))

@@ -63,7 +63,7 @@ def replay(
 ) -> None:
     """Deliver tasks of the stream once more, between two positions, in order per document, with the ids they had.
 
-    Ends when each is delivered or in the dead letters. Started again with the same folder it goes on where it was.
+    Ends when each is delivered or in the dead letters. Started again with the same folder it continues.
     """
     from parti.spark.delivery import Span
 

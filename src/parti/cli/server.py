@@ -20,7 +20,7 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}  # binary, as n
 
 
 class ServerEnded(FatalError):
-    """The server ended without a request: its log says why."""
+    """The server ended although no stop was requested: its log says why."""
 
 
 def size(text: str) -> int:

@@ -94,8 +94,7 @@ class RetrySection(Section, frozen=True, kw_only=True):
 
 
 class LogFormat(StrEnum):
-    """JSON lines for machines, aligned and coloured lines for people; `auto` chooses by whether stderr is a
-    terminal."""
+    """JSON lines for machines, aligned and coloured lines for people; `auto`: the latter if stderr is a terminal."""
 
     AUTO = "auto"
     JSON = "json"

@@ -47,8 +47,7 @@ class Acks:
         self._thread = threading.get_ident()
 
     def settled(self, message: GroupMessage) -> None:
-        """Acknowledge without confirmation. From another thread, the ack is sent before the handler's outcome
-        counts."""
+        """Acknowledge without confirmation. From another thread, the ack is sent before the outcome counts."""
         self._in_loop(self._settled, message)
 
     def _settled(self, message: GroupMessage) -> None:
@@ -84,8 +83,7 @@ class Acks:
             message.doubtful = True
             raise
         except RequestTimeout:
-            # The server ignores the ack of a deleted consumer's delivery; a new consumer of the same name gives no
-            # answer.
+            # The server ignores acks for a deleted consumer's deliveries; a new one of the same name does not answer.
             if await self._created() != message.holding[0]:
                 raise self._replaced(message) from None
             if deadline.expired:

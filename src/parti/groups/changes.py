@@ -1,5 +1,4 @@
-"""Changes of an elastic group's membership as pure functions: a preview and the real change give the same result or
-error."""
+"""Changes of an elastic group's membership as pure functions: preview and real change give the same result or error."""
 
 from __future__ import annotations
 

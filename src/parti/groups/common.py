@@ -145,10 +145,9 @@ def pinned_at(info: dict[str, Any]) -> int:
 def stray_pin(info: dict[str, Any]) -> str | None:
     """A pin that no instance holds, though the server reports it: it blocks every instance until its TTL ends.
 
-    The server pins a waiting pull, and checks only afterwards whether its client still listens (2.15.1): if no other
-    pull waits, an instance that has just ended gets the pin. The pin id travels only with messages, so a pin without
-    any message sent is known to no instance. If the server may pause between pinning and sending (rate limit), this
-    cannot be decided.
+    The server pins a waiting pull and checks only afterwards whether its client still listens (2.15.1): an instance
+    that has just ended can get the pin. Pin ids travel only with messages, so no instance knows a pin without a message
+    sent. With a rate limit the server may pause between pinning and sending: then this cannot be decided.
     """
     pin = pinned_id(info)
     if pin is None or info["config"].get("rate_limit_bps"):

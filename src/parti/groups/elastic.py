@@ -93,9 +93,8 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
         """Notice at once when another member's consumer is deleted, so that its partitions can be taken."""
 
         async def wake(advisory: Any) -> None:
-            # Not for the own consumer's name: its pinned instance recreates it, and a concurrent create fails (500).
-            # Another member's leaving does not shorten the time that this instance leaves to its own pinned one,
-            # either.
+            # Not for the own name: the pinned instance recreates it, and a concurrent create fails (500). Nor does
+            # another member's leaving shorten the time left to the pinned instance of this member.
             if self._blocked and advisory.subject.split(".")[-1] != self._consumer:
                 self._soon()
                 self._signal(look_again)

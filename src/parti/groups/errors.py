@@ -24,8 +24,7 @@ class GroupExists(GroupError):
 
 
 class GroupChanged(GroupError):
-    """Settings of a group that may never change were changed while members ran: restart the members with the new
-    group."""
+    """Settings that may never change were changed while members ran: restart the members with the new group."""
 
 
 class RecordUnreadable(GroupError):

@@ -72,8 +72,7 @@ Listener = Callable[[GroupEvent], None]
 
 
 class GroupEvents:
-    """The most recent events, and a subscription to later ones. A listener that raises is logged and affects no
-    other."""
+    """The most recent events, and a subscription to later ones. A listener that raises is logged and stops no other."""
 
     def __init__(self, *, stream: str, group: str, member: str) -> None:
         self.recent: deque[GroupEvent] = deque(maxlen=_REMEMBERED)

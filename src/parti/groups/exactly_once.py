@@ -34,9 +34,8 @@ def exactly_once(process: Process) -> Handler:
     """A handler that commits a message's effects only after the server has confirmed its acknowledgement.
 
     `process` does the work and returns the open transaction. If the acknowledgement fails, because this process was
-    frozen or its membership changed meanwhile, another instance gets the message and the transaction is rolled back.
-    One case remains, a crash between acknowledgement and commit: the system of record must finish prepared
-    transactions.
+    frozen or its membership changed, another instance gets the message and the transaction is rolled back. One case
+    remains, a crash between acknowledgement and commit: the system of record must finish prepared transactions.
     """
 
     async def handler(message: GroupMessage) -> Outcome:

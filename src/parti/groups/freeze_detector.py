@@ -29,7 +29,7 @@ class Limits:
     """Limit of one pull's expiry; 0: no limit."""
 
     def follow(self, config: Mapping[str, Any]) -> None:
-        """Use the limits of an existing consumer, whoever created it: fields may be missing."""
+        """Use the limits of an existing consumer, created by any client: fields may be missing."""
         self.acks = config.get("ack_policy") != "none"
         self.ack_wait = int(config.get("ack_wait") or 0) / 1e9 or self.ack_wait
         self.pin_ttl = int(config.get("priority_timeout") or 0) / 1e9 or self.pin_ttl
@@ -41,9 +41,8 @@ class Limits:
 class FreezeDetector:
     """Beats while the event loop runs. `fresh()` turns false half a pin's TTL after the last beat.
 
-    A process that was stopped reads deliveries waiting in its socket as if they were new, though another instance may
-    have handled them since. The clock also counts while the process is stopped, so the first check afterwards detects
-    it.
+    A process that was stopped reads deliveries waiting in its socket as if they were new; another instance may have
+    handled them since. The clock also counts while the process is stopped: the first check afterwards detects it.
     """
 
     def __init__(

@@ -134,8 +134,7 @@ class InFlight:
         self._metrics.set(m.IN_HAND, len(self.in_hand))
 
     def held_under(self, holding: Holding) -> set[int]:
-        """Messages delivered or redelivered under this consumer and pin, and running ones that certainly belong
-        here."""
+        """Messages last delivered under this consumer and pin, and running ones that certainly belong here."""
 
         def ours(message: GroupMessage) -> bool:
             runs = message.started and not message.doubtful and message.holding[0] == holding[0]
@@ -150,8 +149,7 @@ class InFlight:
     def release(self, epoch: int, holding: Holding) -> None:
         """Start held messages in stream order, and let later ones start too.
 
-        A message that came under another pin and was not started is forgotten: another instance may have it, or it is
-        redelivered.
+        A message of another pin that was not started is forgotten: another instance has it, or it is redelivered.
         """
         for message in [each for each in self.in_hand.values() if each.holding != holding and not each.started]:
             self._forget(message)
@@ -203,8 +201,7 @@ class InFlight:
             retrying.set()
 
     def ours(self) -> list[GroupMessage]:
-        """The messages in flight, without those still running that may belong to another instance since the pin was
-        lost."""
+        """The messages in flight, without running ones that may belong to another instance since the pin was lost."""
         return [message for message in self.in_hand.values() if self._keeping or not message.doubtful]
 
     def doubt(self) -> None:
@@ -213,8 +210,7 @@ class InFlight:
             message.doubtful = True
 
     def forget_done(self) -> None:
-        """The group was recreated under the same name: messages done for the old group must be done again for the new
-        one."""
+        """The group was recreated under the same name: messages done for the old one must be done again."""
         self._done.clear()
 
     def cancel(self, why: str, *, keep: bool) -> None:
@@ -258,9 +254,8 @@ class InFlight:
     def finish(self, message: GroupMessage) -> None:
         """The message is handled: acknowledge it, unless another instance may have it by now.
 
-        That instance handles the message too, and compares the messages it holds with what the server has pending: a
-        late ack from here would hide a message that is still on its way there. So the ack waits until the pin is
-        settled.
+        That instance handles it too, and compares the messages it holds with what the server has pending: a late ack
+        from here would hide a message that is still on its way there. So the ack waits until the pin is settled.
         """
         message.acknowledged = True
         message.doubtful = message.doubtful or not self._still_fresh()
@@ -343,8 +338,7 @@ class InFlight:
         return Retry(error=describe(error))
 
     def _given_up(self, message: GroupMessage) -> float | None:
-        """After a cancellation the server redelivers the message; returns a delay if this instance is pinned again by
-        now."""
+        """Cancelled: the server redelivers the message; returns a delay if this instance is pinned again by now."""
         self._count("retry")
         if self.in_hand.get(message.queue_sequence) is not message:
             return None

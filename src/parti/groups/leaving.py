@@ -163,8 +163,7 @@ class MemberLeaving(Pinned[R], Generic[R]):
             await self._delete_consumer()
 
     async def _is_unused(self, created: str) -> bool:
-        """Whether no instance pulls from this consumer, is pinned to it or has a message of it: its last user has
-        ended."""
+        """Whether no instance pulls from this consumer, holds its pin or one of its messages."""
         freed = self._given_back + self._unread if created == self._created else 0
         for wait in (0.0, SECOND_LOOK):  # the reference has no open pull for a moment after each one
             await self._clock.sleep(wait)

@@ -28,8 +28,7 @@ SERVER_FAILED = 500  # such as for a consumer that is created while its predeces
 
 
 class GroupConsumer(MemberLeaving[R], Generic[R]):
-    """A joined instance. `state` is its state, `events` its history; `wait()` returns when it has ended, or raises
-    why."""
+    """A joined instance with its `state` and its `events`; `wait()` returns when it has ended, or raises its error."""
 
     def __repr__(self) -> str:
         return (

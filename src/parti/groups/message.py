@@ -1,5 +1,4 @@
-"""One message of a group as a handler sees it: without the partition token, and with its sequence in the source
-stream."""
+"""One message of a group for a handler: without the partition token, with its sequence in the source stream."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ class GroupMessage(Message):
     async def double_ack(self) -> None:
         """After this returns the server has confirmed the acknowledgement. An error means: undo what was prepared.
 
-        Raises `OwnershipLost` when another instance may have the message, and `NoResponders` when the consumer is
-        deleted.
+        Raises `OwnershipLost` when another instance may have the message, `NoResponders` when the consumer is gone.
         """
         if not self.acknowledged:
             await self._settle.confirmed(self)

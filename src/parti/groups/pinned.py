@@ -1,9 +1,8 @@
 """The pinned instance: nothing starts before the server confirms the pin and all earlier messages have arrived.
 
-Each message in flight remembers the consumer and the pin of its delivery. After a freeze or a lost connection messages
-are kept but not started. Under the same pin they still belong to this instance and continue at once. Under another pin
-they belong to another instance and are dropped without a NAK, because a NAK would make the server redeliver what the
-other instance has in flight (NAKs count by sequence).
+Each message in flight remembers the consumer and the pin of its delivery. After a freeze or a lost connection it is
+kept, not started. Under the same pin it still belongs to this instance and continues at once; under another pin it is
+dropped without a NAK, which would make the server redeliver what another instance holds (NAKs count by sequence).
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ class Pinned(Core[R], Generic[R]):
     """When the pin was lost while handlers ran; they have `drain_timeout` to end."""
 
     async def _settle_pin(self) -> None:
-        """Pinned by the first message: handle nothing before the server confirms the pin and earlier deliveries have
-        arrived."""
+        """Pinned by the first message: start nothing until the server confirms it and earlier messages have come."""
         pin = self._puller.pin
         if pin != self._pin:
             self._pin, self._pin_since, self._told_waiting = pin, self._clock.now(), False

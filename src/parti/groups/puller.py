@@ -106,8 +106,7 @@ class Puller:
     def undelivered(self, pin: str, last: int) -> int:
         """How many messages were sent under this pin, up to the consumer's sequence `last`, and never arrived.
 
-        The server takes back what it sends to a pull that has just been withdrawn, and redelivers it to the next
-        instance.
+        The server takes back what it sends to a pull that has just been withdrawn, and redelivers it.
         """
         known, following = self._expected
         return max(0, last + 1 - following) if pin == known else 0

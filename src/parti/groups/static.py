@@ -1,5 +1,4 @@
-"""Joins a static group: a durable stores the member's position; if the durable is lost, it is restored at that
-position."""
+"""Joins a static group: a durable stores the member's position; a lost durable is restored at that position."""
 
 from __future__ import annotations
 
@@ -125,8 +124,9 @@ class StaticMember(GroupConsumer[StaticRecord]):
     ) -> dict[str, Any]:
         """Set a recreated durable to the position of the deleted one.
 
-        Otherwise it would replay the stream, or skip messages that came meanwhile. By a reset if the server supports it, so that its configuration stays the one that other instances send.
-        Otherwise `wanted` contains the position, and a durable that another instance created without it is recreated.
+        Without this it would replay the stream, or skip messages that came meanwhile. Uses a reset if the server
+        supports it, so that the configuration stays the one that other instances send. Otherwise `wanted` contains the
+        position, and a durable that another instance created without it is recreated.
         """
         if wanted is config:
             await self._api.consumer_reset(self.stream, self._consumer, floor + 1)
@@ -161,8 +161,7 @@ class StaticMember(GroupConsumer[StaticRecord]):
         await self._remove_outdated()
 
     async def _leave(self) -> None:
-        # As the reference does: a durable with other filters blocks the new ones (10148). The error reports its
-        # position.
+        # As the reference does: a durable with other filters blocks the new ones (10148). The error has its position.
         if self._outdated and (done := await self._remove_outdated()) is not None:
             self._failure = GroupChanged(
                 f"{self._failure}; its durable is removed. All of this member up to sequence {done} was done: "

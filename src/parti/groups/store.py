@@ -52,8 +52,7 @@ class NewMembership:
 
 
 class RecordStore(Generic[R]):
-    """The records of one kind. Every write is a compare-and-set, repeated on a fresh read when another writer was
-    faster."""
+    """The records of one kind. Every write is a CAS, repeated on a fresh read when another writer was faster."""
 
     def __init__(self, api: JetStreamApi, kind: GroupKind, decode: Callable[[bytes], R], *, clock: Clock) -> None:
         self.kv = KeyValue(api, kind.bucket)

@@ -13,8 +13,7 @@ _gauges: WeakKeyDictionary[Metrics, dict[str, dict[int, float]]] = WeakKeyDictio
 
 
 class SummedGauges:
-    """A `Metrics` for one instance: counters pass through, gauges are summed over all instances with the same
-    metrics."""
+    """A `Metrics` for one instance: counters pass through, gauges are summed over instances with the same metrics."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

@@ -38,8 +38,7 @@ class HealthCheck:
 
 
 async def run_checks(checks: Iterable[HealthCheck], *, timeout: float = CHECK_TIMEOUT) -> dict[str, str]:
-    """Run all checks concurrently; returns the failing ones by name, each with its reason. Never raises, never
-    hangs."""
+    """Run all checks concurrently; returns the failing ones by name, with the reason. Never raises, never hangs."""
     failing: dict[str, str] = {}
 
     async def ask(check: HealthCheck) -> None:

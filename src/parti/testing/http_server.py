@@ -127,8 +127,7 @@ class FaultHttpServer:
         return f"{self._host}/32@{self.port}"
 
     def on(self, path: str, *replies: Reply | Script) -> None:
-        """Script a path: replies in order, the last one repeated, or one function that chooses the reply to each
-        request."""
+        """Script a path: replies in order, the last one repeated, or one function that chooses each reply."""
         if len(replies) == 1 and callable(replies[0]):
             self._scripts[path] = replies[0]
             return

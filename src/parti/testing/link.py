@@ -69,8 +69,7 @@ class Flow:
         return gone
 
     async def passage(self, arrived: float) -> None:
-        """Return when a chunk that arrived at this loop time may be forwarded: after the delay, and never while
-        blocked."""
+        """Return when a chunk that arrived at this loop time may be forwarded: after the delay, not while blocked."""
         loop = asyncio.get_running_loop()
         while (wait := arrived + self._delay - loop.time()) > 0:
             await self._change(wait)

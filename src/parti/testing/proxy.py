@@ -95,8 +95,7 @@ class FaultProxy(Running):
         return self._order(self._cut(refuse))
 
     def cut_after(self, nbytes: int, direction: Direction = Direction.TO_CLIENT) -> None:
-        """Reset, once, the connection that would carry byte `nbytes` + 1 counted from now; no byte after it gets
-        through."""
+        """Reset, once, the connection that would carry byte `nbytes` + 1 from now on; no later byte gets through."""
         if nbytes < 0:
             raise UsageError(f"cut_after needs a count of bytes, not {nbytes}")
         self._set(direction, lambda flow: flow.cut_after(nbytes))

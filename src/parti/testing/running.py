@@ -10,10 +10,9 @@ from typing import Self
 
 
 async def to_its_end(action: Callable[[], None]) -> None:
-    """Run `action` in a thread; when this returns or raises, the action has ended, even if the caller was cancelled.
+    """Run `action` in a thread; when this returns or raises, it has ended, even if the caller was cancelled.
 
-    A thread cannot be cancelled: without this, a cancelled caller would continue while its server still starts or
-    stops.
+    A thread cannot be cancelled: without this, a cancelled caller would continue while its server starts or stops.
     """
     work = asyncio.create_task(asyncio.to_thread(action))
     try:

@@ -69,8 +69,7 @@ class NatsServer(Running):
 
         `port` 0 picks a free one. `max_memory` and `max_storage` are JetStream's limits in bytes. `sync_interval` is
         the server's ("always", "10s"; its own default is 2 minutes). `config` is nats-server configuration text,
-        appended so that it overrides earlier settings; it must not redirect the log, because readiness is read from the
-        log.
+        appended to override earlier settings; it must not redirect the log, because readiness is read from it.
         """
         self.binary = find_binary()
         self.host = host

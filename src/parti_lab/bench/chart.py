@@ -41,8 +41,7 @@ class _Row:
 
 
 def render_html(result: Result) -> str:
-    """The page. Each figure with a goal has its own scale and a mark at the goal; the others share one scale per
-    unit."""
+    """The page. A figure with a goal has its own scale and a mark at the goal; the others share a scale per unit."""
     judged = list(_judged(result))
     others = list(_grouped(result))
     words = [(name, value) for name, value in result.figures.items() if isinstance(value, str | bool) or value is None]

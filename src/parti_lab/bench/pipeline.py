@@ -177,8 +177,7 @@ class _Bench:
         batch_size: int | None = None,
         times: list[float] | None = None,
     ) -> float:
-        """Rows per second through the pipeline, counted as for the plain read; `times` receives the batch times in
-        ms."""
+        """Rows per second through the pipeline, counted as for the plain read; `times` gets the batch times in ms."""
         with tempfile.TemporaryDirectory(prefix="parti-bench-") as folder:
             running = self._pipeline(handler, plan, folder, batch_size=batch_size).start(self.spark)
             with running:

@@ -1,4 +1,4 @@
-"""The steps of the demonstration, in order, with bars that show everybody's progress."""
+"""The steps of the demonstration, in order, with progress bars."""
 
 from __future__ import annotations
 

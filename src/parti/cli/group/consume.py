@@ -149,7 +149,7 @@ def consume_command(kind: GroupKind) -> click.Command:
     ) -> None:
         """Join as an instance of a member and print its messages; each is acknowledged with confirmation.
 
-        Ends at Ctrl-C or SIGTERM after the message in hand, with exit code 0; a group that cannot go on is exit code 1.
+        Ends at Ctrl-C or SIGTERM after the message in flight, with exit code 0; exit code 1 if the group fails.
         """
         if automatic and kind is GroupKind.STATIC:
             raise ConfigError("a static group's members never change: leave --automatic out")

@@ -121,7 +121,7 @@ def add_shared(to: AliasGroup, kind: GroupKind) -> None:
     def delete(loaded: LoadedConfig, stream: str, group: str, execute: bool, dry_run: bool, as_json: bool) -> None:
         """Delete a group with its own consumers or work queue. Shows the plan and asks; -f acts without asking.
 
-        With --json nobody is asked: it shows the plan, and with -f what was done.
+        With --json it does not ask: it shows the plan, and with -f what was done.
         """
         plan: DeletePlan = run(loaded, kind, lambda groups: groups.plan_delete(stream, group))
         if not execute and not dry_run and not as_json:

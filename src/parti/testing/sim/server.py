@@ -21,8 +21,7 @@ class Refused(Exception):
 
 
 class SimServer:
-    """Answers the requests of the shipped clients. `buried` is called with the sequence of each dead-lettered
-    message."""
+    """Answers the requests of the shipped clients. Calls `buried` with the sequence of each dead-lettered message."""
 
     def __init__(self, stream: SimStream, now: Callable[[], float], buried: Callable[[int], None]) -> None:
         self.stream = stream

@@ -177,8 +177,7 @@ class SimStream:
         return was
 
     def read(self, after: int, upto: int, partitions: frozenset[str], most: int) -> tuple[list[int], int]:
-        """The next messages of these partitions in (after, upto], and the sequence up to which the answer is
-        complete."""
+        """The next messages of these partitions in (after, upto], and the sequence up to which that is complete."""
         found: list[int] = []
         for seq in range(after + 1, min(upto, self.last) + 1):
             if self.alive[seq] and self.partition_of[seq] in partitions:
