@@ -32,8 +32,7 @@ async def first_of(*ways: asyncio.Future[Any] | Coroutine[Any, Any, Any], timeou
 
 @contextmanager
 def stop_signals(*chosen: signal.Signals) -> Iterator[asyncio.Event]:
-    """An event that SIGTERM and SIGINT (or the given ones) set instead of ending the process; later they end it
-    again."""
+    """An event that SIGTERM and SIGINT (or the given ones) set instead of ending the process, until the block ends."""
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
     chosen = chosen or (signal.SIGTERM, signal.SIGINT)
     for each in chosen:

@@ -91,8 +91,7 @@ class StaticGroups(GroupCalls[StaticRecord]):
         return stored
 
     async def _refuse_collisions(self, stream: str, group: str, record: StaticRecord) -> None:
-        """`a-b` + `c` and `a` + `b-c` give the same durable name: two groups, or a user's own, would share a
-        position."""
+        """`a-b` + `c` and `a` + `b-c` make the same durable: two groups, or a user's own, would share a position."""
         names = {static_consumer(group, member): member for member in record.member_names}
         for name, (other, member) in (await self._claimed(stream, except_group=group)).items():
             if name in names:

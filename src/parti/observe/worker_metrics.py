@@ -1,4 +1,4 @@
-"""The worker plane's metrics: exactly the names, labels and buckets of docs/requirements.md#metrics, then parti's
+"""Metrics of the worker plane: exactly the names, labels and buckets of docs/requirements.md#metrics, then parti's
 own."""
 
 from __future__ import annotations
