@@ -1,5 +1,4 @@
-"""Metrics of the worker plane: exactly the names, labels and buckets of docs/requirements.md#metrics, then parti's
-own."""
+"""The worker plane's metrics: the exact names, labels and buckets of docs/requirements.md#metrics, then others."""
 
 from __future__ import annotations
 
