@@ -82,6 +82,7 @@ class TortureFaults:
             TortureKind.NODE: self._node,
             TortureKind.DURABLE_DELETE: self._durable,
             TortureKind.DURABLE_EDIT: self._durable,
+            TortureKind.DURABLE_FILES: self._durable,
             TortureKind.REMAKE: self._remake,
             TortureKind.NAMESPACE: self._namespace,
             TortureKind.HANG: self._fate,
@@ -315,12 +316,15 @@ class TortureFaults:
         try:
             if fault.kind is TortureKind.DURABLE_DELETE:
                 await patiently(lambda: js.consumer_delete(STREAM, info["name"]))
+            elif fault.kind is TortureKind.DURABLE_FILES:
+                assert self.fleet.servers.server is not None
+                self.fleet.servers.server.lose_consumer_files(STREAM, info["name"])
             else:
                 config = dict(info["config"])
                 filters = list(config.pop("filter_subjects", None) or [config.pop("filter_subject", "")])
                 kept = filters[: len(filters) // 2] or [f"{STREAM}._edited_.{fault.target}"]
                 await patiently(lambda: js.consumer_update(STREAM, config | {"filter_subjects": kept}))
-        except PartiError:  # its worker removed it meanwhile
+        except (PartiError, FileNotFoundError):  # its worker removed it meanwhile
             return self._skip(fault)
         return self._over(noted)
 

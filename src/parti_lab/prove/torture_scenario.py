@@ -46,6 +46,8 @@ class TortureKind(StrEnum):
     NODE = "node"
     DURABLE_DELETE = "durable-delete"
     DURABLE_EDIT = "durable-edit"
+    DURABLE_FILES = "durable-files"
+    """The files of a durable are gone at the server: it works, and refuses every change."""
     CLAIM = "claim"
     LEASE = "lease"
     LEADER_RECORD = "leader-record"
@@ -288,11 +290,13 @@ def possible(retention: str, storage: str, replicas: int) -> frozenset[TortureKi
     """
     kinds = set(TortureKind) - (_CLUSTER if replicas == 1 else _SINGLE)
     if retention == "interest":
-        kinds -= {TortureKind.DURABLE_DELETE, TortureKind.DURABLE_EDIT}
+        kinds -= {TortureKind.DURABLE_DELETE, TortureKind.DURABLE_EDIT, TortureKind.DURABLE_FILES}
     if retention == "workqueue":
         kinds -= {TortureKind.NAMESPACE}
     if storage == "memory":
         kinds -= {TortureKind.SERVER_KILL, TortureKind.OUTAGE, TortureKind.NODE}
+    if storage == "memory" or replicas > 1:
+        kinds -= {TortureKind.DURABLE_FILES}
     return frozenset(kinds)
 
 
