@@ -397,7 +397,7 @@ class InFlight:
         return None
 
     async def _bury(self, message: GroupMessage, decision: Bury) -> None:
-        """Retry until the dead letter is stored; the message is not acknowledged before. Health and the log report it."""
+        """Retry until the dead letter is stored; the message is not acknowledged before. Health reports it."""
 
         def failed(error: PartiError, _: float) -> None:
             message.last_error = f"its dead letter cannot be stored: {error}"
