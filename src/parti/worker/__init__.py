@@ -3,7 +3,7 @@
 Promises: in order for each key, one at a time; nothing starts without the lease; a message is acknowledged only after
 its effect, or its dead letter, is certain.
 
-Flow: `session` pulls -> `inbox` -> `lanes` -> `attempts` -> handler -> `outcomes` -> ack; `ledger` keeps positions.
+Flow: `session` pulls -> `inbox` -> `lanes` -> `attempts` -> handler -> `outcomes` -> `room` acks; positions: `ledger`.
 """
 
 from parti.config.worker import WorkerConfig
