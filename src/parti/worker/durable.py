@@ -25,7 +25,13 @@ from parti.backoff import retry
 from parti.errors import Category, PartiError, RequestTimeout
 from parti.model import PartitionId, Retention
 from parti.wire.api_consumers import filters_of
-from parti.wire.errors import ConsumerDoesNotExist, ConsumerInvalidReset, ConsumerNotFound, MessageNotFound
+from parti.wire.errors import (
+    ConsumerDoesNotExist,
+    ConsumerFilesGone,
+    ConsumerInvalidReset,
+    ConsumerNotFound,
+    MessageNotFound,
+)
 from parti.worker.errors import ForeignDurable
 from parti.worker.recorder import Op
 from parti.worker.routing import consumer_name, consumer_stem
@@ -103,6 +109,7 @@ class Durable:
         """Held by whoever changes the consumer, or makes the pull depend on how it stands."""
         self._stored: Json = {}
         self._created = ""
+        self._floor = 0  # the ack floor at the last look
 
     def __repr__(self) -> str:
         return f"<Durable {self.name} filters={len(self.filters)}>"
@@ -146,6 +153,7 @@ class Durable:
             if not self.known:
                 self._applied(info)
             self._remember(info)
+            self._floor = int(info["ack_floor"]["stream_seq"])
         return info
 
     async def _look(self) -> Json | None:
@@ -189,10 +197,17 @@ class Durable:
         """Replace filters and metadata; raises `ConsumerDoesNotExist` when the consumer is gone.
 
         Look first (`look_before_update`): only that can tell whose it is.
+
+        A consumer whose files are gone at the server refuses every update: it is deleted and made again behind its own
+        ack floor. Whoever pulls from it is told that it is gone, and attaches anew.
         """
         config = self._stored | self._tunables(filters, memory)
         config["max_waiting"] = self._stored.get("max_waiting", self._config.max_waiting)  # cannot be updated (10012)
-        info = await self._call("update", lambda: self.js.consumer_update(self._config.stream, config))
+        try:
+            info = await self._call("update", lambda: self.js.consumer_update(self._config.stream, config))
+        except ConsumerFilesGone as error:
+            self._recorder.event("worker.recreated", op="update", result="files_gone", error=str(error), warn=True)
+            return await self._make_anew(self._floor, filters, memory)
         self._remember(info)
         self._applied(info)
         return info
@@ -222,27 +237,30 @@ class Durable:
                 return False
             start = min(after, int(info["ack_floor"]["stream_seq"])) if not_above_floor else after
             if not self.js.can_reset:
-                await self._make_anew(start)
+                await self._make_anew(start, self.filters, self.memory())
                 return True
             try:
                 answer = await self.js.consumer_reset(self._config.stream, self.name, start + 1)
                 self.pending = int(answer.get("num_pending") or 0)
                 return True
             except ConsumerInvalidReset:
-                await self._make_anew(start)  # somebody made it to begin later than we need
+                # somebody made it to begin later than we need
+                await self._make_anew(start, self.filters, self.memory())
                 return True
             except RequestTimeout as error:
                 self._recorder.retried("iterate", 1, 0.0, error)
 
-    async def _make_anew(self, after: int) -> None:
+    async def _make_anew(self, after: int, filters: Sequence[str], memory: Memory) -> Json:
+        """Delete it and make it again; it delivers from the first message behind `after`, or from an earlier one."""
         retention = (await self.facts()).retention
         after = 0 if retention is Retention.INTEREST else after
-        config = self._whole(self.filters, self.memory(), after=after, retention=retention)
+        config = self._whole(filters, memory, after=after, retention=retention)
         guarded = retention is Retention.INTEREST
         remake = self.js.consumer_remake
         info = await self._call("create", lambda: remake(self._config.stream, config, guarded=guarded))
         self._remember(info)
         self._applied(info)
+        return info
 
     async def delete(self) -> None:
         if await self._look() is None:
