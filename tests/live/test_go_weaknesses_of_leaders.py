@@ -206,10 +206,8 @@ def test_w10_an_unchanged_set_of_workers_keeps_its_partitions_whatever_the_order
             term,
             1.0,
             members,
-            partitions=tuple(random.Random(term).sample(partitions, 90)),
-            stored=stored,
-            stored_revision=term - 1,
-            claims={},
+            tuple(random.Random(term).sample(partitions, 90)),
+            reconcile.Found(stored, term - 1),
             strategy=strategy_named(strategy),
         )
         _, effects = reconcile.step(leader, reconcile.Tick(1.0))
@@ -286,7 +284,7 @@ def test_w16_assignments_are_written_one_after_the_other_each_on_top_of_the_last
     for revision, who in enumerate((A, B), start=1):
         members, _ = membership.step(members, LeaseSeen(0.0, who.worker, LeaseRecord(who), revision))
     partitions = tuple(Partition((f"p{n}",)) for n in range(12))
-    leader = reconcile.elect(1, 1.0, members, partitions=partitions, stored=None, stored_revision=0, claims={})
+    leader = reconcile.elect(1, 1.0, members, partitions, reconcile.Found())
     leader, effects = reconcile.step(leader, reconcile.Tick(1.0))
     (first,) = (e for e in effects if isinstance(e, WriteAssignment))
     members, _ = membership.step(members, LeaseSeen(1.1, C.worker, LeaseRecord(C), 9))

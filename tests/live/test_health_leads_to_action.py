@@ -71,7 +71,7 @@ async def test_a_worker_that_ended_on_a_bug_hands_its_partitions_on(
         else:
 
             def connected() -> Any:
-                return plane._connection if layout == "per-partition" else plane.inbox.connection
+                return plane._connection if layout == "per-partition" else plane.channel.connection
 
             await eventually(lambda: connected() is not None, what="a connection that brings messages")
             connected()._dispatch = bug

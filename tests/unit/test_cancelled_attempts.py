@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from unittest.mock import Mock
 
 import pytest
 
-from parti.backoff import Backoff
-from parti.clock import SystemClock
 from parti.config.worker import WorkerConfig
 from parti.model import Lease, Partition, Tried
-from parti.observe.metrics import NO_METRICS
 from parti.outcomes import Bury, Done
 from parti.worker import Outcome
 from parti.worker.attempts import Attempts
-from parti.worker.health import HealthTracker
-from parti.worker.inbox import Inbox
 from parti.worker.lanes import Runner, Why
 from parti.worker.ledger import PartitionState
 from parti.worker.message import Message, make_message
-from parti.worker.recorder import Recorder
-from parti.worker.runtime import Runtime
+from support.inbox import bare_runtime
 
 _TURNS = 3
 """Turns of the loop that each await takes, so that a cancellation can come in front of, inside and behind it."""
@@ -50,14 +43,6 @@ class Trial:
         self.inside.discard(message.sequence)
 
 
-class Always:
-    def may_pull(self) -> bool:
-        return True
-
-    def may_start(self, lease: Lease) -> bool:
-        return True
-
-
 async def serve(cancel_after: int, tried_before: int) -> tuple[Trial, PartitionState, bool]:
     """One attempt, cancelled after so many turns of the loop; whether it had ended by then."""
 
@@ -66,12 +51,9 @@ async def serve(cancel_after: int, tried_before: int) -> tuple[Trial, PartitionS
         return None
 
     config = WorkerConfig(stream="S", subject_template="s.{partition}", max_deliver=3)
-    recorder = Recorder(NO_METRICS, HealthTracker())
-    runtime = Runtime(Mock(), config, handle, recorder, Always(), Backoff(), SystemClock())
-    attempts = Attempts(runtime, let_go=lambda _: None)
-    inbox = Inbox(config, recorder, attempts.serve)
+    bugs: list[BaseException] = []
+    attempts = Attempts(bare_runtime(config, handler=handle), let_go=lambda _: None, on_bug=bugs.append)
     state = PartitionState(Partition(("a",)), Lease(Partition(("a",)).id, 1))
-    inbox.ledger.states[state.id] = state
     state.wary = trial = Trial()
     state.tries.tell = turns
     if tried_before:
@@ -89,7 +71,8 @@ async def serve(cancel_after: int, tried_before: int) -> tuple[Trial, PartitionS
     ended = task.done()
     runner.cancel(Why.DRAIN)
     await asyncio.gather(task, return_exceptions=True)
-    await inbox.pool.halt()
+    await attempts.halt()
+    assert bugs == []
     return trial, state, ended
 
 

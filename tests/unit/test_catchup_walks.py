@@ -18,17 +18,12 @@ import pyarrow as pa
 import pytest
 
 from parti.config.worker import WorkerConfig
-from parti.model import Ahead, Lease, Partition
-from parti.observe.metrics import NO_METRICS
-from parti.wire.options import ConnectOptions
+from parti.model import Ahead, Partition
 from parti.worker.catchup import CatchUpReader
-from parti.worker.health import HealthTracker
 from parti.worker.inbox import Inbox
-from parti.worker.lanes import Runner
 from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
-from parti.worker.recorder import Recorder
-from parti.worker.routing import Routes, SubjectTemplate
+from support.inbox import Bare, bare_inbox
 
 NAMES, KEYS = ("a", "b", "c"), ("0", "1")
 WALKS, STEPS = 80, 400
@@ -41,10 +36,6 @@ SCHEMA = pa.schema(
         ("data", pa.binary()),
     ]
 )
-
-
-async def never(message: Message, runner: Runner) -> float | None:
-    raise AssertionError(f"{runner} was given {message}")
 
 
 class Queues:
@@ -88,10 +79,20 @@ class MemoryCatchUp(CatchUpReader):
             act()
 
 
+class Server:
+    """Knows the end of the stream."""
+
+    world: World
+
+    async def last_sequence(self) -> int:
+        return len(self.world.stream)
+
+
 @dataclass
 class World:
     """The stream, our consumer on it, and another worker that may own a partition meanwhile."""
 
+    bare: Bare
     inbox: Inbox
     queues: Queues
     catch_up: MemoryCatchUp
@@ -112,7 +113,7 @@ class World:
         """The connection: on limits acks are bookkeeping."""
 
     def state(self, name: str) -> PartitionState:
-        return self.inbox.ledger.states[name]  # type: ignore[index]
+        return self.bare.ledger.states[name]  # type: ignore[index]
 
     def subject(self, sequence: int) -> str:
         return "s.{}.{}".format(*self.stream[sequence])
@@ -135,7 +136,7 @@ class World:
             self.stream[len(self.stream) + 1] = (self.rng.choice(NAMES), self.rng.choice(KEYS))
 
     def deliver(self, count: int) -> None:
-        upto = min(len(self.stream), self.at + min(count, self.inbox.capacity()) - 1)
+        upto = min(len(self.stream), self.at + min(count, self.bare.room.capacity()) - 1)
         if upto >= self.at:
             found = range(self.at, upto + 1)
             self.at = upto + 1
@@ -153,7 +154,7 @@ class World:
             message = self.running.pop(lane)
             self.state(name).running -= 1
             self.done[lane].append(message.sequence)
-            self.inbox.let_go(message)
+            self.bare.room.let_go(message)
 
     def stop(self, name: str) -> None:
         """What runs ends; other keys may have work below it, and there is no time for that."""
@@ -165,7 +166,7 @@ class World:
             state.finish_through = 0
             state.look_ahead()
             self.ours.discard(name)
-            cursor, ahead = self.inbox.ledger.cursor(state.id), state.ahead
+            cursor, ahead = self.bare.ledger.cursor(state.id), state.ahead
             found = [n for n, (where, _) in self.stream.items() if where == name and n > cursor]
             told = [n for n in found if ahead is None or not ahead.covers(n)]
             assert told == sorted(self.undone(name)), f"{name} tells the next owner {cursor} and {ahead}"
@@ -177,7 +178,7 @@ class World:
             return
         self.ours.add(name)
         if state.target is not None:
-            self.inbox.resume_at(state, self.inbox.ledger.cursor(state.id), state.ahead)
+            self.inbox.resume_at(state, self.bare.ledger.cursor(state.id), state.ahead)
             self._read(state)
         state.stopped = False
 
@@ -208,7 +209,7 @@ class World:
 
     def _read(self, *states: PartitionState) -> None:
         """What begins at about the same time is read together."""
-        together = {s.id: s for s in self.inbox.ledger.states.values() if s.catching_up and not s.stopped}
+        together = {s.id: s for s in self.bare.ledger.states.values() if s.catching_up and not s.stopped}
         together |= {s.id: s for s in states}
         self.tasks.create_task(self.catch_up.take_over(together.values(), tuple(f"s.{name}.*" for name in together)))
 
@@ -217,26 +218,19 @@ class World:
             assert done == self.of(lane)[: len(done)], f"{lane}: in order, none left out or twice"
         for name in self.ours:
             first = min(self.undone(name), default=len(self.stream) + 1)
-            position = self.inbox.ledger.cursor(self.state(name).id)
+            position = self.bare.ledger.cursor(self.state(name).id)
             assert position < first, f"the position {position} of {name} passed {first}"
 
 
 def world(rng: random.Random, tasks: asyncio.TaskGroup) -> World:
     config = WorkerConfig(stream="S", subject_template="s.{partition}.*", lanes="key", max_ack_pending=15)
-    recorder = Recorder(NO_METRICS, HealthTracker())
-    inbox, queues = Inbox(config, recorder, never), Queues()
-    inbox.pool = queues  # type: ignore[assignment]
-    partitions = [Partition((name,)) for name in NAMES]
-    for partition in partitions:
-        inbox.ledger.states[partition.id] = PartitionState(partition, Lease(partition.id, 1))
-    inbox.ledger.assign(Routes(SubjectTemplate("s.{partition}.*"), partitions))
-
-    async def last() -> int:
-        return len(made.stream)
-
-    made = World(inbox, queues, MemoryCatchUp(ConnectOptions(), "S", inbox, recorder, last), tasks, rng)
+    queues = Queues()
+    bare = bare_inbox(config, [Partition((name,)) for name in NAMES], queues)
+    server = Server()
+    catch_up = MemoryCatchUp(bare.runtime, bare.ledger, bare.room, bare.inbox, server)  # type: ignore[arg-type]
+    made = server.world = World(bare, bare.inbox, queues, catch_up, tasks, rng)
     made.catch_up.world, made.catch_up.rng = made, rng
-    inbox.connection = made  # type: ignore[assignment]
+    bare.channel.connection = made  # type: ignore[assignment]
     return made
 
 

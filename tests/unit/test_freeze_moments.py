@@ -16,33 +16,30 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-from parti.backoff import Backoff
 from parti.clock import SystemClock
 from parti.config.worker import WorkerConfig
 from parti.model import Lease, Partition
-from parti.observe.metrics import NO_METRICS
 from parti.testing import eventually
-from parti.worker import Outcome, Retry, attempts, handler, inbox, lanes, stream
+from parti.worker import Outcome, Retry, attempts, handler, lanes, room, stream
+from parti.worker.channel import Channel
 from parti.worker.errors import LeaseOver
-from parti.worker.health import HealthTracker
-from parti.worker.ledger import PartitionState
+from parti.worker.ledger import Ledger, PartitionState
 from parti.worker.message import Message, make_message
-from parti.worker.recorder import Recorder
-from parti.worker.runtime import Runtime
+from parti.worker.routing import Routes, SubjectTemplate
 from parti.worker.watch import HandlerWatch
+from support.inbox import bare_runtime
 
-_TRACED = {module.__file__ for module in (attempts, inbox, handler, lanes, selectors, asyncio.base_events)} | {__file__}
+_TRACED = {module.__file__ for module in (attempts, room, handler, lanes, selectors, asyncio.base_events)} | {__file__}
 _AWAY = 9.0  # seconds
 _MESSAGES, _LANES = 24, 6
 _RUNS = 60
 
 
 class Frozen:
-    """The fence and the clock of a process that stands still once, at the chosen line."""
+    """The fence and the clock of a process that stands still once, at the chosen channel."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -92,6 +89,7 @@ async def run(frozen: Frozen, rng: random.Random, *, waits: bool) -> None:
     real = loop.time
     loop.time = lambda: real() + frozen.away  # type: ignore[method-assign]  # a stopped process finds its timers due
     left = _MESSAGES
+    bugs: list[BaseException] = []
 
     async def handle(message: Message) -> Outcome:
         nonlocal left
@@ -105,22 +103,14 @@ async def run(frozen: Frozen, rng: random.Random, *, waits: bool) -> None:
         return None
 
     config = WorkerConfig(stream="S", subject_template="s.{partition}.*", lanes="key", retry_delays=("1ms",))
-    recorder = Recorder(NO_METRICS, HealthTracker())
-    runtime = Runtime(Mock(), config, handle, recorder, frozen, Backoff(), SystemClock())
-    tried = attempts.Attempts(runtime, let_go=lambda message: worker.let_go(message))
+    runtime = bare_runtime(config, handler=handle, fence=frozen)
+    ledger = Ledger(Routes(SubjectTemplate(config.subject_template), ()), lane_per_key=True)
+    tried = attempts.Attempts(runtime, let_go=room.Room(runtime, ledger, Channel()).let_go, on_bug=bugs.append)
     tried.now = loop.time
-    worker = inbox.Inbox(config, recorder, tried.serve)
-    worker.pool.may_act = frozen.may_pull
-    tried.on_fenced = lambda _: worker.pool.fence()
     state = PartitionState(Partition(("a",)), Lease(Partition(("a",)).id, 1))
-    worker.ledger.states[state.id] = state
-    watch = HandlerWatch(
-        worker.pool,
-        tried,
-        replace(runtime, clock=frozen),  # type: ignore[arg-type]  # it only asks what time it is
-        states=lambda: [state],
-        in_hand=lambda: worker.ledger.in_hand,
-    )
+    ledger.states[state.id] = state
+    watched = replace(runtime, clock=frozen)  # type: ignore[arg-type]  # it only asks what time it is
+    watch = HandlerWatch(watched, tried, ledger.taken)
     watch.start()
     try:
         with frozen.traced():
@@ -128,13 +118,14 @@ async def run(frozen: Frozen, rng: random.Random, *, waits: bool) -> None:
                 message = make_message("s.a.k", state.partition, "k", sequence, b"", lease=state.lease)
                 message._lane = state.lane(f"k{sequence % _LANES}")
                 state.open[sequence] = message
-                worker.pool.push(message)
+                tried.pool.push(message)
             await eventually(lambda: not left or state.stopped, what="all handled, or fenced")
             await asyncio.sleep(0.01)  # whatever would go on wrongly has had its turn
     finally:
         watch.stop()
-        await worker.pool.halt()
+        await tried.pool.halt()
         del loop.time
+    assert bugs == []
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -13,21 +13,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from parti.config.worker import WorkerConfig
-from parti.model import Lease, Partition, Retention
-from parti.observe.metrics import NO_METRICS
-from parti.worker.health import HealthTracker
+from parti.model import Partition, Retention
 from parti.worker.inbox import Inbox
-from parti.worker.lanes import Runner
 from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
-from parti.worker.recorder import Recorder
-from parti.worker.routing import Routes, SubjectTemplate
+from support.inbox import Bare, bare_inbox
 
 NAMES = ("a", "b", "c")
-
-
-async def never(message: Message, runner: Runner) -> float | None:
-    raise AssertionError(f"{runner} was given {message}")
 
 
 class Queues:
@@ -47,6 +39,7 @@ class Queues:
 class World:
     """The queue on the server, our consumer on it, and another worker that may own a partition meanwhile."""
 
+    bare: Bare
     inbox: Inbox
     queues: Queues
     stream: dict[int, str] = field(default_factory=dict)
@@ -67,7 +60,7 @@ class World:
                 self.stream.pop(sequence, None)
 
     def state(self, name: str) -> PartitionState:
-        return self.inbox.ledger.states[name]  # type: ignore[index]
+        return self.bare.ledger.states[name]  # type: ignore[index]
 
     def publish(self, name: str) -> None:
         self.last += 1
@@ -91,7 +84,7 @@ class World:
         self.done.append(message.sequence)
         state = self.state(name)
         state.running -= 1
-        self.inbox.let_go(message)
+        self.bare.room.let_go(message)
         if state.stopped:
             self.inbox.give_back(state)
 
@@ -141,7 +134,7 @@ class World:
         self.inbox.restarted(joining)
 
     def verify(self) -> None:
-        ledger = self.inbox.ledger
+        ledger = self.bare.ledger
         ledger.verified = max(ledger.verified, ledger.high)
         for name in self.ours:
             first = min((n for n, p in self.stream.items() if p == name and n not in self.done), default=self.last + 1)
@@ -149,17 +142,12 @@ class World:
 
 
 def world() -> World:
-    config = WorkerConfig(stream="S", subject_template="s.{partition}")
-    inbox = Inbox(config, Recorder(NO_METRICS, HealthTracker()), never)
-    inbox.retention = Retention.WORKQUEUE
     queues = Queues()
-    inbox.pool = queues  # type: ignore[assignment]
-    partitions = [Partition((name,)) for name in NAMES]
-    for partition in partitions:
-        inbox.ledger.states[partition.id] = PartitionState(partition, Lease(partition.id, 1))
-    inbox.ledger.assign(Routes(SubjectTemplate("s.{partition}"), partitions))
-    made = World(inbox, queues, ours=set(NAMES))
-    inbox.connection = made  # type: ignore[assignment]
+    config = WorkerConfig(stream="S", subject_template="s.{partition}")
+    bare = bare_inbox(config, [Partition((name,)) for name in NAMES], queues)
+    bare.ledger.retention = Retention.WORKQUEUE
+    made = World(bare, bare.inbox, queues, ours=set(NAMES))
+    bare.channel.connection = made  # type: ignore[assignment]
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -98,7 +99,7 @@ def test_only_the_owner_may_reclaim_and_a_mislaid_claim_is_not_assigned_like_a_n
     assert (found.owner, found.cursor, found.epoch, found.previous, found.lost) == (B, 60, 101, A, False)
 
 
-def led(now: float, seen: dict[Member, int], lost: Gone | None = None, **more: object) -> Leader:
+def led(now: float, seen: dict[Member, int], lost: Gone | None = None, **more: Any) -> Leader:
     members = Membership(TERMS, started=0.0)
     for n, (each, revision) in enumerate(seen.items()):
         members, _ = membership.step(members, LeaseSeen(now, each.worker, LeaseRecord(each, seen=revision), 100 + n))
@@ -107,12 +108,8 @@ def led(now: float, seen: dict[Member, int], lost: Gone | None = None, **more: o
         3,
         now,
         members,
-        partitions=(Partition(("p0",)),),
-        stored=stored,
-        stored_revision=90,
-        claims={},
-        lost={P: lost} if lost else None,
-        **more,  # type: ignore[arg-type]
+        (Partition(("p0",)),),
+        reconcile.Found(stored, 90, lost={P: lost} if lost else {}, **more),
     )
     ours = Assignment(3, 6, "adopt", {P: A.worker})
     return reconcile.step(leader, AssignmentSeen(now, ours, 120))[0]

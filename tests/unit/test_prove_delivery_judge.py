@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from parti_lab.prove.delivery_faults import DeliveryFault
-from parti_lab.prove.delivery_judge import KINDS, PublishedTask, RestedTask, SeenRequest, judge
+from parti_lab.prove.delivery_judge import KINDS, Circumstances, PublishedTask, RestedTask, SeenRequest, judge
 from parti_lab.prove.delivery_scenario import ORDERS, Trigger, draw
 
 KILL = DeliveryFault("kill", 10.0, 10.1)
@@ -32,7 +32,7 @@ def found(
     trigger = Trigger(**({"name": "t", "order": "block", "host": "flaky"} | rules))
     tasks = [PublishedTask(f"d-{number}", "t", "d", number, 0.0) for number in range(1, published + 1)]
     named: dict[str, Any] = {"timeouts": frozenset(timeouts), "processes": 1, "stall": 0.0, "forgetful": forgetful}
-    wrong, words = judge([trigger], tasks, seen, letters, faults, **named)
+    wrong, words = judge([trigger], tasks, seen, letters, Circumstances(faults, **named))
     assert set(wrong) == set(KINDS)
     assert bool(words) == any(wrong.values())
     return " ".join(kind for kind, count in wrong.items() if count)

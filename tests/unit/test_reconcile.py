@@ -17,6 +17,7 @@ from parti.control.pacing import PacingTerms
 from parti.control.reconcile import (
     AssignmentSeen,
     ClaimsSeen,
+    Found,
     Leader,
     LeaderRules,
     MembersChanged,
@@ -65,10 +66,8 @@ class Room:
             term,
             self.now,
             self.members,
-            partitions=self.partitions,
-            stored=self.stored[0],
-            stored_revision=self.stored[1],
-            claims=dict(self.bucket),
+            self.partitions,
+            Found(*self.stored, dict(self.bucket)),
             rules=self.rules,
         )
 

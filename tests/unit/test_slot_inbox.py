@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from unittest.mock import Mock
 
 import pytest
 
-from parti.clock import SystemClock
 from parti.config.worker import WorkerConfig
 from parti.manager.slot_inbox import SlotInbox
 from parti.worker.message import Message
+from support.inbox import bare_runtime
 
 
 def message() -> Message:
@@ -24,7 +23,7 @@ async def test_partitions_that_hang_never_take_the_places_of_all_others(seed: in
     """Some partitions let nothing go: each of the others goes on, and the whole stays bounded."""
     rng = random.Random(seed)
     config = WorkerConfig(stream="S", max_ack_pending=rng.choice([20, 100, 1000]))
-    inbox = SlotInbox(config, Mock(), SystemClock())
+    inbox = SlotInbox(bare_runtime(config))
     inbox.flows = rng.randint(2, 10)
     own, asked, done = [0] * inbox.flows, [0] * inbox.flows, [0] * inbox.flows
     hung = set(rng.sample(range(inbox.flows), rng.randint(1, inbox.flows - 1)))

@@ -9,21 +9,47 @@ from __future__ import annotations
 
 import asyncio
 import random
-from unittest.mock import Mock
 
 import pytest
 
-from parti.clock import SystemClock
 from parti.config.worker import WorkerConfig
+from parti.control.signals import DeliveryVerdict
 from parti.manager.slot_flow import SlotFlow
 from parti.manager.slot_inbox import SlotInbox
 from parti.model import Ahead, Lease, PartitionId, Retention
 from parti.wire.pull import Item
 from parti.worker.lanes import LanePool, Runner
 from parti.worker.message import Message
+from support.inbox import bare_runtime
 
 P, KEYS = PartitionId("p"), ("k0", "k1", "k2", "k3")
 WALKS, OWNERS, MESSAGES = 60, 8, 60
+
+
+class Owner:
+    """Decides as the slot does: once each."""
+
+    flow: SlotFlow
+
+    def __init__(self, done: list[int]) -> None:
+        self._done = done
+
+    def deliver(self, partition: PartitionId, sequence: int, consumer_sequence: int, inbox: int) -> DeliveryVerdict:
+        del partition, consumer_sequence, inbox
+        if sequence in self.flow.state.open:
+            return DeliveryVerdict.ACK_WHEN_DONE
+        return DeliveryVerdict.ACK if sequence in self._done else DeliveryVerdict.PROCESS
+
+    def deliver_new(self, partition: PartitionId, sequences: list[int], consumer_sequence: int, inbox: int) -> bool:
+        del partition, sequences, consumer_sequence, inbox
+        return False
+
+    def skipped(self, partition: PartitionId) -> None: ...
+
+    def gap(self, partition: PartitionId) -> None: ...
+
+    def may_pull(self) -> bool:
+        return True
 
 
 class World:
@@ -60,28 +86,19 @@ class World:
                 self.done.append(message.sequence)
             return None
 
-        def judge(_: object, sequence: int, *__: object) -> str:
-            assert flow is not None
-            if sequence in flow.state.open:
-                return "ack_when_done"
-            return "ack" if sequence in self.done else "process"
-
         config = WorkerConfig(stream="S", subject_template="s.{partition}.*", lanes="key", drain_timeout=0.005)
+        owner = Owner(self.done)
         pool = LanePool(serve, concurrency=rng.choice((1, 3, 16)), strict=True)
-        parts = Mock(config=config)
+        parts = bare_runtime(config)
         flow = SlotFlow(
             P,
             parts,
             pool,
-            SlotInbox(config, Mock(), SystemClock()),
+            SlotInbox(parts),
             Retention.LIMITS,
-            worker_id="w",
-            judge=judge,
-            all_new=lambda *_: False,
-            gap=lambda _: None,
-            skipped=lambda _: None,
-            may_pull=lambda: True,
+            owner,
         )
+        owner.flow = flow
         flow.go(Lease(P, 1), self.ahead)
         upto = MESSAGES if last else min(MESSAGES, self.cursor + rng.randint(0, 20))
         undone = [n for n in self.keys if n > self.cursor]

@@ -21,7 +21,7 @@ from parti.worker.handler import AdaptedHandler
 from parti.worker.ledger import Ledger, PartitionState
 from parti.worker.message import make_message
 from parti.worker.routing import Routes, SubjectTemplate, consumer_name
-from parti.worker.updates import Coalescer, Wanted
+from parti.worker.updates import Coalescer, Pace, Wanted
 
 
 def test_an_outcome_decides_what_follows() -> None:
@@ -170,6 +170,54 @@ async def test_of_the_updates_of_one_window_the_last_is_handed_out_and_all_calle
     batch.settle(None)
     await asyncio.gather(*waiters)
     assert not coalescer.pending
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+
+async def looked(waiting: asyncio.Future[None]) -> bool:
+    """Whether it is over, once whoever waits has looked at the time."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return waiting.done()
+
+
+async def test_an_update_that_nobody_waits_for_is_due_later_and_one_that_somebody_waits_for_begins_its_window() -> None:
+    hands, patience = Hands(), [4]
+    pace = Pace(window=60.0, interval=3600.0, clock=hands)  # type: ignore[arg-type]  # it only asks what time it is
+    pace.updated()
+    waiting = asyncio.ensure_future(pace.due(0.0, lambda: patience[0]))
+    assert not await looked(waiting)
+    hands.at = 3700.0
+    pace.changed()
+    assert not await looked(waiting), "nobody waits for it: four intervals"
+    patience[0] = 1
+    pace.changed()
+    assert not await looked(waiting), "the window of what somebody waits for"
+    hands.at = 3761.0
+    pace.changed()
+    assert await looked(waiting)
+
+
+async def test_what_is_urgent_is_due_at_once_and_only_once() -> None:
+    hands = Hands()
+    pace = Pace(window=60.0, interval=3600.0, clock=hands)  # type: ignore[arg-type]  # it only asks what time it is
+    waiting = asyncio.ensure_future(pace.due(0.0))
+    assert not await looked(waiting)
+    pace.changed(urgent=True)
+    assert await looked(waiting)
+    pace.begin()
+    pace.updated()
+    again = asyncio.ensure_future(pace.due(0.0))
+    assert not await looked(again)
+    pace.changed(urgent=True)
+    assert await looked(again)
 
 
 async def test_a_handler_in_a_thread_is_not_still_before_its_call_has_ended_whatever_became_of_the_task() -> None:

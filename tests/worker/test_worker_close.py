@@ -99,9 +99,9 @@ async def test_a_crash_repeats_at_most_what_was_in_hand_and_keeps_the_order(benc
     await bench.js.connection.flush()
     engine = first._engine
     assert engine is not None
-    engine.inbox.connection.abort()
+    engine.channel.abort()
     first._main.cancel()
-    await engine.inbox.pool.halt()
+    await engine.attempts.halt()
     bench.workers.remove(first)
     again = Effects()
     await bench.worker(again).update_worker_consumer("w1", parts("fast", "slow"))

@@ -22,7 +22,7 @@ async def test_messages_whose_acks_got_lost_are_acknowledged_again_and_not_handl
     await worker.update_worker_consumer("w1", parts("a", "b"))
     await bench.publish("a", 1)
     await effects.count(1)
-    connection = worker._engine.inbox.connection
+    connection = worker._engine.channel.connection
     through, connection.write = connection.write, lambda data: None if b"+ACK" in data else through(data)
     await bench.publish("a", 5)
     await bench.publish("b", 5)

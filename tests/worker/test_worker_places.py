@@ -78,10 +78,10 @@ async def test_places_that_nobody_has_are_noticed(bench: Bench) -> None:
     """The watchdog behind the tests above: should a place ever leak again, the health says so."""
     worker = bench.worker(Gated(), stall_limit=1.0)
     await worker.update_worker_consumer("w1", parts("a"))
-    worker._engine.inbox.ledger.in_hand += 3
+    worker._engine.ledger.in_hand += 3
     await eventually(lambda: not worker.is_healthy, what="the leak shows")
     assert "3 places of the inbox" in worker.health().stalls[0]
-    worker._engine.inbox.ledger.in_hand -= 3
+    worker._engine.ledger.in_hand -= 3
     await eventually(lambda: worker.is_healthy, what="it is over")
 
 

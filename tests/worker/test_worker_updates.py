@@ -69,10 +69,10 @@ async def test_the_pull_loop_is_not_restarted_for_an_update(bench: Bench) -> Non
     await worker.update_worker_consumer("w1", parts("a"))
     await bench.publish("a", 1)
     await effects.count(1)
-    pull = worker._engine.inbox.pull
+    pull = worker._engine.channel.pull
     for number in range(5):
         await worker.update_worker_consumer("w1", parts("a", f"p{number}"))
-    assert worker._engine.inbox.pull is pull
+    assert worker._engine.channel.pull is pull
     await bench.publish("p4", 1)
     await effects.count(2)
 

@@ -103,38 +103,49 @@ def at_rest(assignment: Assignment, claims: Mapping[PartitionId, tuple[Claim, in
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a new leader finds."""
+
+    stored: Assignment | None = None
+    revision: int = 0
+    """Of the stored assignment; 0 where there is none."""
+    claims: Mapping[PartitionId, tuple[Claim, int]] = field(default_factory=dict)
+    """Each with its revision."""
+    lost: Mapping[PartitionId, Gone] = field(default_factory=dict)
+    """Claims that were removed or damaged."""
+    remembered: Mapping[PartitionId, Claim] = field(default_factory=dict)
+    """What this member had heard of claims before."""
+    traces: Mapping[PartitionId, Trace] = field(default_factory=dict)
+    """What anybody's positions say."""
+
+
 def elect(
     term: int,
     now: float,
     membership: Membership,
-    *,
     partitions: tuple[Partition, ...],
-    stored: Assignment | None,
-    stored_revision: int,
-    claims: Mapping[PartitionId, tuple[Claim, int]],
-    lost: Mapping[PartitionId, Gone] | None = None,
-    remembered: Mapping[PartitionId, Claim] | None = None,
-    traces: Mapping[PartitionId, Trace] | None = None,
+    found: Found,
+    *,
     rules: LeaderRules | None = None,
     strategy: Strategy | None = None,
 ) -> Leader:
     """Adopt what is stored (crash recovery by scan): claims that are moving are watched on from where they are.
 
-    `lost`: claims that were removed or damaged; `remembered`: what this member had heard of claims before; `traces`:
-    what anybody's positions say. One that is remembered, or named by positions or by the stored assignment, is no new
-    partition: where its claim is missing, it was lost.
+    A partition that is remembered, or named by positions or by the stored assignment, is no new one: where its claim
+    is missing, it was lost.
     """
     rules = rules or LeaderRules()
+    stored, claims = found.stored, found.claims
     recalled = {
-        p: Claim(p, ClaimState.STABLE, trace.epoch, trace.by, cursor=trace.cursor)
-        for p, trace in (traces or {}).items()
-    } | dict(remembered or {})
+        p: Claim(p, ClaimState.STABLE, trace.epoch, trace.by, cursor=trace.cursor) for p, trace in found.traces.items()
+    } | dict(found.remembered)
     # Of one that only the assignment names, the worker is known: on an interest stream its filter keeps messages alive.
     named = {p: Claim(p, previous=Member(w, "")) for p, w in stored.owners.items()} if stored is not None else {}
     recalled = named | recalled
     gone = dict.fromkeys(recalled, Gone(0, 0))
     missing = {
-        p: Missing(at, now, recalled.get(p, Claim(p))) for p, at in {**gone, **(lost or {})}.items() if p not in claims
+        p: Missing(at, now, recalled.get(p, Claim(p))) for p, at in {**gone, **found.lost}.items() if p not in claims
     }
     if stored is None and claims:  # lost as well: whoever owns a partition keeps it
         owners = {p: c.owner.worker for p, (c, _) in claims.items() if c.owner is not None}
@@ -147,7 +158,7 @@ def elect(
         strategy=strategy or Sticky(),
         partitions=MappingProxyType({p.id: p for p in partitions}),
         assignment=stored or Assignment(),
-        assignment_revision=stored_revision,
+        assignment_revision=found.revision,
         claims=MappingProxyType(dict(claims)),
         lost=MappingProxyType(missing),
         moving=MappingProxyType(moving),

@@ -16,7 +16,7 @@ from parti.control import claims, handoff
 from parti.control.assign import owners_of
 from parti.control.assign.capacity import fit
 from parti.control.handoff import Finished, StageDone
-from parti.control.leader import Leader, LeaderRules, Missing, at_rest, elect
+from parti.control.leader import Found, Leader, LeaderRules, Missing, at_rest, elect
 from parti.control.leader_signals import (
     AssignmentLost,
     AssignmentSeen,
@@ -48,6 +48,7 @@ __all__ = [
     "ClaimsSeen",
     "Effect",
     "Event",
+    "Found",
     "Gone",
     "Leader",
     "LeaderRules",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from parti.groups.errors import ForeignConsumer
 from parti.model import Lease, Partition, PartitionId
@@ -105,21 +105,27 @@ GroupHandler = Callable[[GroupMessage], Awaitable[object] | object]
 """Takes a message; returns None, Ack(), Retry() or Reject()."""
 
 
+class QueueShape(NamedTuple):
+    """How the subjects that a member reads are made."""
+
+    elastic: bool
+    """Whether they come from a queue of the group's own, which names the sequence in the user's stream."""
+    depth: int
+    """The number of leading tokens that encode the partition; the last one is its number."""
+
+
 def messages_of(
     deliveries: Deliveries,
+    shape: QueueShape,
     *,
-    elastic: bool,
-    depth: int,
     settle: SettleMessage,
     lane: Lane,
     member: str,
     received_at: float,
     holding: Holding,
 ) -> list[GroupMessage]:
-    """The messages of a read, in order; each owns its bytes, because the receive buffer is reused.
-
-    `depth` is the number of leading tokens that encode the partition; the last one is its number.
-    """
+    """The messages of a read, in order; each owns its bytes, because the receive buffer is reused."""
+    elastic, depth = shape
     made: list[GroupMessage] = []
     for raw_subject, reply, head, data, delivered, sequence, stored_ns in items_of(deliveries):
         subject = raw_subject.decode()

@@ -17,7 +17,7 @@ from parti.groups.distribution import partition_depth
 from parti.groups.errors import GroupError
 from parti.groups.events import EventKind, MemberState
 from parti.groups.freeze_detector import Frozen
-from parti.groups.message import GroupMessage, messages_of
+from parti.groups.message import GroupMessage, QueueShape, messages_of
 from parti.groups.names import PRIORITY_GROUP, GroupKind
 from parti.groups.signals import look_again
 from parti.groups.store import R
@@ -110,8 +110,7 @@ class Pinned(Core[R], Generic[R]):
         try:
             messages = messages_of(
                 deliveries,
-                elastic=self.kind is not GroupKind.STATIC,
-                depth=partition_depth(self.record),
+                QueueShape(elastic=self.kind is not GroupKind.STATIC, depth=partition_depth(self.record)),
                 settle=self._acks,
                 lane=self._in_flight.lane,
                 member=self.member,

@@ -45,7 +45,7 @@ from parti.wire.live import LiveConnection, ReaderBroke
 from parti.worker.attempts import Attempts
 from parti.worker.health import Part
 from parti.worker.info import Shown
-from parti.worker.lanes import LanePool
+from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
 from parti.worker.routing import consumer_name, consumer_stem
 from parti.worker.runtime import Runtime
@@ -75,25 +75,13 @@ class PerPartitionPlane(SlotProgress):
         self._retention = retention
         self._durables: dict[PartitionId, SlotDurable] = {}
         self._identity = SlotIdentity(runtime, host.store.kv.stream, host.stream_created)
-        self._attempts = Attempts(runtime, let_go=self._let_go)
-        self._handler = self._attempts.handler
+        self._attempts = Attempts(runtime, let_go=self._let_go, on_bug=self._bug)
+        self._pool = self._attempts.pool
         scope = consumer_stem(runtime.config.consumer_prefix, runtime.namespace)
         consumer = consumer_name(runtime.config.consumer_prefix, member.worker, runtime.namespace)
         self._attempts.office = DeadLetterWriter(runtime.js, runtime.config.stream, consumer, scope)
-        strict = runtime.config.order == "strict"
-        self._pool = LanePool(self._attempts.serve, concurrency=runtime.config.concurrency, strict=strict)
-        self._pool.on_left = self._attempts.left_behind
-        self._pool.on_bug = self._bug
-        self._pool.may_act = runtime.fence.may_pull
-        self._attempts.on_fenced = lambda state: self._pool.fence(state if host.may_act() else None)
-        self._inbox = SlotInbox(runtime.config, runtime.recorder, runtime.clock)
-        self._watch = HandlerWatch(
-            self._pool,
-            self._attempts,
-            runtime,
-            states=lambda: [flow.state for flow in self._flows.values()],
-            in_hand=lambda: self._inbox.in_hand,
-        )
+        self._inbox = SlotInbox(runtime)
+        self._watch = HandlerWatch(runtime, self._attempts, self._taken)
         self._watch.start()
         runtime.recorder.worker_id, runtime.recorder.consumer_name = member.worker, consumer
         self._connection: LiveConnection | None = None
@@ -103,6 +91,9 @@ class PerPartitionPlane(SlotProgress):
         self._left_over: dict[str, int] = {}
         """Subject -> the highest sequence that was done and still in the queue when that was looked at last."""
         self._next_beat = 0.0
+
+    def _taken(self) -> tuple[int, list[PartitionState]]:
+        return self._inbox.in_hand, [flow.state for flow in self._flows.values()]
 
     # -- what the agent asks ------------------------------------------------------------------------------------------
 
@@ -216,7 +207,7 @@ class PerPartitionPlane(SlotProgress):
             self._connection.abort()
         self._tell_all()
         self._fence()
-        return await self._end() and self._handler.still
+        return await self._end() and self._attempts.handler.still
 
     async def _drain(self, partition: PartitionId) -> None:
         """Within `drain_timeout` the lane has ended, or what runs is cancelled and left to the next owner."""
@@ -233,10 +224,8 @@ class PerPartitionPlane(SlotProgress):
             self._feed(partition, LaneStopped(last_started, dropped_from))
 
     async def _end(self) -> bool:
-        quiet = await self._pool.halt()
+        quiet = await self._attempts.halt()
         self._watch.stop()
-        self._handler.close()
-        self._attempts.flush()
         for flow in self._flows.values():
             flow.end_pull()
         if self._connection is not None:
@@ -281,22 +270,17 @@ class PerPartitionPlane(SlotProgress):
     def _flow(self, partition: PartitionId) -> SlotFlow:
         flow = self._flows.get(partition)
         if flow is None:
-            flow = self._flows[partition] = SlotFlow(
-                partition,
-                self._runtime,
-                self._pool,
-                self._inbox,
-                self._retention,
-                worker_id=self._member.worker,
-                judge=self._deliver,
-                all_new=lambda seqs, first, inbox: self._deliver_new(partition, seqs, first, inbox),
-                gap=lambda p: self._feed(p, Gap()),
-                skipped=self._done,
-                may_pull=lambda: self._host.may_act() and not self._closed,
-            )
+            flow = SlotFlow(partition, self._runtime, self._pool, self._inbox, self._retention, self)
+            self._flows[partition] = flow
             subjects = self._subjects(partition)
             self._durables[partition] = SlotDurable(self._runtime, partition, self._retention, subjects, self._identity)
         return flow
+
+    def gap(self, partition: PartitionId) -> None:
+        self._feed(partition, Gap())
+
+    def may_pull(self) -> bool:
+        return self._host.may_act() and not self._closed
 
     def _share(self) -> None:
         """Those that are about to begin here count too: the first must not ask for the places of all others."""
@@ -306,7 +290,7 @@ class PerPartitionPlane(SlotProgress):
     def _let_go(self, message: Message) -> None:
         partition = message._lane.state.id
         if self._flows[partition].done(message):
-            self._done(partition)
+            self.skipped(partition)
 
     async def _write(self, claim: Claim, expected: int) -> None:
         """Before a partition is taken its durable exists, so that whoever sees it owned may publish."""

@@ -9,7 +9,6 @@ of the consumer, a grant becomes `take_over`, and the consumer's exact cursor is
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import replace
 
 from parti.backoff import FOREVER
@@ -36,7 +35,7 @@ from parti.control.signals import (
 )
 from parti.errors import PartiError, UsageError
 from parti.manager.claim_writer import ClaimWriter
-from parti.manager.conflicts import clear_conflicts
+from parti.manager.conflicts import OwnDurables, clear_conflicts
 from parti.manager.host import Host
 from parti.manager.old_names import OldNames
 from parti.manager.sweep import held_ids
@@ -47,6 +46,7 @@ from parti.wire.errors import ConsumerDoesNotExist, ConsumerNotFound, WorkQueueF
 from parti.worker import MaxSubjectsExceeded, WorkerClosed, WorkerConsumer
 from parti.worker.errors import ForeignDurable
 from parti.worker.routing import SubjectTemplate, consumer_name
+from parti.worker.updates import Pace
 
 _DROPS = 4  # update intervals that a filter nobody needs any more may wait for one that somebody does
 
@@ -71,8 +71,8 @@ class PerWorkerPlane:
         self._inherited: set[PartitionId] = set()
         """Filtered by the process before us, and nobody knows whose: see `_inherit`."""
         self._wake = asyncio.Event()
-        self._urgent = asyncio.Event()
-        self._changed = asyncio.Event()
+        config = consumer.config
+        self._pace = Pace(window=config.update_coalescing_window, interval=config.min_update_interval, clock=host.clock)
         self._closed = False
         self._spoken = 0
         self._writer = ClaimWriter(host, self._feed)
@@ -263,22 +263,19 @@ class PerWorkerPlane:
         While the next owner prepares, the old one goes on: waiting a little costs a planned move no pause.
         """
         self._wake.set()
-        self._changed.set()
-        if urgent:
-            self._urgent.set()
+        self._pace.changed(urgent=urgent)
 
     # -- the durable --------------------------------------------------------------------------------------------------
 
     async def _update_loop(self) -> None:
         """One update at a time, always with the whole set; what changes meanwhile goes into the next."""
         waits = FOREVER.delays()
-        updated = float("-inf")
         while not self._closed:
             await self._wake.wait()
             if self._consumer.worker_id:
-                await self._gathered(updated)
+                await self._pace.due(self._host.clock.now(), self._patience)
             self._wake.clear()
-            self._urgent.clear()
+            self._pace.begin()
             wanted = self._wanted()
             adding = dict(self._adding)
             if (wanted == self._applied and not adding and self._consumer.worker_id) or not self._host.may_act():
@@ -289,7 +286,7 @@ class PerWorkerPlane:
                     await self._inherit()
                     wanted = self._wanted()
                 await self._apply(wanted, adding)
-                updated = self._host.clock.now()
+                self._pace.updated()
                 waits = FOREVER.delays()
             except WorkerClosed:
                 return
@@ -304,27 +301,12 @@ class PerWorkerPlane:
             if held.phase is Phase.RELEASING and not held.filtered and partition not in self._applied:
                 self._feed(partition, FilterDropped())
 
-    async def _gathered(self, updated: float) -> None:
-        """Return when the next update is due.
-
-        Who gives a partition away drops its filter one round trip after the other added it. Waiting a little for the
+    def _patience(self) -> int:
+        """Who gives a partition away drops its filter one round trip after the other added it. Waiting a little for the
         next partition that comes makes one update of the two, and in a storm there always is one.
         """
-        config, clock = self._consumer.config, self._host.clock
         # Elsewhere a filter that is on keeps messages alive, so that one that is not needed goes as soon as it can.
-        drops = _DROPS if self._retention is Retention.LIMITS else 1
-        begun, adds = clock.now(), False
-        while not self._urgent.is_set():
-            if self._adding and not adds:
-                begun, adds = clock.now(), True
-            spacing = config.min_update_interval * (1 if adds else drops)
-            left = max(begun + config.update_coalescing_window, updated + spacing) - clock.now()
-            if left <= 0:
-                return
-            self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._changed.wait()
+        return 1 if self._adding or self._retention is not Retention.LIMITS else _DROPS
 
     async def _inherit(self) -> None:
         """Keep the filters of partitions whose records are gone: on an interest stream our durable is what keeps their
@@ -409,12 +391,14 @@ class PerWorkerPlane:
             consumer.js,
             consumer.config.stream,
             [template.subject(Partition(tuple(p.split(".")))) for p in partitions],
-            own=consumer.consumer_name,
-            prefix=consumer.config.consumer_prefix,
-            namespace=self._host.config.namespace,
-            old=self._old,
+            OwnDurables(
+                consumer.config.consumer_prefix,
+                self._host.config.namespace,
+                self._old,
+                own=consumer.consumer_name,
+                own_old=consumer_name(consumer.config.consumer_prefix, self._member.worker),
+            ),
             in_use=lambda worker: worker in held,
-            own_old=consumer_name(consumer.config.consumer_prefix, self._member.worker),
         )
 
     async def _target(self, partition: PartitionId, *, fresh: bool) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from parti.control.subject_buckets import check_subjects
 from parti.errors import PartiError
-from parti.manager.conflicts import clear_conflicts
+from parti.manager.conflicts import OwnDurables, clear_conflicts
 from parti.manager.old_names import OldNames
 from parti.model import Partition, PartitionId, Retention
 from parti.observe import worker_metrics as m
@@ -212,10 +212,7 @@ class SlotDurable:
                 runtime.js,
                 runtime.config.stream,
                 self._subjects,
-                own=self.name,
-                prefix=runtime.config.consumer_prefix,
-                namespace=runtime.namespace,
-                old=self._identity.old,
+                OwnDurables(runtime.config.consumer_prefix, runtime.namespace, self._identity.old, own=self.name),
                 in_use=lambda _: True,  # whose partition it was is not known here: only what is foreign is told
             )
             raise

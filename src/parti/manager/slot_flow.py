@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Protocol
 
+from parti.control.signals import DeliveryVerdict
 from parti.errors import PartiError
 from parti.manager.slot_inbox import SlotInbox
 from parti.model import Ahead, Lease, Partition, PartitionId, Retention
@@ -20,10 +22,27 @@ from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
 from parti.worker.runtime import Runtime
 
-Judge = Callable[[PartitionId, int, int, int], str]
-"""(partition, stream sequence, consumer sequence, inbox) -> verdict of `control.slot.deliver`."""
-AllNew = Callable[[list[int], int, int], bool]
-"""(stream sequences, consumer sequence of the first, inbox) -> all are to be processed, and were noted as delivered."""
+
+class SlotOwner(Protocol):
+    """Who decides about the partition's messages, and is told what becomes of its pull."""
+
+    def deliver(self, partition: PartitionId, sequence: int, consumer_sequence: int, inbox: int) -> DeliveryVerdict:
+        """What to do with one delivery."""
+        ...
+
+    def deliver_new(self, partition: PartitionId, sequences: list[int], consumer_sequence: int, inbox: int) -> bool:
+        """All of one read at once, where each is to be processed; else False, and nothing is noted as delivered."""
+        ...
+
+    def skipped(self, partition: PartitionId) -> None:
+        """A message came that an owner before us had done."""
+        ...
+
+    def gap(self, partition: PartitionId) -> None:
+        """What comes can no longer be trusted to be complete."""
+        ...
+
+    def may_pull(self) -> bool: ...
 
 
 class SlotFlow:
@@ -36,13 +55,7 @@ class SlotFlow:
         pool: LanePool,
         inbox: SlotInbox,
         retention: Retention,
-        *,
-        worker_id: str,
-        judge: Judge,
-        all_new: AllNew,
-        gap: Callable[[PartitionId], None],
-        skipped: Callable[[PartitionId], None],
-        may_pull: Callable[[], bool],
+        owner: SlotOwner,
     ) -> None:
         self.partition = partition
         self.state = PartitionState(Partition(tuple(partition.split("."))), Lease(partition, 0))
@@ -50,12 +63,7 @@ class SlotFlow:
         self._runtime = runtime
         self._pool = pool
         self._inbox = inbox
-        self._worker_id = worker_id
-        self._judge = judge
-        self._all_new = all_new
-        self._gap = gap
-        self._skipped = skipped
-        self._may_pull = may_pull
+        self._owner = owner
         self._asked = 0  # as the inbox knows it
         self._following = 1  # the consumer sequence of the next delivery
         self._pull: LivePull | None = None
@@ -121,7 +129,7 @@ class SlotFlow:
         asked = self._pull.outstanding if self._pull is not None else 0
         self._inbox.asked += asked - self._asked
         self._asked = asked
-        if not self._may_pull():
+        if not self._owner.may_pull():
             return 0
         return self._inbox.room(self.partition, asked, own=len(self.state.open), kick=self.kick)
 
@@ -161,13 +169,14 @@ class SlotFlow:
         if isinstance(error, TooManyPulls | MaxAckPendingReached):
             return  # only this pull ended; the next tick asks again
         self._inbox.trouble(error, self.partition)
-        self._gap(self.partition)
+        self._owner.gap(self.partition)
 
     def _take(self, items: list[Item], ticket: int) -> None:
         """Everything of one read. Most reads bring nothing but new messages: those are judged all at once."""
         following = self._following
         self._following += len(items)  # the pull has looked: consumer sequences have no gap
-        if self.state.ahead is None and self._all_new([item[5] for item in items], following, ticket):
+        sequences = [item[5] for item in items]
+        if self.state.ahead is None and self._owner.deliver_new(self.partition, sequences, following, ticket):
             self._queue(items)
             dropped = 0
         else:
@@ -178,22 +187,22 @@ class SlotFlow:
     def _take_one(self, item: Item, consumer_sequence: int, ticket: int) -> bool:
         """Whether it was dropped, because it is done, or in hand already."""
         sequence, reply = item[5], item[1]
-        verdict = self._judge(self.partition, sequence, consumer_sequence, ticket)
-        if verdict == "process":
+        verdict = self._owner.deliver(self.partition, sequence, consumer_sequence, ticket)
+        if verdict is DeliveryVerdict.PROCESS:
             ahead = self.state.ahead
             if ahead is not None and ahead.covers(sequence):
                 self.state.received_through = sequence
                 self._acks.append((sequence, reply))
                 self._write(ACK_FRAME % reply)
-                self._skipped(self.partition)
+                self._owner.skipped(self.partition)
                 return True
             if ahead is not None and sequence > ahead.upto:
                 self.state.pass_ahead()
             self._queue([item])
             return False
-        if verdict == "ack_when_done" and (held := self.state.open.get(sequence)) is not None:
+        if verdict is DeliveryVerdict.ACK_WHEN_DONE and (held := self.state.open.get(sequence)) is not None:
             held._reply = reply  # after a reset only the newest delivery can be acknowledged
-        elif verdict in ("ack", "ack_when_done"):
+        elif verdict in (DeliveryVerdict.ACK, DeliveryVerdict.ACK_WHEN_DONE):
             # Done: also one above the cursor, where another key's message is not (its first ack may be void).
             self._acks.append((sequence, reply))
             self._write(ACK_FRAME % reply)
@@ -205,7 +214,7 @@ class SlotFlow:
     def _queue(self, items: list[Item]) -> None:
         """These are ours to do: into hand, and into their lanes."""
         state, push, keyed, size = self.state, self._pool.push, self._keyed, 0
-        received, now = time.time(), self._loop.time()
+        received, now, worker_id = time.time(), self._loop.time(), self._runtime.recorder.worker_id
         for subject, reply, head, data, count, sequence, stamp in items:
             message = Message()
             message.subject = text = subject.decode(errors="replace")
@@ -213,7 +222,7 @@ class SlotFlow:
             message.sequence, message.delivered = sequence, count
             message.data, message._head, message._reply, message._headers = data, head, reply, None
             message.timestamp, message.received_at = stamp / 1e9, received
-            message._held_since, message.worker_id = now, self._worker_id
+            message._held_since, message.worker_id = now, worker_id
             message.attempt, message.last_error = 0, ""
             if keyed:
                 message.key, message._lane = text, state.lane(text)

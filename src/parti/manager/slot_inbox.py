@@ -8,20 +8,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from parti.clock import Clock
-from parti.config.worker import WorkerConfig
 from parti.errors import PartiError
 from parti.observe import worker_metrics as m
 from parti.wire.pull import HeartbeatMissed, PullSettings
 from parti.worker.health import Part
 from parti.worker.message import Message
-from parti.worker.recorder import Recorder
+from parti.worker.runtime import Runtime
 
 
 class SlotInbox:
     """Counts what is in hand: at most `config.capacity` messages and `config.max_bytes` bytes, as memory is bounded."""
 
-    def __init__(self, config: WorkerConfig, recorder: Recorder, clock: Clock) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self.in_hand = 0
         self.bytes = 0
         self.asked = 0
@@ -31,9 +29,9 @@ class SlotInbox:
         self._starved: dict[str, Callable[[], None]] = {}
         """Partitions that would ask for more, and how to tell them that they may."""
         self._kick_due = False
-        self._config = config
-        self._recorder = recorder
-        self._clock = clock
+        self._config = runtime.config
+        self._recorder = runtime.recorder
+        self._clock = runtime.clock
         self._loop = asyncio.get_running_loop()
         self._last_read = 0.0
         self._pending = 0

@@ -28,7 +28,7 @@ class SlotProgress(SlotPlane):
         found = {p: (s.lease.epoch, s.cursor) if s.lease is not None else s.unreleased for p, s in self._slots.items()}
         return {p: at for p, at in found.items() if at is not None}
 
-    def _deliver(self, partition: PartitionId, sequence: int, consumer_sequence: int, inbox: int) -> DeliveryVerdict:
+    def deliver(self, partition: PartitionId, sequence: int, consumer_sequence: int, inbox: int) -> DeliveryVerdict:
         if self._closed:
             return DeliveryVerdict.IGNORE
         if partition in self._untold:
@@ -39,7 +39,7 @@ class SlotProgress(SlotPlane):
             self._perform(partition, effect)
         return verdict
 
-    def _deliver_new(self, partition: PartitionId, sequences: list[int], consumer_sequence: int, inbox: int) -> bool:
+    def deliver_new(self, partition: PartitionId, sequences: list[int], consumer_sequence: int, inbox: int) -> bool:
         """All of one read at once, where each would be processed; else False, and nothing is changed."""
         if self._closed:
             return False
@@ -53,7 +53,7 @@ class SlotProgress(SlotPlane):
         self._untold.discard(partition)
         return True
 
-    def _done(self, partition: PartitionId) -> None:
+    def skipped(self, partition: PartitionId) -> None:
         """Something is done, here or by an owner before us."""
         if self._slots[partition].steady and not self._closed:
             self._untold.add(partition)

@@ -3,7 +3,7 @@
 Promises: in order for each key, one at a time; nothing starts without the lease; a message is acknowledged only after
 its effect, or its dead letter, is certain.
 
-Flow: `session` pulls -> `inbox` -> `lanes` -> `attempts` -> handler -> ack or dead letter; `ledger` keeps positions.
+Flow: `session` pulls -> `inbox` -> `lanes` -> `attempts` -> handler -> `room` acks, or a letter; `ledger`: positions.
 """
 
 from parti.config.worker import WorkerConfig

@@ -6,56 +6,54 @@ An update either takes effect as a whole or leaves the last known good state at 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from parti.model import Lease, PartitionId, Retention
 from parti.wire.errors import ConsumerDoesNotExist
+from parti.worker.channel import Channel, Interrupted
 from parti.worker.durable import Durable, Memory
 from parti.worker.inbox import Inbox
-from parti.worker.ledger import PartitionState
+from parti.worker.ledger import Ledger, PartitionState
 from parti.worker.mending import Mender
 from parti.worker.routing import Routes, SubjectTemplate
 from parti.worker.runtime import Runtime
-from parti.worker.session import Interrupted, Session
+from parti.worker.takeovers import TakeOvers
 from parti.worker.updates import Diff, Wanted
-
-_REMEMBERED = 10_000  # positions of partitions that were ours once
 
 
 class Assigner:
-    """Applies wanted states one after the other; `lock` keeps it and the session from changing the consumer at once."""
+    """Applies wanted states one after the other. It and the session never change the consumer at once."""
 
     def __init__(
         self,
         runtime: Runtime,
         durable: Durable,
+        ledger: Ledger,
+        channel: Channel,
         inbox: Inbox,
-        session: Session,
-        *,
-        lock: asyncio.Lock,
-        catch_up: Callable[[list[PartitionState]], None],
+        take_overs: TakeOvers,
+        mender: Mender,
     ) -> None:
-        self.positions: dict[PartitionId, int] = {}
         self._config = runtime.config
         self._durable = durable
+        self._ledger = ledger
+        self._channel = channel
         self._inbox = inbox
-        self._session = session
+        self._take_overs = take_overs
+        self._mender = mender
         self._recorder = runtime.recorder
-        self._lock = lock
-        self._catch_up = catch_up
         self._template = SubjectTemplate(runtime.config.subject_template)
-        self.mender = Mender(runtime, durable, inbox, session, catch_up=catch_up, forget_positions=self.positions.clear)
 
     # -- applying -----------------------------------------------------------------------------------------------------
 
     async def apply(self, wanted: Wanted) -> bool:
         """Bring this into force; False when nothing had to change on the server."""
-        inbox, durable = self._inbox, self._durable
+        durable = self._durable
         if not durable.known:
             return await self._begin(wanted)
         renamed = durable.name_for(wanted.worker_id) != durable.name
         filters = self._filters(wanted)
-        states = inbox.ledger.states
+        states = self._ledger.states
         removed = [state for key, state in states.items() if key not in wanted.routes.partitions]
         added = [key for key in wanted.routes.partitions if key not in states]
         for key, lease in wanted.leases.items():
@@ -65,15 +63,15 @@ class Assigner:
             return await self._pause(wanted, removed)
         diff = Diff.between(durable.filters, filters)
         if not diff and not renamed and not added and not removed:
-            self._session.resume()
+            self._channel.resume()
             return False
         at_work = [state for state in removed if not state.stopped]
         await self._stop_all(removed)
         # Before the update: once a filter is gone, what the consumer delivers says nothing about that partition.
-        cursors = {state.id: inbox.ledger.cursor(state.id) for state in removed}
+        cursors = {state.id: self._ledger.cursor(state.id) for state in removed}
         fresh = {key: self._new_state(wanted, key) for key in added}
         try:
-            async with self._lock:
+            async with self._durable.changing:
                 self._place(fresh)
                 if renamed:
                     await self._rename(wanted, filters)
@@ -82,24 +80,24 @@ class Assigner:
                 await self._join(wanted, list(fresh.values()))
         except BaseException:
             for key in fresh:
-                inbox.drop(states.pop(key))
+                self._inbox.drop(states.pop(key))
             for state in at_work:  # what was only held, or had stopped before, is not ours to begin
                 self.go_on(state)
-            inbox.ledger.forget_places()
+            self._ledger.forget_places()
             raise
         self._forget(removed, cursors)
-        inbox.ledger.assign(wanted.routes)
+        self._ledger.assign(wanted.routes)
         self._recorder.subjects(len(wanted.routes.subjects), len(diff.added), len(diff.removed))
-        self._session.resume()
+        self._channel.resume()
         return True
 
     async def _pause(self, wanted: Wanted, removed: list[PartitionState]) -> bool:
         """No partition, and the consumer keeps its filters: nothing is pulled until there is one again."""
-        before = len(self._inbox.ledger.routes.subjects)
+        before = len(self._ledger.routes.subjects)
         await self._stop_all(removed)
-        self._session.pause()
-        self._forget(removed, {state.id: self._inbox.ledger.cursor(state.id) for state in removed})
-        self._inbox.ledger.assign(wanted.routes)
+        self._channel.pause()
+        self._forget(removed, {state.id: self._ledger.cursor(state.id) for state in removed})
+        self._ledger.assign(wanted.routes)
         self._recorder.subjects(0, 0, before)
         self._recorder.event("worker.paused", op="update", result="paused")
         return bool(removed)
@@ -111,36 +109,36 @@ class Assigner:
         if self._config.on_empty_assignment == "pause-pull-loop" and self._durable.known:
             # With claims the partitions have another owner: here our filter would keep its messages, or refuse its own.
             return (
-                None if not (wanted.claimed and self._inbox.by_reset) else (self._template.nothing(wanted.worker_id),)
+                None if not (wanted.claimed and self._ledger.by_reset) else (self._template.nothing(wanted.worker_id),)
             )
         return (self._template.nothing(wanted.worker_id),)
 
     async def _update(self, filters: tuple[str, ...]) -> None:
         try:
-            await self._durable.update(filters, self.mender.memory())
-            await self.mender.finish()
+            await self._mender.update(filters, self._mender.memory())
+            await self._mender.finish()
         except ConsumerDoesNotExist:
-            await self.mender.recreate("not_found", filters)
-            self._session.interrupt(Interrupted("the consumer was made anew by an update"))
+            await self._mender.recreate("not_found", filters)
+            self._channel.interrupt(Interrupted("the consumer was made anew by an update"))
 
     async def _rename(self, wanted: Wanted, filters: tuple[str, ...]) -> None:
         """Go on under another worker id: a new durable at our position, and the old one removed.
 
         See docs/evidence/go-library.md#w9.
         """
-        old, durable, ledger = self._durable.name, self._durable, self._inbox.ledger
-        if self._inbox.retention is Retention.WORKQUEUE:
+        old, durable, ledger = self._durable.name, self._durable, self._ledger
+        if self._ledger.retention is Retention.WORKQUEUE:
             await durable.delete()
         durable.name = durable.name_for(wanted.worker_id)
         self._set_worker(wanted.worker_id)
-        memory = self.mender.memory()
+        memory = self._mender.memory()
         durable.known = False
         if await durable.info() is None:
-            await durable.create(filters, memory, after=ledger.floor(), retention=self._inbox.retention)
+            await durable.create(filters, memory, after=ledger.floor(), retention=self._ledger.retention)
         else:
-            await durable.update(filters, memory)
-        self._session.interrupt(Interrupted("the worker id changed"))
-        if self._inbox.retention is not Retention.WORKQUEUE:
+            await self._mender.update(filters, memory)
+        self._channel.interrupt(Interrupted("the worker id changed"))
+        if self._ledger.retention is not Retention.WORKQUEUE:
             new, durable.name = durable.name, old
             try:
                 await durable.delete()
@@ -151,14 +149,14 @@ class Assigner:
 
     async def _begin(self, wanted: Wanted) -> bool:
         """Make the consumer, or go on with the one an earlier process of this worker left."""
-        inbox, durable, session = self._inbox, self._durable, self._session
+        durable, channel = self._durable, self._channel
         filters = self._filters(wanted)
         assert filters is not None
         facts = await durable.facts()
-        self.mender.meet_stream(facts)
+        self._mender.meet_stream(facts)
         durable.name = durable.name_for(wanted.worker_id)
         self._set_worker(wanted.worker_id)
-        async with self._lock:
+        async with self._durable.changing:
             info = await durable.info()
             fresh = {key: self._new_state(wanted, key) for key in wanted.routes.partitions}
             self._place(fresh)
@@ -173,31 +171,31 @@ class Assigner:
                     waiting = await self._continue(wanted, filters, fresh, info)
                 await self._join(wanted, waiting)
             except BaseException:
-                inbox.ledger.states.clear()
+                self._ledger.states.clear()
                 durable.known = False
                 raise
-        inbox.ledger.assign(wanted.routes)
+        self._ledger.assign(wanted.routes)
         self._recorder.subjects(len(wanted.routes.subjects), len(wanted.routes.subjects), 0)
         if wanted.routes.subjects or self._config.on_empty_assignment == "apply-empty-filter":
-            session.resume()
+            channel.resume()
         return True
 
     async def _create_first(
         self, wanted: Wanted, filters: tuple[str, ...], fresh: Mapping[PartitionId, PartitionState], last: int
     ) -> None:
         # "new" is this moment, not that in which the server makes the consumer, nor a later one after it was deleted.
-        unknown = last if self._config.start == "new" and self._inbox.retention is not Retention.WORKQUEUE else 0
+        unknown = last if self._config.start == "new" and self._ledger.retention is not Retention.WORKQUEUE else 0
         begins = {key: wanted.positions.get(key, unknown) for key in fresh}
         after = min(begins.values(), default=unknown)
-        await self._durable.create(filters, Memory(), after=after, retention=self._inbox.retention)
-        self._session.stale = False
-        self._session.next_sequence = 1
+        await self._durable.create(filters, Memory(), after=after, retention=self._ledger.retention)
+        self._channel.stale = False
+        self._channel.next_sequence = 1
         for key, state in fresh.items():
             if key in wanted.hold:
                 continue
             state.target = None  # nothing was delivered yet: the consumer itself begins early enough
             state.received_through = begins[key]
-        self._inbox.ledger.stand_at(after)
+        self._ledger.stand_at(after)
 
     async def _begin_claimed(
         self,
@@ -210,15 +208,15 @@ class Assigner:
 
         On an interest stream an existing consumer keeps what it has: its unacked messages may live by it alone.
         """
-        inbox, durable, session = self._inbox, self._durable, self._session
+        durable, channel = self._durable, self._channel
         if info is None:
-            await durable.create(filters, Memory(), after=last, retention=inbox.retention)
-            session.stale, session.next_sequence = False, 1
+            await durable.create(filters, Memory(), after=last, retention=self._ledger.retention)
+            channel.stale, channel.next_sequence = False, 1
         else:
-            await durable.update(filters, Memory())
-            session.stale = True
-        if inbox.retention is Retention.LIMITS:
-            inbox.ledger.stand_at(last)
+            await self._mender.update(filters, Memory())
+            channel.stale = True
+        if self._ledger.retention is Retention.LIMITS:
+            self._ledger.stand_at(last)
         return list(fresh.values())
 
     async def _continue(
@@ -229,11 +227,11 @@ class Assigner:
         info: Mapping[str, object],
     ) -> list[PartitionState]:
         """Take up an existing durable; returns the partitions that need a catch-up."""
-        ledger, durable, session = self._inbox.ledger, self._durable, self._session
+        ledger, durable, channel = self._ledger, self._durable, self._channel
         memory, filtered = durable.memory(), set(durable.filters)
         floor = int(info["ack_floor"]["stream_seq"])  # type: ignore[index]
         # What is left of a work queue is what is not done, whatever the floor says; nor does that of another stream.
-        void = self._inbox.retention is Retention.WORKQUEUE or not durable.of_this_stream
+        void = self._ledger.retention is Retention.WORKQUEUE or not durable.of_this_stream
         if void:
             floor, memory = 0, Memory()
         ledger.owed = {sequence for sequence in memory.left if sequence > floor}
@@ -250,10 +248,10 @@ class Assigner:
                 waiting.append(state)
         if set(filters) != filtered or memory.left or memory.catching or waiting or not durable.sealed:
             catching = {state.id: state.received_through for state in waiting}
-            await durable.update(filters, Memory(catching, memory.high, tuple(sorted(ledger.owed))))
+            await self._mender.update(filters, Memory(catching, memory.high, tuple(sorted(ledger.owed))))
         delivered = int(info["delivered"]["consumer_seq"])  # type: ignore[index]
-        session.stale = bool(info["num_ack_pending"] or ledger.owed or void)
-        session.next_sequence = delivered + 1
+        channel.stale = bool(info["num_ack_pending"] or ledger.owed or void)
+        channel.next_sequence = delivered + 1
         return waiting
 
     # -- partitions that come -----------------------------------------------------------------------------------------
@@ -261,76 +259,49 @@ class Assigner:
     def _new_state(self, wanted: Wanted, key: PartitionId) -> PartitionState:
         lease = wanted.leases.get(key) or Lease(key, 0)
         state = PartitionState(wanted.routes.partitions[key], lease)
-        state.received_through = wanted.positions.get(key, self.positions.get(key, 0))
+        state.received_through = wanted.positions.get(key, self._ledger.former.get(key, 0))
         state.target = state.received_through  # hold everything until the target is known
         state.stopped = key in wanted.hold
         return state
 
     def _place(self, fresh: Mapping[PartitionId, PartitionState]) -> None:
         """Messages may come for the new partitions from now on; those of the old ones still do."""
-        self._inbox.ledger.states.update(fresh)
-        self._inbox.ledger.routes = _merged(self._template, self._inbox.ledger.states.values())
-        self._inbox.ledger.forget_places()
+        self._ledger.states.update(fresh)
+        self._ledger.assign(Routes(self._template, [state.partition for state in self._ledger.states.values()]))
 
     async def _join(self, wanted: Wanted, states: list[PartitionState]) -> None:
         """The filter is in force: everything behind T reaches us by itself, everything up to T by a range read."""
         if not states:
             return
         last = await self._durable.last_sequence()
-        queue = self._inbox.retention is Retention.WORKQUEUE
+        queue = self._ledger.retention is Retention.WORKQUEUE
         for state in states:
-            unknown = state.id not in wanted.positions and state.id not in self.positions and not state.received_through
-            if unknown and self._config.start == "new" and state.id not in wanted.hold and not queue:
+            known = state.id in wanted.positions or state.id in self._ledger.former or state.received_through
+            if not known and self._config.start == "new" and state.id not in wanted.hold and not queue:
                 state.received_through = last
             self._inbox.extend(state, max(last, state.target or 0))
-        self._catch_up([state for state in states if not state.stopped])
+        self._take_overs.begin([state for state in states if not state.stopped])
 
     # -- partitions that go -------------------------------------------------------------------------------------------
-
-    async def stop(self, state: PartitionState) -> None:
-        """When this returns nothing of the partition runs or will start, and its cursor is exact.
-
-        What takes longer than `drain_timeout` is cancelled, and left behind if it ignores that or sits in a thread;
-        then it is repeated elsewhere, and so may be later messages of other keys.
-        """
-        if self._inbox.by_reset:
-            self._inbox.put_aside(state)
-        state.stop(self._inbox.pool.running_of(state))
-        await self._inbox.pool.drained(state, self._config.drain_timeout)
-        state.finish_through = 0
-        if state.stopped:
-            state.look_ahead()
-            if self._inbox.by_reset:
-                self._inbox.give_back(state)
 
     def go_on(self, state: PartitionState) -> None:
         """Start again with a stopped partition, from its cursor."""
         state.stopped = False
         if state.catching_up:
-            self._catch_up([state])
+            self._take_overs.begin([state])
         else:
-            self._inbox.pool.resume(state)
+            self._inbox.resume(state)
 
     async def _stop_all(self, states: Iterable[PartitionState]) -> None:
         async with asyncio.TaskGroup() as group:
             for state in states:
-                group.create_task(self.stop(state))
+                group.create_task(self._inbox.stop(state))
 
     def _forget(self, states: Iterable[PartitionState], cursors: Mapping[PartitionId, int]) -> None:
-        ledger = self._inbox.ledger
         for state in states:
-            if len(self.positions) >= _REMEMBERED:
-                self.positions.pop(next(iter(self.positions)))
-            self.positions[state.id] = cursors[state.id]
             self._inbox.drop(state)
-            del ledger.states[state.id]
-        ledger.forget_places()
+            self._ledger.remove(state, cursors[state.id])
+        self._ledger.forget_places()
 
     def _set_worker(self, worker_id: str) -> None:
-        self._inbox.worker_id = worker_id
-        self._recorder.worker_id = worker_id
-        self._recorder.consumer_name = self._durable.name
-
-
-def _merged(template: SubjectTemplate, states: Iterable[PartitionState]) -> Routes:
-    return Routes(template, [state.partition for state in states])
+        self._recorder.worker_id, self._recorder.consumer_name = worker_id, self._durable.name

@@ -19,8 +19,7 @@ from parti.outcomes import Ack, Again, Bury, DeadLetterReason, Decision, Reject,
 from parti.worker.errors import HandlerCancelled, HandlerTimeout, LeaseOver
 from parti.worker.handler import AdaptedHandler
 from parti.worker.health import Part
-from parti.worker.lanes import Runner, Why
-from parti.worker.ledger import PartitionState
+from parti.worker.lanes import LanePool, Runner, Why
 from parti.worker.message import Message
 from parti.worker.runtime import Runtime
 from parti.worker.wary import Wary
@@ -33,28 +32,33 @@ _LONG = 0.25  # seconds of a handler after which the lease is looked at again: l
 
 
 class Attempts:
-    """Runs handlers. The fence is asked before every start, with the lease that the handler would get."""
+    """Runs handlers, in lanes. The fence is asked before every start, with the lease that the handler would get."""
 
     def __init__(
-        self,
-        runtime: Runtime,
-        *,
-        let_go: Callable[[Message], None],
+        self, runtime: Runtime, *, let_go: Callable[[Message], None], on_bug: Callable[[BaseException], None]
     ) -> None:
+        """`let_go`: the message is done, or rests in the dead-letter stream. `on_bug`: see `LanePool`."""
         config = runtime.config
+        self.pool = LanePool(
+            self.serve,
+            concurrency=config.concurrency,
+            strict=config.order == "strict",
+            may_act=runtime.fence.may_pull,
+            on_left=self.left_behind,
+            on_bug=on_bug,
+        )
         self.office: DeadLetterWriter | None = None
         self.handler = handler = AdaptedHandler(runtime.handler, concurrency=config.concurrency)
         self._policy = RetryPolicy(config.max_deliver, config.delays)
         self._recorder = runtime.recorder
         self._clock = runtime.clock
         self._backoff = runtime.backoff
-        self.let_go = let_go
+        self._let_go = let_go
         self._latencies: list[float] = []
         self.ended = 0
         """Attempts that ended, as far as their latencies were handed over."""
+        self._may_pull = runtime.fence.may_pull
         self._may_start = may_start = runtime.fence.may_start
-        self.on_fenced: Callable[[PartitionState], object] | None = None
-        """Told when the lease of a partition is found to be over: whatever else runs under it must not go on."""
         self._loop = asyncio.get_running_loop()
         self.now: Callable[[], float] = self._loop.time
         if type(self._loop).time is asyncio.BaseEventLoop.time:
@@ -121,7 +125,7 @@ class Attempts:
         if outcome is None or type(outcome) is Ack:
             if failed:
                 state.tries.done(message.sequence)
-            self.let_go(message)
+            self._let_go(message)
             return None
         runner.handling = None
         return await self._follow(message, outcome, counted=last)
@@ -175,7 +179,7 @@ class Attempts:
             if not self._may_start(state.lease):
                 return self._refuse(message)
             state.dead_letters += 1
-        self.let_go(message)
+        self._let_go(message)
         return -1.0
 
     def _refuse(self, message: Message, *, counted: bool = False) -> float:
@@ -187,9 +191,16 @@ class Attempts:
         self._recorder.event(
             "worker.fenced", op="start", result="refused", partition=state.id, sequence=message.sequence, warn=True
         )
-        if self.on_fenced is not None:
-            self.on_fenced(state)
+        # Whatever else runs under this lease must not go on: of the partition, or all when the process lost its own.
+        self.pool.fence(state if self._may_pull() else None)
         return 0.0
+
+    async def halt(self) -> bool:
+        """When this returns no handler starts any more, and none runs but in threads; see `LanePool.halt`."""
+        quiet = await self.pool.halt()
+        self.handler.close()
+        self.flush()
+        return quiet
 
     def left_behind(self, message: Message) -> None:
         """Say that a handler goes on although nobody waits for it any more."""
@@ -244,7 +255,7 @@ class Attempts:
             if not self._may_start(state.lease):
                 return self._refuse(message)
             state.dead_letters += 1
-        self.let_go(message)  # its tries are remembered: should it come again, it is not tried once more
+        self._let_go(message)  # its tries are remembered: should it come again, it is not tried once more
         return None
 
     def _cancelled(self, runner: Runner) -> Retry:

@@ -19,13 +19,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 
 import pyarrow as pa
 
-from parti.model import PartitionId, Retention
+from parti.model import PartitionId
 from parti.observe import worker_metrics as m
 from parti.wire.async_ranges import AsyncRangeReader
-from parti.wire.options import ConnectOptions
+from parti.worker.durable import Durable
 from parti.worker.inbox import Inbox
-from parti.worker.ledger import PartitionState
-from parti.worker.recorder import Recorder
+from parti.worker.ledger import Ledger, PartitionState
+from parti.worker.room import Room
+from parti.worker.runtime import Runtime
 
 _COLUMNS = ("subject", "sequence", "timestamp", "headers", "data")
 _SLICE = 256  # rows made into messages before the loop may do something else
@@ -34,19 +35,15 @@ _SLICE = 256  # rows made into messages before the loop may do something else
 class CatchUpReader:
     """Range reads of one worker's stream, fed to its inbox as fast as the handlers make room."""
 
-    def __init__(
-        self,
-        options: ConnectOptions,
-        stream: str,
-        inbox: Inbox,
-        recorder: Recorder,
-        last_sequence: Callable[[], Awaitable[int]],
-    ) -> None:
+    def __init__(self, runtime: Runtime, ledger: Ledger, room: Room, inbox: Inbox, durable: Durable) -> None:
+        options = runtime.js.connection.connect_options
         self.open_reader: Callable[[], AsyncRangeReader] = lambda: AsyncRangeReader(options, name="parti-catchup")
-        self._stream = stream
+        self._stream = runtime.config.stream
+        self._ledger = ledger
+        self._room = room
         self._inbox = inbox
-        self._recorder = recorder
-        self._last_sequence = last_sequence
+        self._recorder = runtime.recorder
+        self._durable = durable
         self._one_at_a_time = asyncio.Lock()
 
     async def take_over(self, states: Iterable[PartitionState], subjects: tuple[str, ...]) -> None:
@@ -79,14 +76,14 @@ class CatchUpReader:
         called after each part, to store how far it got: a crash then repeats one part at most.
         """
         async with self._one_at_a_time:
-            ledger = self._inbox.ledger
+            ledger = self._ledger
             total = 0
-            end = await self._last_sequence()
+            end = await self._durable.last_sequence()
             while ledger.high < end:
                 total += await self._read(ledger.high, end, subjects, _live, checkpoint=checkpoint)
                 ledger.stand_at(max(ledger.high, end))
                 await checkpoint()
-                end = await self._last_sequence()
+                end = await self._durable.last_sequence()
                 if end - ledger.high < near:
                     break
             # A partition that is being taken over was left out: its own range read has to come as far.
@@ -96,7 +93,7 @@ class CatchUpReader:
             return total
 
     def _catching(self, state: PartitionState) -> bool:
-        return state.catching_up and not state.stopped and self._inbox.ledger.states.get(state.id) is state
+        return state.catching_up and not state.stopped and self._ledger.has(state)
 
     async def _read(
         self,
@@ -108,7 +105,7 @@ class CatchUpReader:
         checkpoint: Callable[[], Awaitable[None]] | None = None,
     ) -> int:
         """Feed `(after, to]` to the inbox, each partition up to its `bound`, in order; returns how many came."""
-        fed, ledger = 0, self._inbox.ledger
+        fed, ledger = 0, self._ledger
         async with contextlib.aclosing(self._batches(after, to, subjects)) as batches:
             async for batch in batches:
                 fed += await self._feed(batch, bound)
@@ -131,7 +128,7 @@ class CatchUpReader:
                     subjects=subjects,
                     columns=_COLUMNS,
                     # What was acked is gone from an interest stream, as it should be.
-                    allow_gone=self._inbox.retention is not Retention.LIMITS,
+                    allow_gone=self._ledger.by_reset,
                     on_loss=lambda first, last: lost.append((first, last)),
                 )
             ) as batches:
@@ -149,13 +146,13 @@ class CatchUpReader:
             subjects, sequences, stamps, headers, payloads = (column.to_pylist() for column in rows.columns)
             for i, sequence in enumerate(sequences):
                 subject = subjects[i].encode()
-                place = self._inbox.ledger.place(subject)
+                place = self._ledger.place(subject)
                 if place is None or sequence > bound(place.state):
                     continue
-                if not self._inbox.has_room():
-                    await self._inbox.room()
+                if not self._room.left():
+                    await self._room.wait()
                     # Whatever was looked up before a wait may be gone after it: the partition, or our right to feed it.
-                    place = self._inbox.ledger.place(subject)
+                    place = self._ledger.place(subject)
                     if place is None or sequence > bound(place.state):
                         continue
                 fed += self._inbox.feed(place, sequence, payloads[i], _head(headers[i]), stamps[i])
@@ -166,7 +163,7 @@ class CatchUpReader:
         seconds = batch.column("timestamp").cast(pa.int64()).cast(pa.float64(), safe=False)
         batch = batch.set_column(index, "timestamp", pa.compute.divide(seconds, 1e9))
         for start in range(0, batch.num_rows, _SLICE):
-            await self._inbox.room()
+            await self._room.wait()
             yield batch.slice(start, _SLICE)
 
 

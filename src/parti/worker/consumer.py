@@ -27,7 +27,7 @@ from parti.worker.info import Fence, PartitionInfo, Shown, Unfenced, WorkerInfo
 from parti.worker.ledger import PartitionState
 from parti.worker.recorder import Recorder
 from parti.worker.routing import Routes, SubjectTemplate, consumer_name
-from parti.worker.runtime import Runtime
+from parti.worker.runtime import ExpectedStream, Runtime
 from parti.worker.stream import MessageStream
 from parti.worker.updates import Wanted
 
@@ -78,10 +78,10 @@ class WorkerConsumer:
         self._engine: Engine | None = None
         self._show: Callable[[], Shown] | None = None
         self._stream: MessageStream | None = None
-        self._expected_stream: tuple[str, Callable[[str], None]] | None = None
+        self._expected_stream: ExpectedStream | None = None
 
     def __repr__(self) -> str:
-        state = "closed" if self._closing else "new" if self._engine is None else repr(self._engine.inbox.ledger)
+        state = "closed" if self._closing else "new" if self._engine is None else repr(self._engine.ledger)
         return f"<WorkerConsumer {self._worker_id or '-'} {state} {'healthy' if self.is_healthy else 'unhealthy'}>"
 
     def handler(self, function: H) -> H:
@@ -164,8 +164,8 @@ class WorkerConsumer:
         Its filter stays, and what comes is kept or read again: `resume_partition` undoes this.
         """
         engine, state = self._state(partition)
-        await engine.assigner.stop(state)
-        return engine.inbox.ledger.cursor(partition)
+        await engine.inbox.stop(state)
+        return engine.ledger.cursor(partition)
 
     def resume_partition(self, partition: PartitionId, lease: Lease | None = None) -> None:
         """Go on with a stopped partition from its cursor."""
@@ -185,7 +185,7 @@ class WorkerConsumer:
             raise UsageError(f"partition {partition} is not held: name it in `hold` of the update that adds it")
         state.lease = lease
         target = engine.inbox.resume_at(state, after, ahead)
-        engine.begin_catch_up([state])
+        engine.take_overs.begin([state])
         return target
 
     def state_of(self, partition: PartitionId) -> PartitionState:
@@ -194,7 +194,7 @@ class WorkerConsumer:
 
     def ahead_of(self, partition: PartitionId) -> Ahead | None:
         """What a stopped partition has done above its cursor; None too when it was taken from us meanwhile."""
-        state = self._engine.inbox.ledger.states.get(partition) if self._engine is not None else None
+        state = self._engine.ledger.states.get(partition) if self._engine is not None else None
         return state.ahead if state is not None else None
 
     def blocked_by(self) -> tuple[PartitionId, int] | None:
@@ -226,6 +226,7 @@ class WorkerConsumer:
             self._clock,
             self._namespace,
             self.on_blocked,
+            self._expected_stream,
         )
 
     def expect_stream(self, created: str, tell: Callable[[str], None]) -> None:
@@ -233,7 +234,7 @@ class WorkerConsumer:
 
         Nothing is touched on another one: that is told instead. Call it before the first update, and after `abandon`.
         """
-        self._expected_stream = (created, tell)
+        self._expected_stream = ExpectedStream(created, tell) if created else None
 
     def use_fence(self, fence: Fence) -> None:
         """Ask this fence from now on; only before the first update."""
@@ -276,11 +277,11 @@ class WorkerConsumer:
     def kick(self) -> None:
         """Look again whether pulling is allowed: call it when the fence has opened."""
         if self._engine is not None:
-            self._engine.session.resume_pull()
+            self._engine.channel.kick()
 
     def _state(self, partition: PartitionId) -> tuple[Engine, PartitionState]:
         engine = self._engine
-        state = engine.inbox.ledger.states.get(partition) if engine is not None else None
+        state = engine.ledger.states.get(partition) if engine is not None else None
         if engine is None or state is None:
             raise UsageError(f"partition {partition} is not assigned to this worker")
         return engine, state
@@ -368,9 +369,6 @@ class WorkerConsumer:
     def _start(self) -> Engine:
         if self._engine is None:
             self._engine = Engine(self.runtime())
-            if self._expected_stream is not None:
-                mender = self._engine.assigner.mender
-                mender.expected_stream, mender.on_stream_replaced = self._expected_stream
             self._main = asyncio.get_running_loop().create_task(self._engine.run(), name="parti-worker")
         return self._engine
 

@@ -15,6 +15,7 @@ anything is done to it: each call that changes or removes it looks first.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,15 +88,14 @@ class Memory:
 class Durable:
     """API calls about one consumer. Retriable errors are tried again with a backoff, and counted by operation."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-    ) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self.js = runtime.js
         self.name = ""
         self.namespace = runtime.namespace
         self.stream_created = ""
         """The stream's creation time, as it was last seen."""
+        self.file_storage = False
+        """Whether the stream is on files, as it was last seen."""
         self.filters: tuple[str, ...] = ()
         self.known = False
         """Whether this worker has seen or made the consumer."""
@@ -105,14 +105,11 @@ class Durable:
         self._recorder = runtime.recorder
         self.pending = 0
         """Messages that the consumer had still to deliver when the server last spoke of it."""
-        self.before_adding: Callable[[], Awaitable[None]] = _nothing
-        """Called before filters are added. On a work queue the ack floor has to be back at the start by then: what lies
-        below the floor and matches a filter counts as acknowledged, and a replicated server deletes it (decision 9)."""
+        self.changing = asyncio.Lock()
+        """Held by whoever changes the consumer, or makes the pull depend on how it stands."""
         self._stored: Json = {}
         self._created = ""
-        self.on_tampered: Callable[[], None] = lambda: None
-        """Called before we change a consumer that somebody else has changed: what it left out meanwhile is not known,
-        and once our filters are back, what comes does not tell."""
+        self._floor = 0  # the ack floor at the last look
 
     def __repr__(self) -> str:
         return f"<Durable {self.name} filters={len(self.filters)}>"
@@ -126,9 +123,10 @@ class Durable:
         info = await self._call("info", lambda: self.js.stream_info(self._config.stream))
         self.stream_created = info["created"]
         config = info["config"]
+        self.file_storage = config["storage"] == "file"
         return StreamFacts(
             Retention(config["retention"]),
-            config["storage"] == "file",
+            self.file_storage,
             int(config["num_replicas"]),
             int(info["state"]["last_seq"]),
             int(info["state"]["first_seq"]),
@@ -155,6 +153,7 @@ class Durable:
             if not self.known:
                 self._applied(info)
             self._remember(info)
+            self._floor = int(info["ack_floor"]["stream_seq"])
         return info
 
     async def _look(self) -> Json | None:
@@ -197,31 +196,34 @@ class Durable:
     async def update(self, filters: Sequence[str], memory: Memory) -> Json:
         """Replace filters and metadata; raises `ConsumerDoesNotExist` when the consumer is gone.
 
-        It costs a call more than the update itself. The server has no update on condition, and its answer does not say
-        what was there before: only a look can tell that it is still ours, and that nobody had cut its filters.
+        Look first (`look_before_update`): only that can tell whose it is.
 
         A consumer whose files are gone at the server refuses every update: it is deleted and made again behind its own
         ack floor. Whoever pulls from it is told that it is gone, and attaches anew.
         """
-        info = await self.info()
-        floor = 0
-        if info is not None:
-            floor = int(info["ack_floor"]["stream_seq"])
-            had, wanted = filters_of(info["config"]), tuple(sorted(filters))
-            if had != wanted and not self._as_we_made_it(info):  # equal: an earlier try of ours got through
-                self.on_tampered()
-            if set(wanted) - set(had):
-                await self.before_adding()
         config = self._stored | self._tunables(filters, memory)
         config["max_waiting"] = self._stored.get("max_waiting", self._config.max_waiting)  # cannot be updated (10012)
         try:
             info = await self._call("update", lambda: self.js.consumer_update(self._config.stream, config))
         except ConsumerFilesGone as error:
             self._recorder.event("worker.recreated", op="update", result="files_gone", error=str(error), warn=True)
-            return await self._make_anew(floor, filters, memory)
+            return await self._make_anew(self._floor, filters, memory)
         self._remember(info)
         self._applied(info)
         return info
+
+    async def look_before_update(self, filters: Sequence[str]) -> tuple[bool, bool]:
+        """Whether somebody else has changed the consumer, and whether these filters would add to its own.
+
+        It costs a call more than the update itself. The server has no update on condition, and its answer does not say
+        what was there before: only a look can tell that it is still ours, and that nobody had cut its filters.
+        """
+        info = await self.info()
+        if info is None:
+            return False, False
+        had, wanted = filters_of(info["config"]), tuple(sorted(filters))
+        tampered = had != wanted and not self._as_we_made_it(info)  # equal: an earlier try of ours got through
+        return tampered, bool(set(wanted) - set(had))
 
     async def reset(self, after: int, *, not_above_floor: bool = False) -> bool:
         """Deliver from behind `after`, or the ack floor if lower, with a sequence from 1 on; False when it is gone.
@@ -332,10 +334,6 @@ class Durable:
             classify=_worth_another_try,
             on_retry=lambda tries, wait, error: self._recorder.retried(op, tries, wait, error),
         )
-
-
-async def _nothing() -> None:
-    """Nothing has to be done before filters are added."""
 
 
 def _worth_another_try(error: PartiError) -> bool:

@@ -1,6 +1,6 @@
 """The inbox: what comes in is put into its lane, held or dropped; what is done is acknowledged, joined with others.
 
-This is the hot path. One read of the socket is one call of `on_batch`, and everything a message needs is cut out of one
+This is the hot path. One read of the socket is one call of `take`, and everything a message needs is cut out of one
 copy of that read: the buffer is used again (parti.wire.live).
 """
 
@@ -8,83 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from parti.config.worker import WorkerConfig
-from parti.model import Ahead, Retention
+from parti.model import Ahead
 from parti.observe import worker_metrics as m
 from parti.wire.acks import ACK_FRAME, IN_PROGRESS_FRAME
-from parti.wire.columns import Deliveries
-from parti.wire.live import LiveConnection
-from parti.wire.pull import Item, LivePull, items_of
-from parti.worker.batching import BatchSize
-from parti.worker.lanes import LanePool, Serve
+from parti.wire.pull import Item
+from parti.worker.channel import Channel
+from parti.worker.lanes import LanePool
 from parti.worker.ledger import Ledger, PartitionState, Place
 from parti.worker.message import Message
-from parti.worker.recorder import Recorder
-from parti.worker.routing import Routes, SubjectTemplate
+from parti.worker.room import Room
+from parti.worker.runtime import Runtime
 
 
 class Inbox:
-    """Everything in hand: `config.capacity` messages and half of `config.max_bytes`, as memory is bounded.
+    """Decides about every message that comes, and about what is in hand of a partition that comes, stops or goes."""
 
-    Range reads may have a quarter more when what is held for them fills the inbox.
-    """
-
-    def __init__(self, config: WorkerConfig, recorder: Recorder, serve: Serve) -> None:
-        self.config = config
-        self.ledger = Ledger(Routes(SubjectTemplate(config.subject_template), ()), lane_per_key=config.lanes == "key")
-        self.pool = LanePool(serve, concurrency=config.concurrency, strict=config.order == "strict")
-        self.retention = Retention.LIMITS
-        self.file_storage = False
-        self.worker_id = ""
-        self.connection: LiveConnection | None = None
-        self.pull: LivePull | None = None
-        self.may_pull: Callable[[], bool] = lambda: True
-        self.on_first: Callable[[], None] | None = None
-        """Told once when messages come after an attach: the pull loop works."""
-        self.on_lag: Callable[[int], None] | None = None
-        """Told with each read how many messages of the whole stream are about to come behind it."""
-        self.on_clogged: Callable[[], None] | None = None
-        """Told when deliveries of partitions that went, which only their owner may acknowledge, take our room."""
-        self.batches = BatchSize(config.pull_batch_size, limit=max(1, config.capacity // 2))
-        self._metrics = recorder.metrics
+    def __init__(self, runtime: Runtime, ledger: Ledger, channel: Channel, room: Room, pool: LanePool) -> None:
+        self._config = runtime.config
+        self._ledger = ledger
+        self._channel = channel
+        self._room = room
+        self._pool = pool
+        self._recorder = runtime.recorder
         self._loop = asyncio.get_running_loop()
         self._foreign: set[int] = set()  # delivered to us since the last reset, and not ours to acknowledge
-        self._kick_due = False
-        self._tight = False  # less room than one round of pulls needs
-        self._room = asyncio.Event()
-        self._starved = 0  # range reads that wait for room
         self._last_read = 0.0
-        self._pending = 0  # messages that waited at the server at the last read
         self._spacing = 1.0  # stream sequences from one of our messages to the next
 
     def __repr__(self) -> str:
-        return f"<Inbox {self.ledger!r} {self.pool!r}>"
-
-    @property
-    def by_reset(self) -> bool:
-        """Whether an ack deletes: then what is left comes by a reset of the consumer, and nothing by range reads."""
-        return self.retention is not Retention.LIMITS
+        return f"<Inbox {self._ledger!r} {self._pool!r}>"
 
     # -- coming in ----------------------------------------------------------------------------------------------------
-
-    def capacity(self) -> int:
-        """How many more messages may be asked for, those on their way included."""
-        room = self.config.capacity - self.ledger.in_hand if self.may_pull() else 0
-        if self.ledger.bytes * 2 >= self.config.max_bytes:
-            room = 0  # what was asked for before may bring the other half
-        self._tight = room < self.batches.size * self.config.prefetch_depth
-        return room
-
-    def on_batch(self, deliveries: Deliveries) -> None:
-        """Take one large read."""
-        self.take(items_of(deliveries), int(deliveries.pending[-1]))
 
     def take(self, items: list[Item], pending: int) -> None:
         """Put each message of one read where it belongs; `pending` more are waiting at the server."""
         received, now = time.time(), self._loop.time()
-        ledger, push, place_of = self.ledger, self.pool.push, self.ledger.place
+        ledger, push, place_of = self._ledger, self._pool.push, self._ledger.place
         answers: list[bytes] = []
         taken = dropped = again = highest = size = 0
         for subject, reply, head, data, count, sequence, stamp in items:
@@ -95,7 +56,7 @@ class Inbox:
             place = place_of(subject)
             if place is None:
                 # Of a partition that moved away. On limits its ack is bookkeeping; elsewhere it would delete it.
-                if self.retention is Retention.LIMITS:
+                if not ledger.by_reset:
                     answers.append(ACK_FRAME % reply)
                 else:
                     self._foreign.add(sequence)
@@ -133,30 +94,33 @@ class Inbox:
         if highest > ledger.high:
             self._spacing += 0.2 * ((highest - ledger.high) / len(items) - self._spacing)
             ledger.high = highest
-        if answers and self.connection is not None:
-            self.connection.write(b"".join(answers))
-        self._pending = pending
+        self._channel.write(answers)
+        self._room.waits(pending)
         self._count(len(items), again, dropped, now)
-        self._adapt(now)
-        if self.on_first is not None:
-            tell, self.on_first = self.on_first, None
-            tell()
-        if self.on_lag is not None:
-            self.on_lag(int(pending * max(self._spacing, 1.0)))
-        # They are pending until their owner has handled them, or for good where another durable keeps them: with as
-        # many as the server allows nothing of ours would come any more. A reset leaves them out.
-        if len(self._foreign) > self.config.max_ack_pending - self.config.capacity and self.on_clogged is not None:
-            self._foreign.clear()
-            self.on_clogged()
+        self._room.adapt(now)
+
+    @property
+    def lag(self) -> int:
+        """How many messages of the whole stream are about to come behind the last read."""
+        return int(self._room.pending * max(self._spacing, 1.0))
+
+    @property
+    def clogged(self) -> bool:
+        """Whether deliveries of partitions that went, which only their owner may acknowledge, take our room.
+
+        They are pending until their owner has handled them, or for good where another durable keeps them: with as many
+        as the server allows nothing of ours would come any more. A reset leaves them out.
+        """
+        return len(self._foreign) > self._config.max_ack_pending - self._config.capacity
 
     def feed(self, place: Place, sequence: int, data: bytes, head: bytes, timestamp: float) -> bool:
         """Take one message of a range read; False when it was received before."""
         state = place.state
-        if sequence <= state.received_through and sequence not in self.ledger.owed:
+        if sequence <= state.received_through and sequence not in self._ledger.owed:
             return False
         if state.target is not None and sequence > state.target:
             return False  # it comes live
-        self.ledger.owed.discard(sequence)
+        self._ledger.owed.discard(sequence)
         if sequence in state.open or (state.ahead is not None and self._was_done(state, sequence)):
             return False
         message = Message()
@@ -168,16 +132,16 @@ class Inbox:
         state.open[sequence] = message
         state.received_through = max(state.received_through, sequence)
         state.from_ranges += 1
-        self.ledger.in_hand += 1
-        self.ledger.bytes += len(data)
-        self.pool.push(message)
+        self._ledger.in_hand += 1
+        self._ledger.bytes += len(data)
+        self._pool.push(message)
         return True
 
     def _fill(self, message: Message, place: Place, received: float, now: float) -> None:
         state = place.state
         message.partition, message.lease = state.partition, state.lease
         message.received_at, message._held_since = received, now
-        message.worker_id = self.worker_id
+        message.worker_id = self._recorder.worker_id
         message._headers = None
         message.attempt = 0
         message.last_error = ""
@@ -200,10 +164,10 @@ class Inbox:
         if held is not None:
             held._reply = reply  # after a reset only the newest delivery can be acknowledged
             return b""
-        if state.target is not None and self.by_reset:
+        if state.target is not None and self._ledger.by_reset:
             return b""  # aside: not ours, or not yet; the reset that begins it brings this again
-        if sequence in self.ledger.owed:
-            self.ledger.owed.discard(sequence)
+        if sequence in self._ledger.owed:
+            self._ledger.owed.discard(sequence)
             return None
         if state.target is not None and sequence > state.target:
             return None
@@ -212,14 +176,12 @@ class Inbox:
     def _hold(self, state: PartitionState, message: Message, answers: list[bytes]) -> None:
         """Keep a live message until the catch-up has reached its target; too many of them move the target instead."""
         state.held.append(message)
-        if len(state.held) > self.config.capacity // 4:
+        if len(state.held) > self._config.capacity // 4:
             answers.extend(self._extended(state, message.sequence))
 
     def extend(self, state: PartitionState, target: int) -> None:
         """Let the catch-up of the partition go on to this target; what is held up to it will come by the range read."""
-        answers = self._extended(state, target)
-        if answers and self.connection is not None:
-            self.connection.write(b"".join(answers))
+        self._channel.write(self._extended(state, target))
 
     def _extended(self, state: PartitionState, target: int) -> list[bytes]:
         state.target = target
@@ -227,27 +189,26 @@ class Inbox:
         while state.held and state.held[0].sequence <= target:
             given_up = state.held.popleft()
             del state.open[given_up.sequence]
-            self.ledger.forget((given_up,))
+            self._ledger.forget((given_up,))
             answers.append(ACK_FRAME % given_up._reply)
-        if self._starved:
-            self._kick_later()  # a read may wait for the very room that this made
+        self._room.made_for_reads()
         return answers
 
     def _give_up(self, state: PartitionState, answers: list[bytes]) -> None:
         """A stopped partition must not fill the inbox: beyond its share its messages are read again if it goes on."""
-        if self.by_reset or len(state.open) <= self.config.capacity // 4:
+        if self._ledger.by_reset or len(state.open) <= self._config.capacity // 4:
             return
         if state.running or state.unfinished:
             return
-        self.ledger.forget(state.open.values())
+        self._ledger.forget(state.open.values())
         state.look_ahead()
         state.target, state.received_through, state.range_end = state.received_through, min(state.open) - 1, None
         state.turn += 1
         answers.extend(ACK_FRAME % message._reply for message in state.open.values() if message._reply)
         state.open.clear()
         state.from_ranges = 0
-        self.pool.forget(state)
-        self._kick_later()
+        self._pool.forget(state)
+        self._room.made()
 
     def release_held(self, state: PartitionState) -> None:
         """The catch-up of the partition has reached its target: go on with what came live meanwhile."""
@@ -259,7 +220,7 @@ class Inbox:
             state.received_through = max(state.received_through, message.sequence)
             # A lane of a key ends with its work: the one known when this was held may have been followed by another.
             message._lane = state.lane(message._lane.key)
-            self.pool.push(message)
+            self._pool.push(message)
         state.check_whole()
 
     def put_aside(self, state: PartitionState) -> None:
@@ -268,7 +229,7 @@ class Inbox:
         Its cursor is as exact as before: what is in hand keeps it down, and what is ignored never moves it.
         """
         if state.target is None:
-            state.received_through = max(state.received_through, self.ledger.verified)
+            state.received_through = max(state.received_through, self._ledger.verified)
             state.target = state.received_through
 
     def give_back(self, state: PartitionState) -> None:
@@ -276,13 +237,13 @@ class Inbox:
 
         Call `look_ahead` before: the cursor alone does not say what is done above it.
         """
-        state.received_through = self.ledger.cursor(state.id)
+        state.received_through = self._ledger.cursor(state.id)
         self.drop(state)
 
     def hold(self, state: PartitionState) -> None:
         """Begin again with a stopped partition that may be somebody else's: until `resume_at` nothing of it is done."""
         self.drop(state)
-        state.received_through, state.target = 0, max(state.received_through, self.ledger.high)
+        state.received_through, state.target = 0, max(state.received_through, self._ledger.high)
         state.range_end = None
 
     def resume_at(self, state: PartitionState, after: int, ahead: Ahead | None = None) -> int:
@@ -295,96 +256,60 @@ class Inbox:
         state.received_through, state.stopped, state.turn = max(state.received_through, after), False, state.turn + 1
         return target
 
+    async def stop(self, state: PartitionState) -> None:
+        """When this returns nothing of the partition runs or will start, and its cursor is exact.
+
+        What takes longer than `drain_timeout` is cancelled, and left behind if it ignores that or sits in a thread;
+        then it is repeated elsewhere, and so may be later messages of other keys.
+        """
+        if self._ledger.by_reset:
+            self.put_aside(state)
+        state.stop(self._pool.running_of(state))
+        await self._pool.drained(state, self._config.drain_timeout)
+        state.finish_through = 0
+        if state.stopped:
+            state.look_ahead()
+            if self._ledger.by_reset:
+                self.give_back(state)
+
+    def resume(self, state: PartitionState) -> None:
+        """Let the lanes of a partition that was stopped go on."""
+        self._pool.resume(state)
+
     def joining(self) -> list[PartitionState]:
         """Partitions that are aside and ours: the next reset of the consumer begins them."""
-        return [s for s in self.ledger.states.values() if s.target is not None and not s.stopped]
+        return [s for s in self._ledger.states.values() if s.target is not None and not s.stopped]
 
     def restarted(self, joining: Iterable[PartitionState]) -> list[PartitionState]:
         """The consumer begins anew with what is left; returns the partitions that went live by that.
 
         `joining`: those that were ours before the reset was asked for, so that everything of them comes behind it.
         """
-        self.ledger.rebase()
+        self._ledger.rebase()
         self._foreign.clear()
-        begun = [s for s in joining if self.ledger.states.get(s.id) is s and not s.stopped and s.target is not None]
+        begun = [s for s in joining if self._ledger.states.get(s.id) is s and not s.stopped and s.target is not None]
         for state in begun:
             state.range_end, state.target = state.target, None
         return begun
 
     def _count(self, messages: int, redelivered: int, dropped: int, now: float) -> None:
-        metrics = self._metrics
+        metrics = self._recorder.metrics
         metrics.count(m.MESSAGES, messages)
         metrics.observe(m.PULL_BATCH, messages)
         if self._last_read:
             metrics.observe(m.PULL_CYCLE, now - self._last_read)
         self._last_read = now
-        metrics.set(m.INFLIGHT, self._pending + self.ledger.in_hand)
         if redelivered:
             metrics.count(m.REDELIVERIES, redelivered)
         if dropped:
             metrics.count(m.SKIPPED, dropped)
 
-    def waits(self, pending: int) -> None:
-        """So many messages wait at the server: when all places are taken nothing is read that would tell."""
-        self._pending = pending
-        self._metrics.set(m.INFLIGHT, pending + self.ledger.in_hand)
-
     # -- letting go ---------------------------------------------------------------------------------------------------
-
-    def let_go(self, message: Message) -> None:
-        """The message is done: acknowledge it, and make room for another."""
-        if not self.ledger.let_go(message):
-            return
-        state = message._lane.state
-        state.done += 1
-        self.batches.done += 1
-        if message._reply and self.connection is not None:
-            self.connection.write(ACK_FRAME % message._reply)
-        if not self.ledger.in_hand:
-            self._metrics.set(m.INFLIGHT, self._pending)
-        if self._tight or self._starved:
-            self._kick_later()
-
-    def _kick_later(self) -> None:
-        if not self._kick_due:
-            self._kick_due = True
-            self._loop.call_soon(self._kick)
-
-    def _kick(self) -> None:
-        """Room was made while it was short: ask for more, once a turn of the loop."""
-        self._kick_due = False
-        if self.has_room():
-            self._room.set()
-        if self.pull is not None:
-            self._adapt(self._loop.time())
-            self.pull.kick()
-
-    def _adapt(self, now: float) -> None:
-        if self.batches.adapt(now) and self.pull is not None:
-            self.pull.tune(self.batches.size, self.batches.size * self.config.prefetch_depth)
-
-    async def room(self) -> None:
-        """Return when a range read may bring another message."""
-        while not self.has_room():
-            self._room.clear()
-            self._starved += 1
-            try:
-                await self._room.wait()
-            finally:
-                self._starved -= 1
-
-    def has_room(self) -> bool:
-        """What is held waits for the range read itself: if only that fills the inbox, the read must go on."""
-        in_hand, capacity = self.ledger.in_hand, self.config.capacity
-        if in_hand < capacity and self.ledger.bytes * 2 < self.config.max_bytes:
-            return True
-        held = sum(len(state.held) for state in self.ledger.states.values())
-        return in_hand - held < (max(1, capacity // 4) if in_hand >= capacity else 1)
 
     def drop(self, state: PartitionState) -> None:
         """Forget what is in hand of a partition that is no longer ours; on limits its acks are bookkeeping only."""
         answers = [ACK_FRAME % message._reply for message in state.open.values() if message._reply]
-        self.ledger.forget(state.open.values())
+        self._ledger.forget(state.open.values())
         state.turn += 1
         state.open.clear()
         state.held.clear()
@@ -392,22 +317,17 @@ class Inbox:
         for waited in (state.caught_up, state.drained):
             if waited is not None:
                 waited.set()
-        self.pool.forget(state)
-        if answers and self.retention is Retention.LIMITS and self.connection is not None:
-            self.connection.write(b"".join(answers))
-        self._kick_later()
+        self._pool.forget(state)
+        if not self._ledger.by_reset:
+            self._channel.write(answers)
+        self._room.made()
 
-    def heartbeat(self, older_than: float) -> int:
-        """Tell the server that what is held for longer than this is in progress; returns how many messages that was."""
-        if self.connection is None:
-            return 0
+    def heartbeat(self, older_than: float) -> None:
+        """Tell the server that what is held for longer than this is in progress."""
         until = self._loop.time() - older_than
-        frames = [
+        self._channel.write(
             IN_PROGRESS_FRAME % message._reply
-            for state in self.ledger.states.values()
+            for state in self._ledger.states.values()
             for message in state.open.values()
             if message._reply and message._held_since <= until
-        ]
-        if frames:
-            self.connection.write(b"".join(frames))
-        return len(frames)
+        )

@@ -88,21 +88,32 @@ class LanePool:
     `lost` has them.
     """
 
-    def __init__(self, serve: Serve, *, concurrency: int, strict: bool = True) -> None:
+    def __init__(
+        self,
+        serve: Serve,
+        *,
+        concurrency: int,
+        strict: bool = True,
+        may_act: Callable[[], bool] | None = None,
+        on_left: Callable[[Message], None] | None = None,
+        on_bug: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """`may_act`: the lease is still ours; asked whenever something that waited in the middle of a message goes on.
+
+        `on_left` is told of a message whose handler did not end when it was cancelled, `on_bug` of what nobody expected
+        in a runner: a lane would stand still without a word.
+        """
         self._serve = serve
         self._concurrency = concurrency
         self._strict = strict
+        self._may_act = may_act
+        self._on_left = on_left
+        self._on_bug = on_bug
         self._ready: deque[Lane] = deque()
         self._runners: set[Runner] = set()
         self._parked: list[Runner] = []
         self._timers: set[asyncio.TimerHandle] = set()
         self.lost: set[Runner] = set()
-        self.on_left: Callable[[Message], None] | None = None
-        """Told of a message whose handler did not end when it was cancelled."""
-        self.on_bug: Callable[[BaseException], None] | None = None
-        """Told of what nobody expected in a runner: a lane would stand still without a word."""
-        self.may_act: Callable[[], bool] | None = None
-        """Whether the lease is still ours: asked whenever something that waited in the middle of a message goes on."""
         self._pausing = 0
         self._check_due = False
         self._halted = False
@@ -248,8 +259,8 @@ class LanePool:
             lane.state.running -= 1
             if not lane.state.running and lane.state.drained is not None:
                 lane.state.drained.set()
-        if message is not None and self.on_left is not None:
-            self.on_left(message)
+        if message is not None and self._on_left is not None:
+            self._on_left(message)
         self._tell_idle()
 
     def forget(self, state: PartitionState) -> None:
@@ -275,13 +286,13 @@ class LanePool:
             runner = Runner()
             self._runners.add(runner)
             work: Coroutine[Any, Any, None] = self._run(runner)
-            if self.may_act is not None:
+            if self._may_act is not None:
                 work = Resumed(work, lambda: self._stale(runner))
             runner.task = self._loop.create_task(work, name="parti-lane")
 
     def _stale(self, runner: Runner) -> BaseException | None:
         """The runner is about to go on: what to raise there instead, when the lease ended while it waited."""
-        if runner.lane is None or runner.why is not None or self.may_act is None or self.may_act():
+        if runner.lane is None or runner.why is not None or self._may_act is None or self._may_act():
             return None
         runner.why = Why.FENCED
         runner.lane.state.stopped, runner.lane.state.finish_through = True, 0
@@ -307,9 +318,9 @@ class LanePool:
             if not self._halted and not runner.lost:
                 raise
         except BaseException as bug:
-            if self.on_bug is None:
+            if self._on_bug is None:
                 raise
-            self.on_bug(bug)
+            self._on_bug(bug)
         finally:
             self._runners.discard(runner)
             self.lost.discard(runner)

@@ -23,13 +23,14 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from parti.model import Ahead, Lease, Partition, PartitionId
+from parti.model import Ahead, Lease, Partition, PartitionId, Retention
 from parti.worker.lanes import Lane
 from parti.worker.message import Message
 from parti.worker.routing import Routes
 from parti.worker.tries import Tries
 from parti.worker.wary import Wary
 
+_FORMER = 10_000  # positions of partitions that were ours once
 _LEFT = 5_000  # messages that a claim names one by one (10 KB packed); with more, those of other keys are repeated
 
 
@@ -197,11 +198,41 @@ class Ledger:
         self.in_hand = 0
         self.bytes = 0
         """Payload of what is in hand."""
+        self.retention = Retention.LIMITS
+        """The stream's."""
+        self.former: dict[PartitionId, int] = {}
+        """Up to where partitions were done that were ours once."""
         self._lane_per_key = lane_per_key
         self._places: dict[bytes, Place | None] = {}
 
     def __repr__(self) -> str:
         return f"<Ledger partitions={len(self.states)} in_hand={self.in_hand} high={self.high}>"
+
+    @property
+    def by_reset(self) -> bool:
+        """Whether an ack deletes: then what is left comes by a reset of the consumer, and nothing by range reads."""
+        return self.retention is not Retention.LIMITS
+
+    def taken(self) -> tuple[int, list[PartitionState]]:
+        """How many messages are in hand, and all partitions."""
+        return self.in_hand, list(self.states.values())
+
+    def has(self, state: PartitionState) -> bool:
+        """Whether this is the partition as we have it: it may have gone, and come again, while somebody waited."""
+        return self.states.get(state.id) is state
+
+    def remove(self, state: PartitionState, cursor: int) -> None:
+        """The partition went, done up to here."""
+        if len(self.former) >= _FORMER:
+            self.former.pop(next(iter(self.former)))
+        self.former[state.id] = cursor
+        del self.states[state.id]
+
+    def begin_again(self) -> None:
+        """The stream counts from 1 again: no position means anything any more."""
+        self.stand_at(0)
+        self.owed.clear()
+        self.former.clear()
 
     def assign(self, routes: Routes) -> None:
         """Use these routes from now on; states are added and removed by the caller."""

@@ -15,6 +15,15 @@ from parti.worker.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectedStream:
+    """The stream that somebody else's positions speak of. Nothing is touched on another one: that is told instead."""
+
+    created: str
+    replaced: Callable[[str], None]
+    """Told why."""
+
+
+@dataclass(frozen=True, slots=True)
 class Runtime:
     """One worker's, in either layout."""
 
@@ -27,3 +36,6 @@ class Runtime:
     clock: Clock
     namespace: str = ""
     on_blocked: Callable[[str], None] | None = None
+    """Called from a thread when a handler blocks the event loop beyond `unhealthy_limit`."""
+    expected_stream: ExpectedStream | None = None
+    """None when positions are the worker's own."""

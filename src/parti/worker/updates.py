@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from parti.clock import Clock
@@ -62,20 +62,62 @@ class Batch:
                 waiter.exception()  # a caller that gave up must not make asyncio complain
 
 
-class Coalescer:
-    """Collects updates for `window` seconds after the first, and hands out batches at least `interval` apart.
+class Pace:
+    """When the next update is due: `window` seconds after the first change it gathers, `interval` after the last one.
 
-    A flush ends the window and the spacing at once: the caller says that the state is stable.
+    What is urgent ends the waiting at once, for everything that was gathered.
     """
 
     def __init__(self, *, window: float, interval: float, clock: Clock) -> None:
         self._window = window
         self._interval = interval
         self._clock = clock
+        self._updated = float("-inf")
+        self._changed = asyncio.Event()
+        self._urgent = asyncio.Event()
+
+    def changed(self, *, urgent: bool = False) -> None:
+        """There is more to gather."""
+        self._changed.set()
+        if urgent:
+            self._urgent.set()
+
+    async def due(self, since: float, patience: Callable[[], int] = lambda: 1) -> None:
+        """Return when an update is due that gathers from `since` on; whoever applies it calls `begin`.
+
+        `patience`: intervals that nobody minds to wait, looked at with every change; when it falls, the window begins
+        with that change.
+        """
+        intervals = patience()
+        while not self._urgent.is_set():
+            before, intervals = intervals, patience()
+            if intervals < before:
+                since = self._clock.now()
+            left = max(since + self._window, self._updated + self._interval * intervals) - self._clock.now()
+            if left <= 0:
+                return
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+
+    def begin(self) -> None:
+        """What is urgent from now on asks for the next update."""
+        self._urgent.clear()
+
+    def updated(self) -> None:
+        """The interval counts from here."""
+        self._updated = self._clock.now()
+
+
+class Coalescer:
+    """Joins updates into batches at its `Pace`. A flush is urgent: the caller says that the state is stable."""
+
+    def __init__(self, *, window: float, interval: float, clock: Clock) -> None:
+        self._pace = Pace(window=window, interval=interval, clock=clock)
+        self._clock = clock
         self._batch: Batch | None = None
-        self._last = -interval
         self._arrived = asyncio.Event()
-        self._flush = asyncio.Event()
 
     def put(self, wanted: Wanted, *, flush: bool = False) -> asyncio.Future[None]:
         """Make this the wanted state; the future is done when it, or a later one, is in force."""
@@ -86,8 +128,7 @@ class Coalescer:
             self._batch.wanted = wanted
             self._batch.waiters.append(waiter)
         self._arrived.set()
-        if flush:
-            self._flush.set()
+        self._pace.changed(urgent=flush)
         return waiter
 
     @property
@@ -100,16 +141,13 @@ class Coalescer:
             await self._arrived.wait()
             if self._batch is None:  # `fail` was faster
                 continue
-            due = max(self._batch.started + self._window, self._last + self._interval)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, due - self._clock.now())):
-                    await self._flush.wait()
+            await self._pace.due(self._batch.started)
             if self._batch is not None:
                 break
         batch, self._batch = self._batch, None
         self._arrived.clear()
-        self._flush.clear()
-        self._last = self._clock.now()
+        self._pace.begin()
+        self._pace.updated()
         return batch
 
     def fail(self, error: BaseException) -> None:

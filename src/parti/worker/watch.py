@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from parti.observe import worker_metrics as m
 from parti.worker.attempts import Attempts
 from parti.worker.health import Stall
-from parti.worker.lanes import LanePool, Runner, Why
+from parti.worker.lanes import Runner, Why
 from parti.worker.ledger import PartitionState
 from parti.worker.runtime import Runtime
 
@@ -30,21 +30,20 @@ class HandlerWatch:
 
     def __init__(
         self,
-        pool: LanePool,
-        attempts: Attempts,
         runtime: Runtime,
-        *,
-        states: Callable[[], Iterable[PartitionState]],
-        in_hand: Callable[[], int],
+        attempts: Attempts,
+        in_hand: Callable[[], tuple[int, Collection[PartitionState]]],
     ) -> None:
-        """`runtime.on_blocked` is called from a thread when the loop was blocked for longer than `unhealthy_limit`."""
-        self._pool = pool
+        """`in_hand`: how many messages count as in hand, and the partitions that have them.
+
+        `runtime.on_blocked` is called from a thread when the loop was blocked for longer than `unhealthy_limit`.
+        """
+        self._pool = attempts.pool
         self._attempts = attempts
         self._recorder = runtime.recorder
         self._config = runtime.config
         self._clock = runtime.clock
         self._fence = runtime.fence
-        self._states = states
         self._in_hand = in_hand
         self._js = runtime.js
         self._on_blocked = runtime.on_blocked
@@ -163,14 +162,15 @@ class HandlerWatch:
             return (
                 f"{waiting} lanes are ready and {running} handlers run, but none ended for {now - self._ended_at:.0f} s"
             )
-        missing = self._in_hand() - sum(len(state.open) for state in self._states())
+        in_hand, states = self._in_hand()
+        missing = in_hand - sum(len(state.open) for state in states)
         if not missing:
             self._even_at = now
         elif now - self._even_at > limit:
             return f"{missing} places of the inbox are taken by nobody: the worker pulls less and less"
         asleep = {
             id(lane): f"messages of partition {state.id} are queued, and nobody is to handle them"
-            for state in self._states()
+            for state in states
             if not state.stopped and not self._pool.halted
             for lane in state.lanes.values()
             if lane.queue and not lane.scheduled

@@ -66,24 +66,29 @@ class RestedTask:
     attempts: int
 
 
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What a run may be excused for."""
+
+    faults: Sequence[DeliveryFault]
+    timeouts: Collection[tuple[str, int]]
+    """Ids and attempts that timed out, as their senders say: an endpoint that stood still may not have read them."""
+    processes: int
+    stall: float
+    """The longest time that the endpoints themselves stood still; what came meanwhile came at once."""
+    forgetful: bool = False
+    """Whoever takes the place of one that died at once does not know what that has sent in the last second."""
+
+
 def judge(
     triggers: Iterable[Trigger],
     published: Sequence[PublishedTask],
     seen: Sequence[SeenRequest],
     letters: Sequence[RestedTask],
-    faults: Sequence[DeliveryFault],
-    *,
-    timeouts: Collection[tuple[str, int]],
-    processes: int,
-    stall: float,
-    forgetful: bool = False,
+    run: Circumstances,
 ) -> tuple[dict[str, int], list[str]]:
-    """Counts of what is wrong, by kind, and a line of words for each of the first few.
-
-    `timeouts`: ids and attempts that timed out, as their senders say: an endpoint that stood still may not have read
-    them. `stall`: the longest time that the endpoints themselves stood still; what came meanwhile came at once.
-    `forgetful`: whoever takes the place of one that died at once does not know what that has sent in the last second.
-    """
+    """Counts of what is wrong, by kind, and a line of words for each of the first few."""
+    faults, timeouts = run.faults, run.timeouts
     by_name = {trigger.name: trigger for trigger in triggers}
     wrong: dict[str, int] = dict.fromkeys(KINDS, 0)
     words: list[str] = []
@@ -105,7 +110,7 @@ def judge(
     for letter in letters:
         if letter.id in accepted and not faults:
             blame("buried_although_accepted", f"{letter.id} {letter.reason}")
-    _limits(by_name, seen, processes, stall, faults if forgetful else (), blame)
+    _limits(by_name, seen, run.processes, run.stall, faults if run.forgetful else (), blame)
     return wrong, words
 
 

@@ -36,7 +36,7 @@ from parti_lab.bench.report import RunContext
 from parti_lab.prove.delivery_duplicates import Accepted, explain
 from parti_lab.prove.delivery_faults import DeliveryFault, Troubles
 from parti_lab.prove.delivery_ground import Ground
-from parti_lab.prove.delivery_judge import KINDS, PublishedTask, RestedTask, judge, prompt
+from parti_lab.prove.delivery_judge import KINDS, Circumstances, PublishedTask, RestedTask, judge, prompt
 from parti_lab.prove.delivery_scenario import DeliveryScenario, Trigger, draw
 from parti_lab.prove.delivery_spark import SPARK_TASKS, SharedSpark, SharedWorker
 from parti_lab.prove.delivery_stage import subject_of
@@ -255,11 +255,13 @@ async def run_scenario(
             run.published,
             sorted(ground.seen, key=lambda request: request.at),
             await run.letters(),
-            faults,
-            timeouts={attempt for attempt, outcome in unheard.items() if outcome == "timeout"},
-            processes=scenario.processes if spark is None else SPARK_TASKS,
-            stall=ground.stall,
-            forgetful=spark is not None,
+            Circumstances(
+                faults,
+                timeouts={attempt for attempt, outcome in unheard.items() if outcome == "timeout"},
+                processes=scenario.processes if spark is None else SPARK_TASKS,
+                stall=ground.stall,
+                forgetful=spark is not None,
+            ),
         )
         repeats = _repeats(run, faults, unheard, 256 if spark is None else 1_000_000)
         figures: dict[str, Figure] = {**wrong, "duplicates_unexplained": repeats, "exit_codes": sum(codes)}

@@ -16,7 +16,6 @@ from parti.control.leader import Leader
 from parti.control.lease import Fence, HeldLease, Sighting
 from parti.control.membership import Membership
 from parti.control.per_partition import PerPartition
-from parti.errors import PartiError
 from parti.manager import positions
 from parti.model import Claim, Layout, Retention, WorkerId
 from parti.testing.sim import ClusterShape, FaultPlan, SimOutcome, simulate
@@ -27,8 +26,8 @@ from parti.worker.durable import Durable
 from parti.worker.inbox import Inbox
 from parti.worker.lanes import Lane, LanePool
 from parti.worker.ledger import PartitionState
+from parti.worker.mending import Mender
 from parti.worker.message import Message
-from parti.worker.session import Session
 
 SEEDS: Final = 100
 
@@ -98,7 +97,7 @@ def _does_not_hold(patch: Patch) -> None:
     def hold(inbox: Inbox, state: PartitionState, message: Message, answers: list[bytes]) -> None:
         del answers
         state.received_through = max(state.received_through, message.sequence)
-        inbox.pool.push(message)
+        inbox._pool.push(message)
 
     patch(Inbox, "_hold", hold)
 
@@ -146,10 +145,10 @@ def _forgets_what_was(patch: Patch) -> None:
 
 
 def _no_rewind(patch: Patch) -> None:
-    async def rewind(_session: Session) -> None:
+    async def rewind(_mender: Mender) -> None:
         """Nothing."""
 
-    patch(Session, "rewind", rewind)
+    patch(Mender, "rewind", rewind)
 
 
 def _not_drained(patch: Patch) -> None:
@@ -188,13 +187,7 @@ def _reads_half(patch: Patch) -> None:
 
 
 def _clogged(patch: Patch) -> None:
-    original = Session.interrupt
-
-    def interrupt(session: Session, reason: PartiError) -> None:
-        if "fill the consumer" not in str(reason):
-            original(session, reason)
-
-    patch(Session, "interrupt", interrupt)
+    patch(Inbox, "clogged", False)
 
 
 def _forgets_the_former(patch: Patch) -> None:

@@ -17,8 +17,11 @@ MODULES: Final = (
     *(f"control.{name}" for name in ("membership", "reconcile", "per_partition")),
     *(f"manager.{name}" for name in ("claim_writer", "conflicts", "per_partition", "per_worker", "positions")),
     *(f"manager.{name}" for name in ("slot_acks", "slot_inbox", "slot_durable", "slot_flow", "slot_progress")),
-    *(f"worker.{name}" for name in ("assigner", "attempts", "catchup", "inbox", "durable", "engine", "lanes")),
-    *(f"worker.{name}" for name in ("ledger", "mending", "resumed", "session")),
+    *(
+        f"worker.{name}"
+        for name in ("assigner", "attempts", "backlog", "catchup", "channel", "inbox", "durable", "engine")
+    ),
+    *(f"worker.{name}" for name in ("lanes", "ledger", "mending", "resumed", "room", "session", "takeovers")),
     *(f"wire.{name}" for name in ("live", "pull")),
 )
 """Those that carry the decisions about partitions and messages."""

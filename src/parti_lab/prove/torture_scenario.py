@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from parti.errors import UsageError
 
@@ -141,26 +141,20 @@ class Restrict:
     ttl: float = 0.0
 
     @classmethod
-    def parse(
-        cls,
-        *,
-        faults: str = "",
-        replicas: int = 0,
-        quick: bool = False,
-        workers: int = 0,
-        partitions: int = 0,
-        rate: float = 0.0,
-        takes: float = 0.0,
-        ttl: float = 0.0,
-        **words: str,
-    ) -> Restrict:
-        """From the options of the command; UsageError names what is allowed."""
+    def parse(cls, faults: str = "", **options: Any) -> Restrict:
+        """From the options of the command, named as the fields; UsageError names what is allowed."""
+        found = cls(**options, faults=cls._kinds(faults))
         allowed = {"retention": RETENTIONS, "layout": LAYOUTS, "lanes": LANES, "storage": STORAGES}
-        for name, word in words.items():
-            if word and word not in allowed[name]:
-                raise UsageError(f"--{name} {word!r}: choose one of {', '.join(allowed[name])}")
-        if replicas not in (0, 1, 3):
-            raise UsageError(f"--replicas {replicas}: choose 1 or 3")
+        for name, words in allowed.items():
+            word = getattr(found, name)
+            if word and word not in words:
+                raise UsageError(f"--{name} {word!r}: choose one of {', '.join(words)}")
+        if found.replicas not in (0, 1, 3):
+            raise UsageError(f"--replicas {found.replicas}: choose 1 or 3")
+        return found
+
+    @staticmethod
+    def _kinds(faults: str) -> frozenset[TortureKind]:
         kinds: set[TortureKind] = set()
         for word in filter(None, (part.strip() for part in faults.split(","))):
             if word == "planned":
@@ -171,17 +165,7 @@ class Restrict:
                 kinds.add(TortureKind(word))
             else:
                 raise UsageError(f"--faults {word!r}: choose among planned, records, {', '.join(TortureKind)}")
-        return cls(
-            faults=frozenset(kinds),
-            replicas=replicas,
-            quick=quick,
-            workers=workers,
-            partitions=partitions,
-            rate=rate,
-            takes=takes,
-            ttl=ttl,
-            **words,
-        )
+        return frozenset(kinds)
 
 
 @dataclass(frozen=True, slots=True)

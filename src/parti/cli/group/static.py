@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from parti.cli.group import parse
@@ -12,7 +14,6 @@ from parti.cli.output import json_option, print_json
 from parti.cli.settings import with_config
 from parti.config import LoadedConfig
 from parti.groups.names import GroupKind
-from parti.groups.records import MemberMapping
 
 _KIND = GroupKind.STATIC
 
@@ -43,7 +44,7 @@ def balanced(
     as_json: bool,
 ) -> None:  # fmt: skip
     """Create a group whose MAX_MEMBERS partitions are shared evenly. The same settings again are accepted."""
-    _create(loaded, stream, group, max_members, list(members), [], list(filters), as_json)
+    _create(loaded, stream, group, as_json, max_members=max_members, members=list(members), filters=list(filters))
 
 
 @create.command("mapped")
@@ -59,26 +60,12 @@ def mapped(
     filters: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Create a group with explicit partitions for each member."""
-    _create(loaded, stream, group, max_members, [], parse.mappings(mappings), list(filters), as_json)
+    found = parse.mappings(mappings)
+    _create(loaded, stream, group, as_json, max_members=max_members, mappings=found, filters=list(filters))
 
 
-def _create(
-    loaded: LoadedConfig,
-    stream: str,
-    group: str,
-    max_members: int,
-    members: list[str],
-    mappings: list[MemberMapping],
-    filters: list[str],
-    as_json: bool,
-) -> None:
-    stored = run(
-        loaded,
-        _KIND,
-        lambda groups: groups.create(
-            stream, group, max_members=max_members, members=members, mappings=mappings, filters=filters
-        ),
-    )
+def _create(loaded: LoadedConfig, stream: str, group: str, as_json: bool, **record: Any) -> None:
+    stored = run(loaded, _KIND, lambda groups: groups.create(stream, group, **record))
     if as_json:
         print_json(record_json(stored, stream, group, _KIND))
     else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from parti.errors import FatalError, PartiError
@@ -60,8 +59,7 @@ class BatchRunner:
         stage: HandlerStage,
         packing: Packing,
         files: HadoopFolder,
-        checkpoint: str,
-        due: Path,
+        parking: CheckpointParking | None,
         lease: DriverLease | None,
     ) -> None:
         self.totals = Totals()
@@ -74,7 +72,7 @@ class BatchRunner:
         self._lease = lease
         self._files = files
         self._metrics: tuple[Any, ...] = ()
-        self._parking = CheckpointParking(files, f"{checkpoint}/parked", due) if stage.shape.parking else None
+        self._parking = parking
 
     def __call__(self, frame: Any, number: int) -> None:
         """Returns when everything that came of the batch is stored; whatever it raises ends the query."""

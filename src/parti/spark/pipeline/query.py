@@ -258,10 +258,11 @@ class RunningPipeline:
             words=self._folder,
         )
         spark.dataSource.register(source)
-        runner = self._runner = BatchRunner(pipeline, plan, stage, packing, files, checkpoint, due, self._lease)
-        if stage.shape.parking:
+        parking = CheckpointParking(files, f"{checkpoint}/parked", due) if stage.shape.parking else None
+        runner = self._runner = BatchRunner(pipeline, plan, stage, packing, files, parking, self._lease)
+        if parking is not None:
             done = [int(name) for name in files.names(f"{checkpoint}/commits") if name.isdigit()]
-            CheckpointParking(files, f"{checkpoint}/parked", due).resume(spark, max(done, default=-1))
+            parking.resume(spark, max(done, default=-1))
         options = pipeline.source_options() | ({"minPartitions": "1"} if fused else {"minPartitions": str(plan.tasks)})
         writer = (
             spark.readStream.format(source.name())

@@ -41,13 +41,15 @@ class Leading:
                 term,
                 self._process.clock(),
                 self._process.members,
-                partitions=self._process.cluster.partitions,
-                stored=stored,
-                stored_revision=revision,
-                claims={PartitionId(p): entry for p, entry in claims.items() if entry[0] is not None},
-                lost=lost,
-                remembered={p: claim for p, (claim, _) in self._process.known.items()},
-                traces=traces_of(positions),
+                self._process.cluster.partitions,
+                reconcile.Found(
+                    stored,
+                    revision,
+                    claims={PartitionId(p): entry for p, entry in claims.items() if entry[0] is not None},
+                    lost=lost,
+                    remembered={p: claim for p, (claim, _) in self._process.known.items()},
+                    traces=traces_of(positions),
+                ),
                 rules=self._process.cluster.rules,
             )
             self.lead(reconcile.Tick(self._process.clock()))
