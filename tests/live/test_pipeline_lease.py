@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -56,6 +57,25 @@ def test_one_driver_holds_the_lease_and_the_other_gets_it_when_it_is_given_back(
             assert second.acquire(60) == 2
             second.check()
             assert not first.held
+
+
+def test_of_drivers_that_start_at_once_one_runs_and_the_others_wait(options: ConnectOptions, name: str) -> None:
+    """Whoever lost the race for the record ended with an error: it was refused, and a refusal is for a person."""
+    drivers = [lease(options, name, f"driver-{number}")[0] for number in range(4)]
+    with contextlib.ExitStack() as stack:
+        for driver in drivers:
+            stack.enter_context(driver)
+        eventually_blocking(lambda: any(driver.held for driver in drivers), 60, "a driver that runs")
+        for epoch in (1, 2, 3, 4):
+            (running,) = (driver for driver in drivers if driver.held)
+            assert running.acquire(60) == epoch
+            drivers.remove(running)
+            running.__exit__(None, None, None)
+            for driver in drivers:  # a failure would be raised here
+                with contextlib.suppress(DriverLeaseLost):
+                    driver.check()
+            if drivers:
+                eventually_blocking(lambda: any(driver.held for driver in drivers), 60, "the next driver")
 
 
 def test_a_driver_that_is_stopped_before_its_lease_has_begun_leaves_nobody_who_holds_it(
