@@ -73,6 +73,9 @@ class PerWorkerPartition(HeldPartition[Phase]):
     def handed_over(self) -> bool:
         return self.phase is Phase.RELEASING
 
+    def __repr__(self) -> str:
+        return f"{HeldPartition.__repr__(self)[:-1]} T={self.target}>"
+
 
 Event = (
     ClaimSeen
