@@ -1,4 +1,4 @@
-"""`parti deliver`: tasks to HTTP endpoints, in order per document; their dead letters; endpoints that said 410."""
+"""`parti deliver`: tasks to HTTP endpoints, in order per document; their dead letters; endpoints that answered 410."""
 
 from __future__ import annotations
 
