@@ -24,6 +24,7 @@ from parti.groups import (
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection, connect
+from parti.wire.kv import KeyValue
 from parti.wire.options import ConnectOptions
 
 PATIENT = AutomaticMembership(lease=60, settle=0.02)  # longer than a loaded machine starves a process
@@ -122,6 +123,22 @@ async def test_when_the_leader_leaves_or_dies_another_leads(bench: Bench) -> Non
         task.cancel()
     survivor = next(member for member in rest if member is not dead)
     await bench.shared_by(survivor.member)
+
+
+async def test_a_leader_of_an_earlier_version_is_waited_for(bench: Bench) -> None:
+    await bench.create()
+    kv = await KeyValue.ensure(bench.api, "parti-group-members")
+    key = f"l.{bench.stream}.g"
+    held = await kv.put(key, b"a1b2c3d4e5f6", ttl=60)  # as 0.1 wrote it: the instance, and nothing else
+    joined = await bench.join("a", automatic=QUICK)
+    assert joined.registrar is not None
+    for _ in range(3):  # it renews
+        held = await kv.update(key, b"a1b2c3d4e5f6", held, ttl=60)
+        await asyncio.sleep(0.5)
+        assert not joined.registrar.leads
+    await kv.delete(key, revision=held)  # and ends
+    await eventually(lambda: joined.registrar is not None and joined.registrar.leads, what="the lead")
+    assert await bench.shared_by("a") == {"a": (0, 1, 2, 3, 4, 5)}
 
 
 async def test_members_of_other_languages_are_kept(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -9,11 +10,11 @@ from collections.abc import Iterator
 import pytest
 
 from parti.errors import ConfigError, PartiError
-from parti.spark.pipeline.fence import StaleEpoch, fence_subject, raise_fence
 from parti.spark.pipeline.lease import DriverLease, DriverLeaseLost, Standby
 from parti.spark.pipeline.publishing import ResultSink, TaskSinks, _Line
 from parti.testing import NatsServer, eventually_blocking
 from parti.wire.blocking import BlockingConnection
+from parti.wire.epoch_marker import StaleEpoch, marker_subject, raise_marker_blocking
 from parti.wire.errors import WrongLastSequence
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.load import create_stream
@@ -58,6 +59,25 @@ def test_one_driver_holds_the_lease_and_the_other_gets_it_when_it_is_given_back(
             assert not first.held
 
 
+def test_of_drivers_that_start_at_once_one_runs_and_the_others_wait(options: ConnectOptions, name: str) -> None:
+    """Whoever lost the race for the record ended with an error: it was refused, and a refusal is for a person."""
+    drivers = [lease(options, name, f"driver-{number}")[0] for number in range(4)]
+    with contextlib.ExitStack() as stack:
+        for driver in drivers:
+            stack.enter_context(driver)
+        eventually_blocking(lambda: any(driver.held for driver in drivers), 60, "a driver that runs")
+        for epoch in (1, 2, 3, 4):
+            (running,) = (driver for driver in drivers if driver.held)
+            assert running.acquire(60) == epoch
+            drivers.remove(running)
+            running.__exit__(None, None, None)
+            for driver in drivers:  # a failure would be raised here
+                with contextlib.suppress(DriverLeaseLost):
+                    driver.check()
+            if drivers:
+                eventually_blocking(lambda: any(driver.held for driver in drivers), 60, "the next driver")
+
+
 def test_a_driver_that_is_stopped_before_its_lease_has_begun_leaves_nobody_who_holds_it(
     options: ConnectOptions, name: str
 ) -> None:
@@ -94,11 +114,11 @@ def test_a_stale_owner_cannot_publish_once_the_next_has_set_its_marker(
     options: ConnectOptions, connection: BlockingConnection, name: str
 ) -> None:
     create_stream(options, name, "file", allow_atomic=True)
-    subject = fence_subject(name, (f"{name}.>",), "orders")
-    first = raise_fence(options, name, subject, epoch=1, owner="a")
+    subject = marker_subject(name, (f"{name}.>",), "orders")
+    first = raise_marker_blocking(options, name, subject, epoch=1, owner="a")
 
-    def publish(marker: int, count: int, tag: str) -> None:
-        line = _Line(options, name, (subject, marker), "test")
+    def publish(marker: tuple[str, int], count: int, tag: str) -> None:
+        line = _Line(options, name, marker, "test")
         for number in range(count):
             line.put(f"{name}.k", b"x", f"{tag}-{number}", None)
         try:
@@ -107,7 +127,7 @@ def test_a_stale_owner_cannot_publish_once_the_next_has_set_its_marker(
             line.close()
 
     publish(first, 5, "one")
-    second = raise_fence(options, name, subject, epoch=2, owner="b")
+    second = raise_marker_blocking(options, name, subject, epoch=2, owner="b")
     for count in (1, 5):
         with pytest.raises(WrongLastSequence):
             publish(first, count, f"stale-{count}")
@@ -119,20 +139,20 @@ def test_a_stale_owner_cannot_publish_once_the_next_has_set_its_marker(
 
 def test_a_marker_of_a_later_epoch_stands(options: ConnectOptions, connection: BlockingConnection, name: str) -> None:
     create_stream(options, name, "file")
-    subject = fence_subject(name, (f"{name}.>",), "orders")
-    later = raise_fence(options, name, subject, epoch=7, owner="b")
-    assert raise_fence(options, name, subject, epoch=7, owner="b") == later
+    subject = marker_subject(name, (f"{name}.>",), "orders")
+    later = raise_marker_blocking(options, name, subject, epoch=7, owner="b")
+    assert raise_marker_blocking(options, name, subject, epoch=7, owner="b") == later
     for owner, epoch in (("a", 6), ("c", 7)):
         with pytest.raises(StaleEpoch, match="b has set epoch 7"):
-            raise_fence(options, name, subject, epoch=epoch, owner=owner)
+            raise_marker_blocking(options, name, subject, epoch=epoch, owner=owner)
     answer = connection.api(f"STREAM.MSG.GET.{name}", {"last_by_subj": subject})
-    assert answer["message"]["seq"] == later
+    assert (subject, answer["message"]["seq"]) == later
 
 
 def test_a_stream_without_room_for_a_marker_is_refused_with_advice() -> None:
-    assert fence_subject("S", ("a", "b.c.>"), "p") == "b.c.parti-fence.p"
+    assert marker_subject("S", ("a", "b.c.>"), "p") == "b.c.parti-fence.p"
     with pytest.raises(ConfigError, match="no subject that ends in '>'"):
-        fence_subject("S", ("a", "b.*"), "p")
+        marker_subject("S", ("a", "b.*"), "p")
 
 
 def test_a_sink_that_refuses_ends_the_task_and_nothing_waits_for_it(options: ConnectOptions, name: str) -> None:

@@ -52,7 +52,7 @@ class Worker:
 
     def __init__(self, me: Member) -> None:
         self.me = me
-        self.state = PerWorkerPartition(P, me, Retention.LIMITS)
+        self.state = PerWorkerPartition(P, me, retention=Retention.LIMITS)
         self.filtered = False
         self.received: set[int] = set()
         self.at = 0

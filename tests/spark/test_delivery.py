@@ -40,7 +40,6 @@ from parti.spark.delivery import Span, delivery_pipeline
 from parti.spark.delivery_engine import Announcer
 from parti.spark.delivery_task import Deliver, DeliverySession, TaskRight
 from parti.spark.pipeline import Pipeline
-from parti.spark.pipeline.fence import fence_subject, raise_fence
 from parti.spark.pipeline.lease import Standby
 from parti.spark.pipeline.query import PipelineFailed
 from parti.spark.pipeline.stage import HandlerStage
@@ -48,6 +47,7 @@ from parti.testing import eventually_blocking
 from parti.testing.http_server import Answer, FaultHttpServer, ReceivedRequest
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
+from parti.wire.epoch_marker import marker_subject, raise_marker_blocking
 from parti.wire.errors import MessageNotFound
 from parti.wire.kv import KeyValue
 from parti.wire.options import ConnectOptions
@@ -453,14 +453,14 @@ def test_requests_carry_the_drivers_epoch_and_a_driver_that_was_followed_sends_a
     endpoint.on("/no", Answer(422))
     made, options = make(), ConnectOptions(servers=(stream.url,))
     letters_of = f"{stream.name}_DLQ"
-    subject = fence_subject(letters_of, (f"{letters_of}.>",), made.name)
-    raise_fence(options, letters_of, subject, epoch=4, owner="first")
+    subject = marker_subject(letters_of, (f"{letters_of}.>",), made.name)
+    raise_marker_blocking(options, letters_of, subject, epoch=4, owner="first")
     drive(made, rows(endpoint, 1, "/no"), epoch=4)
     (request,) = endpoint.received
     assert request.headers["x-parti-epoch"] == "4"
     assert request.headers["x-parti-partition"].startswith("spark-")
     assert [letter.reason for letter in letters(stream)] == ["rejected"]  # the marker is none
-    raise_fence(options, letters_of, subject, epoch=5, owner="second")
+    raise_marker_blocking(options, letters_of, subject, epoch=5, owner="second")
     found = drive(made, rows(endpoint, 2, "/no")[1:], epoch=4)
     assert [row["outcome"] for row in found] == ["parked"]
     assert len(endpoint.received) == 1

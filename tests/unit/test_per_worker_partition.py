@@ -44,7 +44,7 @@ class Inbox:
     """Feeds one holding and remembers what it asked for."""
 
     def __init__(self, me: Member, retention: Retention = Retention.LIMITS) -> None:
-        self.state = PerWorkerPartition(P, me, retention)
+        self.state = PerWorkerPartition(P, me, retention=retention)
         self.revision = 0
 
     def feed(self, event: per_worker_partition.Event) -> list[object]:

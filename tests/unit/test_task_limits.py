@@ -451,7 +451,7 @@ def test_partitions_are_shared_evenly_without_needless_moves(partitions: int, me
     for _ in range(200):
         me = rng.choice(names)
         take, surplus = OwnershipView(set(names), dict(owners)).plan(me, partitions)
-        for slot in [slot for slot, owner in owners.items() if owner == me][:surplus]:
+        for slot in surplus:
             del owners[slot]
             moves += 1
         owners |= dict.fromkeys(take, me)
@@ -463,11 +463,16 @@ def test_partitions_are_shared_evenly_without_needless_moves(partitions: int, me
 def test_a_member_that_joins_gets_its_share_and_no_more_is_moved() -> None:
     owners = dict.fromkeys(range(8), "a")
     view = OwnershipView({"a", "b"}, owners)
-    assert view.plan("a", 8) == ([], 4)
-    assert view.plan("b", 8) == ([], 0)
-    assert OwnershipView({"a", "b"}, {0: "a"}).plan("a", 1) == ([], 0)
-    assert OwnershipView({"a", "b"}, {0: "a"}).plan("b", 1) == ([], 0)
-    assert OwnershipView({"b"}, {}).plan("b", 1) == ([0], 0)
+    assert view.plan("a", 8) == ([], [4, 5, 6, 7])
+    assert view.plan("b", 8) == ([], [])
+    assert view.plan("a", 8, leaving=[4, 5, 6, 7]) == ([], [])  # it has been told to give them up already
+    for number in (4, 5, 6, 7):
+        del owners[number]
+    assert view.plan("a", 8) == ([], [])
+    assert view.plan("b", 8) == ([4, 5, 6, 7], [])
+    assert OwnershipView({"a", "b"}, {0: "a"}).plan("a", 1) == ([], [])
+    assert OwnershipView({"a", "b"}, {0: "a"}).plan("b", 1) == ([], [])
+    assert OwnershipView({"b"}, {}).plan("b", 1) == ([0], [])
 
 
 @given(

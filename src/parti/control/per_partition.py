@@ -15,7 +15,8 @@ from enum import StrEnum
 from operator import lt
 from typing import assert_never
 
-from parti.control import claims
+from parti.control import claims, held_partition
+from parti.control.held_partition import HeldPartition
 from parti.control.signals import (
     ClaimLost,
     ClaimSeen,
@@ -35,7 +36,7 @@ from parti.control.signals import (
     WriteClaim,
     WriteFailed,
 )
-from parti.model import Claim, ClaimState, Lease, Member, PartitionId
+from parti.model import Claim, ClaimState
 
 
 class Phase(StrEnum):
@@ -54,35 +55,14 @@ class Phase(StrEnum):
     RELEASING = "releasing"
 
 
-@dataclass(frozen=True, slots=True)
-class PerPartition:
-    """One partition, with a durable of its own, as one worker sees it."""
+@dataclass(frozen=True, slots=True, repr=False)
+class PerPartition(HeldPartition[Phase]):
+    """One partition, with a durable of its own, as one worker sees it; the ticket also names the inbox, so that
+    deliveries to an older one are not ours."""
 
-    partition: PartitionId
-    me: Member
     phase: Phase = Phase.IDLE
-    claim: Claim | None = None
-    revision: int = 0
-    queued: int = 0
-    tail: int = 0
-    done: int = 0
     expected: int = 1
     """The consumer sequence that the next delivery must carry."""
-    ticket: int = 0
-    """Number of the last question; also names the inbox, so that deliveries to an older one are not ours."""
-    lease: Lease | None = None
-    writing: bool = False
-    lost: ClaimLost | None = None
-    """As `Holding.lost`."""
-
-    @property
-    def cursor(self) -> int:
-        """Everything up to here is done."""
-        return self.queued if self.done >= self.tail else self.done
-
-    @property
-    def drained(self) -> bool:
-        return self.done >= self.tail
 
     @property
     def steady(self) -> bool:
@@ -94,21 +74,8 @@ class PerPartition:
         return self.phase is Phase.LIVE and self.lost is None
 
     @property
-    def unreleased(self) -> tuple[int, int] | None:
-        """As `Holding.unreleased`."""
-        stopped = self.phase in (Phase.SETTLING, Phase.RELEASING)
-        if not stopped or self.claim is None or self.claim.owner != self.me:
-            return None
-        return self.claim.epoch, self.cursor
-
-    @property
-    def unspoken(self) -> int | None:
-        """As `Holding.unspoken`."""
-        return self.lost.revision if self.lost is not None and (self.lease or self.unreleased) else None
-
-    def __repr__(self) -> str:
-        epoch = self.lease.epoch if self.lease else None
-        return f"<PerPartition {self.partition} {self.phase} epoch={epoch} cursor={self.cursor}>"
+    def handed_over(self) -> bool:
+        return self.phase in (Phase.SETTLING, Phase.RELEASING)
 
 
 Event = ClaimSeen | ClaimLost | WriteFailed | ResetDone | Settled | MessageDone | LaneStopped | Gap | Fenced
@@ -153,20 +120,8 @@ def deliver_new(
 def step(state: PerPartition, event: Event) -> Step:
     """The next state and what to do."""
     match event:
-        case ClaimSeen(claim, revision):
-            if revision < state.revision:
-                return state, ()
-            writing = state.writing and revision == state.revision
-            if claim.lost and (state.lease is not None or (state.unreleased or (0, 0))[1] > claim.cursor):
-                return step(state, ClaimLost(revision, revision, claim.epoch))
-            return _follow(replace(state, claim=claim, revision=revision, writing=writing, lost=None))
-        case ClaimLost(revision):
-            if revision < state.revision:
-                return state, ()
-            writing = state.writing and event == state.lost
-            return _follow(replace(state, revision=revision, writing=writing, lost=event))
-        case WriteFailed():
-            return replace(state, writing=False), ()
+        case ClaimSeen() | ClaimLost() | WriteFailed() | MessageDone():
+            return held_partition.heard(state, event, _follow)
         case ResetDone(ticket):
             if state.phase is not Phase.RESETTING or ticket != state.ticket:
                 return state, ()
@@ -175,16 +130,11 @@ def step(state: PerPartition, event: Event) -> Step:
             if state.phase is not Phase.SETTLING or ticket != state.ticket:
                 return state, ()
             return _follow(replace(state, phase=Phase.RELEASING))
-        case MessageDone(seq):
-            return _follow(replace(state, done=max(state.done, seq)))
-        case LaneStopped(last_started, dropped_from):
+        case LaneStopped():
             # A second one while it drains: what had to be finished took too long, and was dropped as well.
             if state.phase not in (Phase.STOPPING, Phase.DRAINING):
                 return state, ()
-            stopped = replace(state, phase=Phase.DRAINING)
-            if dropped_from is not None:
-                stopped = replace(stopped, queued=dropped_from - 1, tail=last_started)
-            return _follow(stopped)
+            return _follow(held_partition.stopped(replace(state, phase=Phase.DRAINING), event))
         case Gap():
             return _reset(state) if state.phase in (Phase.LIVE, Phase.RESETTING) else (state, ())
         case Fenced():
@@ -198,33 +148,22 @@ def _follow(state: PerPartition) -> Step:
     if claim is None:
         return state, ()
     if state.lost is not None:
-        return _write_again(state, claim, state.lost)
+        return held_partition.write_again(state, claim, state.lost)
     if claim.owner != state.me:
         return _let_go(state) if state.phase is not Phase.IDLE else (state, ())
     if claim.state is ClaimState.PREPARE:
         return _stop(state, claim)
     if claim.state is ClaimState.COMMIT and not claim.accepted:
         # The durable has seen everything since it was created: there is nothing to catch up with.
-        return _write(replace(state, phase=Phase.ACCEPTING), claims.accept(claim, state.me, target=claim.cursor))
+        return held_partition.write(
+            replace(state, phase=Phase.ACCEPTING), claims.accept(claim, state.me, target=claim.cursor)
+        )
     return _own(state, claim)
-
-
-def _write_again(state: PerPartition, claim: Claim, lost: ClaimLost) -> Step:
-    """As in `holding`."""
-    if claim.owner != state.me or state.writing:
-        return state, ()
-    if state.lease is not None:
-        again = claims.reclaim(claim, state.me, cursor=state.cursor, epoch=lost.epoch)
-        return replace(state, writing=True), (WriteClaim(again, lost.expected, exact=True),)
-    if state.unreleased is not None:
-        again = claims.mislaid(claim, cursor=state.cursor, epoch=lost.epoch, term=claim.term)
-        return replace(state, writing=True), (WriteClaim(again, lost.expected),)
-    return state, ()
 
 
 def _own(state: PerPartition, claim: Claim) -> Step:
     if state.phase is Phase.IDLE:
-        return _write(state, claims.retake(claim, state.me))
+        return held_partition.write(state, claims.retake(claim, state.me))
     if state.phase is Phase.ACCEPTING:
         start = max(claim.cursor, state.cursor)
         begun = replace(state, queued=start, tail=start, done=start, lease=claim.lease())
@@ -248,7 +187,7 @@ def _stop(state: PerPartition, claim: Claim) -> Step:
         state = replace(state, phase=Phase.SETTLING, lease=None, ticket=state.ticket + 1)
         return state, (*effects, Settle(state.partition, state.ticket))
     if state.phase is Phase.RELEASING:
-        return _write(state, claims.release(claim, state.me, cursor=state.cursor))
+        return held_partition.write(state, claims.release(claim, state.me, cursor=state.cursor))
     return state, tuple(effects)
 
 
@@ -264,9 +203,3 @@ def _let_go(state: PerPartition) -> Step:
     )
     revoked = (Revoked(state.lease),) if state.lease is not None else ()
     return idle, (*revoked, Discard(state.partition))
-
-
-def _write(state: PerPartition, claim: Claim) -> Step:
-    if state.writing:
-        return state, ()
-    return replace(state, writing=True), (WriteClaim(claim, state.revision),)

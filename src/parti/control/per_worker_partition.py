@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import assert_never
 
-from parti.control import claims
+from parti.control import claims, held_partition
+from parti.control.held_partition import HeldPartition
 from parti.control.signals import (
     AddFilter,
     CatchUp,
@@ -33,7 +34,7 @@ from parti.control.signals import (
     WriteClaim,
     WriteFailed,
 )
-from parti.model import Claim, ClaimState, Lease, Member, PartitionId, Retention
+from parti.model import Claim, ClaimState, Retention
 
 
 class Phase(StrEnum):
@@ -57,61 +58,23 @@ class Phase(StrEnum):
     """Somebody else's, but the filter is still on."""
 
 
-@dataclass(frozen=True, slots=True)
-class PerWorkerPartition:
+@dataclass(frozen=True, slots=True, repr=False)
+class PerWorkerPartition(HeldPartition[Phase]):
     """One partition as one worker sees it."""
 
-    partition: PartitionId
-    me: Member
-    retention: Retention = Retention.LIMITS
     phase: Phase = Phase.IDLE
-    claim: Claim | None = None
-    revision: int = 0
+    retention: Retention = Retention.LIMITS
     filtered: bool = False
     """Our consumer filters the partition, or is about to."""
     target: int | None = None
     """T; None while it is being read."""
-    queued: int = 0
-    """Every message up to here was handed to the lanes, as far as we were told."""
-    tail: int = 0
-    """The last message that really was."""
-    done: int = 0
-    """The last message that was finished."""
-    lease: Lease | None = None
-    """Set while effects are allowed."""
-    writing: bool = False
-    lost: ClaimLost | None = None
-    """The record is gone; `claim` is what we know of it."""
-    ticket: int = 0
-    """Number of the last question asked; answers to earlier ones are ignored."""
 
     @property
-    def cursor(self) -> int:
-        """Everything up to here is done."""
-        return self.queued if self.done >= self.tail else self.done
-
-    @property
-    def drained(self) -> bool:
-        return self.done >= self.tail
-
-    @property
-    def unreleased(self) -> tuple[int, int] | None:
-        """(epoch, cursor) while the last word on a partition that we gave away is not in its claim yet.
-
-        Whoever takes over before it is must find it among our positions, or repeats all since the claim's own cursor.
-        """
-        if self.phase is not Phase.RELEASING or self.claim is None or self.claim.owner != self.me:
-            return None
-        return self.claim.epoch, self.cursor
-
-    @property
-    def unspoken(self) -> int | None:
-        """The revision at which the record was lost, while we have to say something about it and have not yet."""
-        return self.lost.revision if self.lost is not None and (self.lease or self.unreleased) else None
+    def handed_over(self) -> bool:
+        return self.phase is Phase.RELEASING
 
     def __repr__(self) -> str:
-        epoch = self.lease.epoch if self.lease else None
-        return f"<PerWorkerPartition {self.partition} {self.phase} epoch={epoch} cursor={self.cursor} T={self.target}>"
+        return f"{HeldPartition.__repr__(self)[:-1]} T={self.target}>"
 
 
 Event = (
@@ -133,20 +96,8 @@ Step = tuple[PerWorkerPartition, tuple[Effect, ...]]
 def step(state: PerWorkerPartition, event: Event) -> Step:
     """The next state and what to do."""
     match event:
-        case ClaimSeen(claim, revision):
-            if revision < state.revision:
-                return state, ()
-            writing = state.writing and revision == state.revision
-            if claim.lost and (state.lease is not None or (state.unreleased or (0, 0))[1] > claim.cursor):
-                return step(state, ClaimLost(revision, revision, claim.epoch))
-            return _follow(replace(state, claim=claim, revision=revision, writing=writing, lost=None))
-        case ClaimLost(revision):
-            if revision < state.revision:
-                return state, ()
-            writing = state.writing and event == state.lost
-            return _follow(replace(state, revision=revision, writing=writing, lost=event))
-        case WriteFailed():
-            return replace(state, writing=False), ()
+        case ClaimSeen() | ClaimLost() | WriteFailed() | MessageDone():
+            return held_partition.heard(state, event, _follow)
         case FilterAdded(last, ticket):
             if state.phase is not Phase.ADDING or ticket != state.ticket:
                 return state, ()
@@ -166,15 +117,10 @@ def step(state: PerWorkerPartition, event: Event) -> Step:
             if ticket != state.ticket or state.phase is not Phase.CATCHING_UP or seq < (state.target or 0):
                 return state, ()
             return _follow(replace(state, phase=Phase.LIVE, queued=max(state.queued, seq)))
-        case MessageDone(seq):
-            return _follow(replace(state, done=max(state.done, seq)))
-        case LaneStopped(last_started, dropped_from):
+        case LaneStopped():
             if state.phase is not Phase.STOPPING:
                 return state, ()
-            stopped = replace(state, phase=Phase.DRAINING)
-            if dropped_from is not None:
-                stopped = replace(stopped, queued=dropped_from - 1, tail=last_started)
-            return _follow(stopped)
+            return _follow(held_partition.stopped(replace(state, phase=Phase.DRAINING), event))
         case Fenced():
             return _let_go(state)
         case _:
@@ -187,7 +133,7 @@ def _follow(state: PerWorkerPartition) -> Step:
     if claim is None:
         return state, ()
     if state.lost is not None:
-        return _write_again(state, claim, state.lost)
+        return held_partition.write_again(state, claim, state.lost)
     if claim.owner == state.me:
         if claim.state is ClaimState.PREPARE:
             return _stop(state, claim)
@@ -201,24 +147,11 @@ def _follow(state: PerWorkerPartition) -> Step:
     return _drop(state, claim)
 
 
-def _write_again(state: PerWorkerPartition, claim: Claim, lost: ClaimLost) -> Step:
-    """The record is gone: what we hold we claim anew; of what we gave away we say how far it was."""
-    if claim.owner != state.me or state.writing:
-        return state, ()
-    if state.lease is not None:
-        again = claims.reclaim(claim, state.me, cursor=state.cursor, epoch=lost.epoch)
-        return replace(state, writing=True), (WriteClaim(again, lost.expected, exact=True),)
-    if state.unreleased is not None:
-        again = claims.mislaid(claim, cursor=state.cursor, epoch=lost.epoch, term=claim.term)
-        return replace(state, writing=True), (WriteClaim(again, lost.expected),)
-    return state, ()
-
-
 def _make_ready(state: PerWorkerPartition, claim: Claim) -> Step:
     if state.phase in (Phase.IDLE, Phase.RELEASED):
         return _add(state)
     if state.phase is Phase.READY and state.target is not None and claim.target is None:
-        return _write(state, claims.ready(claim, state.me, target=state.target))
+        return held_partition.write(state, claims.ready(claim, state.me, target=state.target))
     return state, ()
 
 
@@ -228,14 +161,16 @@ def _take(state: PerWorkerPartition, claim: Claim) -> Step:
         return _add(state)
     if state.phase is Phase.ADDING or state.target is None:
         return state, ()
-    return _write(replace(state, phase=Phase.ACCEPTING), claims.accept(claim, state.me, target=state.target))
+    return held_partition.write(
+        replace(state, phase=Phase.ACCEPTING), claims.accept(claim, state.me, target=state.target)
+    )
 
 
 def _own(state: PerWorkerPartition, claim: Claim) -> Step:
     """We own it for certain: start if we just accepted, go on under the epoch of an aborted move, report progress."""
     assert claim.owner == state.me
     if state.phase in (Phase.IDLE, Phase.RELEASED):
-        return _write(state, claims.retake(claim, state.me))
+        return held_partition.write(state, claims.retake(claim, state.me))
     if state.phase is Phase.ACCEPTING:
         start = max(claim.cursor, state.cursor)
         begun = replace(state, phase=Phase.CATCHING_UP, queued=start, tail=start, done=start, lease=claim.lease())
@@ -252,7 +187,7 @@ def _own(state: PerWorkerPartition, claim: Claim) -> Step:
     if state.lease is not None and state.lease != claim.lease():
         state, effects_before = replace(state, lease=claim.lease()), (Granted(claim.lease()),)
     if claim.state is ClaimState.COMMIT and claim.target is not None and state.cursor >= claim.target:
-        written, effects = _write(state, claims.caught_up(claim, state.me, cursor=state.cursor))
+        written, effects = held_partition.write(state, claims.caught_up(claim, state.me, cursor=state.cursor))
         return written, (*effects_before, *effects)
     return state, effects_before
 
@@ -285,7 +220,7 @@ def _stop(state: PerWorkerPartition, claim: Claim) -> Step:
         if not state.retention.overlap:  # a work queue refuses the next owner's filter while ours is on (10100)
             return replace(state, filtered=False), (*effects, DropFilter(state.partition))
     if state.phase is Phase.RELEASING and (state.retention.overlap or not state.filtered):
-        state, written = _write(state, claims.release(claim, state.me, cursor=state.cursor))
+        state, written = held_partition.write(state, claims.release(claim, state.me, cursor=state.cursor))
         effects += written
     return state, tuple(effects)
 
@@ -339,9 +274,3 @@ def _add(state: PerWorkerPartition) -> Step:
 def _ask_last(state: PerWorkerPartition) -> Step:
     asked = replace(state, target=None, ticket=state.ticket + 1)
     return asked, (ReadLast(state.partition, asked.ticket),)
-
-
-def _write(state: PerWorkerPartition, claim: Claim) -> Step:
-    if state.writing:
-        return state, ()
-    return replace(state, writing=True), (WriteClaim(claim, state.revision),)

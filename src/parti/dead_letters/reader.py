@@ -17,6 +17,7 @@ from parti.dead_letters.letter import DeadLetter, LetterKind, dead_letter_stream
 from parti.errors import FatalError, NoResponders, UsageError
 from parti.subjects import matches
 from parti.wire.api import JetStreamApi
+from parti.wire.epoch_marker import MARKER_TOKEN
 from parti.wire.errors import MessageNotFound, StreamNotFound
 from parti.wire.stored import AnsweredElsewhere, StoredMessage
 
@@ -24,8 +25,6 @@ _PAGE = 256
 _PAGE_BYTES = 8 << 20
 _AT_ONCE = 64  # letters that are removed at the same time
 _MOST_BEFORE = 10  # letters of the same task that the newest one tells of
-_MARKERS = "parti-fence.>"
-"""Where, behind the stream's name, drivers on Spark keep their epoch markers: they are no letters, and must stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class DeadLetterReader:
 
     async def _markers(self) -> int:
         found = 0
-        async for page in self.js.stream_subjects(self.name, f"{self.name}.{_MARKERS}"):
+        async for page in self.js.stream_subjects(self.name, f"{self.name}.{MARKER_TOKEN}.>"):
             found += sum(page.values())
         return found
 

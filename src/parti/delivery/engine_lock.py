@@ -12,15 +12,14 @@ import contextlib
 import msgspec
 
 from parti.clock import Clock
-from parti.control.records import Unreadable, decode_leader
 from parti.errors import UsageError
 from parti.wire.api import JetStreamApi
 from parti.wire.errors import StreamNotFound, WrongLastSequence
 from parti.wire.kv import KeyValue
+from parti.wire.kv_election import LeaderKey, renewing_leader
 from parti.wire.kv_model import KeyNotFound
 
 KEY = "engine.spark"
-_LOOK_EVERY = 0.5
 
 
 class SparkClaim(msgspec.Struct, frozen=True):
@@ -78,20 +77,9 @@ class OtherEngine:
                 await self._bucket.delete(KEY, revision=revision)
 
     async def _lives(self, word: SparkClaim) -> bool:
-        """Whether somebody holds the lease of the drivers: a record that changes within its time has a holder."""
-        first = await self._leader(word)
-        until = self._clock.now() + word.ttl
-        while first is not None and self._clock.now() < until:
-            await self._clock.sleep(_LOOK_EVERY)
-            if await self._leader(word) not in (None, first):
-                return True
-        return False
-
-    async def _leader(self, word: SparkClaim) -> int | None:
-        """The revision of the drivers' lease; None when nobody has it."""
+        """Whether somebody holds the lease of the drivers."""
         try:
-            entry = await (await KeyValue.open(self._js, word.bucket)).get(word.lease)
-        except (StreamNotFound, KeyNotFound):
-            return None
-        record = decode_leader(entry.value)
-        return entry.revision if isinstance(record, Unreadable) or record.leader is not None else None
+            kv = await KeyValue.open(self._js, word.bucket)
+        except StreamNotFound:
+            return False
+        return await renewing_leader(LeaderKey(kv, word.lease), self._clock, word.ttl) is not None

@@ -1,17 +1,19 @@
-"""The right to deliver one partition: held by renewing a key, and lost by the clock alone.
-
-Time is counted from before the renewal was sent, on a clock that also runs while the process is frozen: so the holder
-gives up before anybody else can take over, whatever the network does.
-"""
+"""The right to deliver one partition: a lease on its key in the bucket, asked before everything with an effect."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from parti.clock import Clock
+from parti.control.lease import LeaseTerms
 from parti.delivery.errors import LeaseLost
+from parti.wire.kv_lease import KvLease
 
 _MARGIN = 0.5  # seconds: for clocks that run at slightly different speeds
+
+
+def slot_terms(ttl: int) -> LeaseTerms:
+    """How long a partition's lease lasts; of the shortest one the margin is a fifth."""
+    return LeaseTerms(ttl, ttl / 3, min(_MARGIN, ttl / 5))
 
 
 class SendRight(Protocol):
@@ -33,19 +35,15 @@ class SendRight(Protocol):
 
 
 class SlotLease:
-    """Partition `slot` in epoch `epoch`. Everything with an effect asks it first."""
+    """Partition `slot`, held by its key. Everything with an effect asks it first."""
 
-    def __init__(self, clock: Clock, slot: int, revision: int, asked_at: float, ttl: float) -> None:
-        self._clock = clock
-        self._until = asked_at + ttl - _MARGIN
+    def __init__(self, slot: int, held: KvLease) -> None:
         self.slot = slot
-        self.epoch = revision
-        """The revision of the key when it was taken: each owner has a higher one than the owner before."""
-        self.revision = revision
-        self.lost = False
+        self.epoch = held.epoch
+        self.held = held
 
     def __repr__(self) -> str:
-        return f"<SlotLease {self.slot} epoch={self.epoch} {'valid' if self.valid else 'lost'}>"
+        return f"<SlotLease {self.slot} {self.held!r}>"
 
     @property
     def partition(self) -> str:
@@ -53,20 +51,15 @@ class SlotLease:
 
     @property
     def remaining(self) -> float:
-        """Seconds for which it surely holds; never negative."""
-        return 0.0 if self.lost else max(0.0, self._until - self._clock.now())
+        return self.held.remaining
 
     @property
     def valid(self) -> bool:
-        return self.remaining > 0
-
-    def renewed(self, revision: int, asked_at: float, ttl: float) -> None:
-        self.revision = revision
-        self._until = asked_at + ttl - _MARGIN
+        return self.held.remaining > 0
 
     def check(self) -> float:
         """The seconds left; `LeaseLost` when there are none."""
-        remaining = self.remaining
+        remaining = self.held.remaining
         if remaining <= 0:
             raise LeaseLost(f"partition {self.slot} is not ours any more (epoch {self.epoch})")
         return remaining

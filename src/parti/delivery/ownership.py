@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import msgspec
 
 from parti.clock import Clock, Randomness
+from parti.control.assign.sticky import Sticky
 from parti.delivery.endpoints import PREFIX, Endpoints
-from parti.delivery.lease import SlotLease
+from parti.delivery.lease import SlotLease, slot_terms
 from parti.delivery.partition import DeliveryPartition
 from parti.delivery.recorder import DeliveryRecorder
 from parti.errors import PartiError, UsageError
+from parti.model import Partition, WorkerId
 from parti.observe import delivery_metrics as m
-from parti.wire.errors import WrongLastSequence
 from parti.wire.kv import KeyValue
-from parti.wire.kv_model import Change, KeyExists, KeyNotFound, Operation
+from parti.wire.kv_lease import KvLease
+from parti.wire.kv_model import Change, KeyExists, Operation
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -38,22 +39,18 @@ class OwnershipView:
     members: set[str] = field(default_factory=set)
     owners: dict[int, str] = field(default_factory=dict)
 
-    def plan(self, me: str, partitions: int) -> tuple[list[int], int]:
-        """Free partitions that `me` should take, and how many of its own it should give up.
+    def plan(self, me: str, partitions: int, leaving: Collection[int] = ()) -> tuple[list[int], list[int]]:
+        """Free partitions that `me` should take, and those of its own that it should give up besides the `leaving`.
 
-        Partitions move only when somebody has less than an even share; and nobody takes more than that before
-        everybody has it. So a member that comes or goes moves no more than it must, and nothing goes round in circles.
+        Whoever sees the same members and owners plans the same. A member that comes or goes moves no more than it
+        must, and nothing moves once all are shared evenly.
         """
-        members = self.members | {me}
-        load = Counter(owner for owner in self.owners.values() if owner in members)
-        floor, rest = divmod(partitions, len(members))
-        own = load[me]
-        others = [load[member] for member in members if member != me]
-        served = min(others, default=floor) >= floor
-        most = floor + (1 if rest and served else 0)
-        surplus = max(0, own - most)
-        free = [slot for slot in range(partitions) if slot not in self.owners]
-        return free[: max(0, most - own)], surplus
+        slots = [Partition((f"{number:06}",)) for number in range(partitions)]
+        kept = {slots[n].id: WorkerId(owner) for n, owner in self.owners.items() if n < partitions and n not in leaving}
+        members = [WorkerId(member) for member in self.members | {me}]
+        mine = {int(slot.id) for slot in Sticky().assign(members, slots, kept)[WorkerId(me)]}
+        surplus = [n for n, owner in self.owners.items() if owner == me and n not in mine and n not in leaving]
+        return sorted(mine - self.owners.keys()), surplus
 
 
 class Ownership:
@@ -77,6 +74,7 @@ class Ownership:
         self._bucket = bucket
         self._partitions = partitions
         self._ttl = ttl
+        self._terms = slot_terms(ttl)
         self._make_slot = make_slot
         self._admitted = admitted
         self._endpoints = endpoints
@@ -87,7 +85,6 @@ class Ownership:
         self._informed = False
         self._leaving = False
         self._changed = asyncio.Event()
-        self._owners: dict[int, Owner] = {}
 
     def __repr__(self) -> str:
         return f"<Ownership {self.member} owns={sorted(self.slots)}>"
@@ -122,16 +119,17 @@ class Ownership:
 
     async def _balance(self, group: asyncio.TaskGroup) -> None:
         self._view.owners |= dict.fromkeys(self.slots, self.member)
-        take, surplus = self._view.plan(self.member, self._partitions)
-        for number in [n for n, slot in self.slots.items() if slot.lease.valid][:surplus]:
+        leaving = {number for number, slot in self.slots.items() if slot.leaving}
+        take, surplus = self._view.plan(self.member, self._partitions, leaving)
+        for number in self.slots.keys() & surplus:
             self.slots[number].give_up()
         for number in take:
             await self._take(number, group)
 
     async def _take(self, number: int, group: asyncio.TaskGroup) -> None:
-        owner, asked = Owner(self.member, secrets.token_hex(8)), self._clock.now()
+        owner = msgspec.json.encode(Owner(self.member, secrets.token_hex(8)))
         try:
-            revision = await self._bucket.create(f"slot.{number}", msgspec.json.encode(owner), ttl=self._ttl)
+            held = await KvLease.take(self._bucket, f"slot.{number}", owner, self._terms, self._clock)
         except KeyExists:
             return
         except PartiError as error:
@@ -141,16 +139,14 @@ class Ownership:
         try:
             await self._admitted()  # asked behind the taking, which whoever delivers otherwise looks for
         except UsageError:
-            await self._bucket.delete(f"slot.{number}", revision=revision)
+            await held.release()
             raise
         except PartiError as error:
             self._recorder.event("deliver.take_failed", warn=True, partition=number, error=str(error))
             return  # it runs out by itself
-        lease = SlotLease(self._clock, number, revision, asked, self._ttl)
-        slot = self._make_slot(lease)
-        self.slots[number], self._owners[number] = slot, owner
+        slot = self.slots[number] = self._make_slot(SlotLease(number, held))
         self._view.owners[number] = self.member
-        self._recorder.event("deliver.partition_taken", partition=number, epoch=lease.epoch)
+        self._recorder.event("deliver.partition_taken", partition=number, epoch=held.epoch)
         self._recorder.metrics.set(m.PARTITIONS, len(self.slots))
         group.create_task(self._own(number, slot))
         if self._leaving:
@@ -160,27 +156,27 @@ class Ownership:
         try:
             await slot.run()
         finally:
-            del self.slots[number], self._owners[number]
+            del self.slots[number]
             self._view.owners.pop(number, None)
             self._recorder.metrics.set(m.PARTITIONS, len(self.slots))
             self._changed.set()
-            if not slot.lease.lost:
-                slot.lease.lost = True
-                with contextlib.suppress(PartiError):  # what is not released runs out
-                    await self._bucket.delete(f"slot.{number}", revision=slot.lease.revision)
+            with contextlib.suppress(PartiError):  # what is not released runs out
+                await slot.lease.held.release()
 
     async def _watch(self) -> None:
         async with aclosing(self._bucket.watch(">")) as changes:
             async for change in changes:
-                if isinstance(change, Change):
-                    self._apply(change)
-                else:
+                if not isinstance(change, Change):
                     self._informed = True
+                elif not self._apply(change):
+                    continue
                 self._changed.set()
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: Change) -> bool:
+        """Whether the view has changed: it has not by a renewal, of which there are many."""
         kind, _, name = change.key.partition(".")
         alive = change.operation is Operation.PUT and change.value is not None
+        before = (set(self._view.members), dict(self._view.owners))
         if kind == "member":
             if alive:
                 self._view.members.add(name)
@@ -188,15 +184,14 @@ class Ownership:
                 self._view.members.discard(name)
         elif kind == "slot" and name.isdecimal():
             number = int(name)
-            if not alive:
-                if number not in self.slots:
-                    self._view.owners.pop(number, None)
-                return
-            assert change.value is not None
-            with contextlib.suppress(msgspec.DecodeError):
-                self._view.owners[number] = msgspec.json.decode(change.value, type=Owner).member
+            if change.value is not None and alive:
+                with contextlib.suppress(msgspec.DecodeError):
+                    self._view.owners[number] = msgspec.json.decode(change.value, type=Owner).member
+            elif number not in self.slots:
+                self._view.owners.pop(number, None)
         elif change.key.startswith(PREFIX):
             self._endpoints.changed(change.key, alive)
+        return before != (self._view.members, self._view.owners)
 
     async def _renew(self) -> None:
         while True:
@@ -212,32 +207,5 @@ class Ownership:
 
     async def _renew_one(self, number: int) -> None:
         slot = self.slots.get(number)
-        if slot is None or slot.lease.lost:
-            return
-        lease, key, owner = slot.lease, f"slot.{number}", self._owners[number]
-        for _ in range(2):
-            asked = self._clock.now()
-            try:
-                revision = await self._bucket.update(key, msgspec.json.encode(owner), lease.revision, ttl=self._ttl)
-            except WrongLastSequence:
-                if not await self._adopt(lease, key, owner):
-                    slot.lose()
-                    return
-            except PartiError:
-                return  # the lease holds until its time; the next round tries again
-            else:
-                lease.renewed(revision, asked, self._ttl)
-                return
-
-    async def _adopt(self, lease: SlotLease, key: str, owner: Owner) -> bool:
-        """Whether the newer revision is a renewal of our own whose answer got lost."""
-        try:
-            entry = await self._bucket.get(key)
-            if msgspec.json.decode(entry.value, type=Owner) != owner:
-                return False
-        except (KeyNotFound, msgspec.DecodeError):
-            return False
-        except PartiError:
-            return True  # not known: the next round will tell, and the clock ends it if none does
-        lease.revision = entry.revision
-        return True
+        if slot is not None and not slot.lease.held.lost and not await slot.lease.held.renew():
+            slot.lose()

@@ -24,7 +24,8 @@ from parti.delivery.kept import Kept
 from parti.delivery.pending import Pending, TaskReader
 from parti.errors import PartiError
 from parti.wire.api import JetStreamApi
-from parti.wire.api_publish import PubAck, expectations
+from parti.wire.api_publish import PubAck
+from parti.wire.epoch_marker import put_marker
 from parti.wire.errors import ApiError, MessageNotFound, WrongLastSequence
 from parti.wire.stored import StoredMessage
 
@@ -98,8 +99,7 @@ class Park:
         the document would pass for parked up to there: what is in the new owner's hands would pass for done.
         """
         subject = self._names.marker(self._slot)
-        stored = await self._js.publish(subject, str(epoch).encode())
-        self._fence = expectations(last_subject_seq=stored.seq, last_subject_filter=subject)
+        self._fence = (await put_marker(self._js, subject, epoch)).expected
         await self._js.stream_purge(self._names.park, filter=subject, keep=1)
 
     async def keys(self) -> dict[str, int]:

@@ -132,9 +132,9 @@ class DeliveryPartition:
 
     def lose(self) -> None:
         """The partition is somebody else's: drop everything at once."""
-        if not self.lease.lost:
+        if not self.lease.held.lost:
             self._tools.recorder.event("deliver.lease_lost", warn=True, partition=self.lease.slot)
-        self.lease.lost = True
+        self.lease.held.lost = True
         self._ending.set()
 
     async def _hand_over(self, lanes: Documents, keeper: asyncio.Task[None]) -> None:

@@ -10,19 +10,21 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from parti.clock import Clock
-from parti.errors import PartiError, UnknownOutcome
+from parti.control.lease import LeaseTerms
+from parti.errors import PartiError
 from parti.groups.distribution import assignment, filters_of, next_mapping
 from parti.groups.errors import BadTemplate, GroupError, GroupNotFound
 from parti.groups.names import check_group
 from parti.groups.records import ElasticRecord
 from parti.groups.store import NewMembership, RecordStore
+from parti.model import Member, WorkerId
 from parti.observe.logs import get_logger
 from parti.wire.errors import WrongLastSequence
 from parti.wire.kv import KeyValue
+from parti.wire.kv_election import KvElection, LeaderKey
 from parti.wire.kv_model import Change, KeyExists, KeyNotFound, Operation
 
 BUCKET = "parti-group-members"
@@ -81,12 +83,12 @@ class Registrar:
         self._instance = secrets.token_hex(6)
         self._scope = f"{stream}.{group}"
         self._own_key = f"m.{self._scope}.{self.member}.{self._instance}"
-        self._leader_key = f"l.{self._scope}"
         self._kv = KeyValue(store.kv.api, BUCKET)
-        self._lease_revision = self._leader_revision = 0
-        self._leads_until = 0.0
-        self._leader_seen = False
+        self._election: KvElection | None = None
+        self._stopped = asyncio.Event()
         self._live: dict[str, str] = {}
+        self._informed = False
+        """Whether every member that is there was heard of: who leads before that would drop the others."""
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -98,84 +100,82 @@ class Registrar:
     @property
     def leads(self) -> bool:
         """Whether this instance is the leader, by its own clock: a frozen leader finds that it is none any more."""
-        return self._clock.now() < self._leads_until
+        return self._election is not None and self._election.leading
 
     async def start(self) -> None:
         """Register; when this returns, the leader knows of this member or will at once."""
         info = await self._kv.api.stream_info(self._stream)
         self._kv = await KeyValue.ensure(self._kv.api, BUCKET, replicas=int(info["config"]["num_replicas"]))
-        await self._renew()
-        loops = (self._renewing(), self._watching(), self._leading())
+        await self._register()
+        lease = self._options.lease
+        self._election = KvElection(
+            LeaderKey(self._kv, f"l.{self._scope}", ttl=lease),
+            Member(WorkerId(self.member), self._instance),
+            LeaseTerms(lease, lease / 3, lease / 20),
+            self._clock,
+            elected=self._elected,
+            deposed=lambda _term, reason: log.info("group.leads_no_more", scope=self._scope, reason=reason),
+            failed=lambda error: log.warning("group.not_elected", member=self.member, error=str(error)),
+        )
+        loops = (self._election.run(self._stopped), self._registering(), self._watching(), self._reconciling())
         self._tasks = [asyncio.create_task(loop, name="parti-group-registrar") for loop in loops]
 
     async def stop(self) -> None:
         """Say goodbye: the member is dropped at once, not after its lease."""
-        for task in self._tasks:
+        for task in self._tasks[1:]:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks[1:], return_exceptions=True)
         with contextlib.suppress(PartiError):
             await self._kv.purge(self._own_key, ttl=self._options.lease)
-            if self.leads:
+            if self.leads and self._informed:
                 self._live.pop(self._own_key, None)
                 await self._reconcile()
-                await self._kv.delete(self._leader_key, revision=self._leader_revision)
+        self._stopped.set()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # -- the lease -------------------------------------------------------------------------------------------------
-
-    async def _renewing(self) -> None:
+    async def _registering(self) -> None:
         while True:
             await self._clock.sleep(self._options.lease / 3)
             try:
-                await self._renew()
-                if self.leads:
-                    await self._lead()
+                await self._register()
             except PartiError as error:
                 log.warning("group.lease_not_renewed", member=self.member, error=str(error))
 
-    async def _renew(self) -> None:
+    async def _register(self) -> None:
+        """This instance is there; nobody else writes its key."""
         value = json.dumps({"member": self.member, "instance": self._instance}).encode()
-        try:
-            if self._lease_revision:
-                self._lease_revision = await self._kv.update(
-                    self._own_key, value, self._lease_revision, ttl=self._options.lease
-                )
-                return
-        except (WrongLastSequence, UnknownOutcome):
-            pass  # it ran out meanwhile, or the answer got lost: nobody else writes this key
-        self._lease_revision = await self._kv.put(self._own_key, value, ttl=self._options.lease)
+        await self._kv.put(self._own_key, value, ttl=self._options.lease)
 
     # -- who is there ----------------------------------------------------------------------------------------------
 
     async def _watching(self) -> None:
-        prefix = f"m.{self._scope}."
         async with asyncio.TaskGroup() as both:
-            both.create_task(self._follow(f"{prefix}>", self._on_member))
-            both.create_task(self._follow(self._leader_key, self._on_leader))
+            both.create_task(self._follow_members(f"m.{self._scope}.>"))
             both.create_task(self._follow_record())
 
-    async def _follow(self, pattern: str, tell: Callable[[Change], None]) -> None:
+    async def _follow_members(self, pattern: str) -> None:
         async for change in self._kv.watch(pattern):
             if isinstance(change, Change):
-                tell(change)
-                self._changed.set()
+                if change.operation is Operation.PUT:
+                    self._live[change.key] = change.key.split(".")[3]
+                else:
+                    self._live.pop(change.key, None)
+            else:
+                self._informed = True
+            self._changed.set()
 
     async def _follow_record(self) -> None:
         async for change in self._store.watch(self._stream, self._group):
             if isinstance(change, Change):
                 self._changed.set()  # somebody else may have added or dropped members
 
-    def _on_member(self, change: Change) -> None:
-        if change.operation is Operation.PUT:
-            self._live[change.key] = change.key.split(".")[3]
-        else:
-            self._live.pop(change.key, None)
-
-    def _on_leader(self, change: Change) -> None:
-        self._leader_seen = change.operation is Operation.PUT
-
     # -- leading ---------------------------------------------------------------------------------------------------
 
-    async def _leading(self) -> None:
+    def _elected(self, _term: int) -> None:
+        log.info("group.leads", scope=self._scope, member=self.member)
+        self._changed.set()
+
+    async def _reconciling(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.lease / 2):
@@ -183,29 +183,12 @@ class Registrar:
             await self._clock.sleep(self._options.settle)
             self._changed.clear()
             try:
-                if not self.leads and not self._leader_seen:
-                    await self._lead()
-                if self.leads:
+                if self.leads and self._informed:
                     await self._reconcile()
             except GroupNotFound:
                 return  # the group is deleted: its members end by themselves
             except (GroupError, PartiError) as error:
                 log.warning("group.not_reconciled", member=self.member, error=str(error))
-
-    async def _lead(self) -> None:
-        """Take or keep the lead, counted from before the request: our clock never says longer than the server's."""
-        asked = self._clock.now()
-        value, lease = self._instance.encode(), self._options.lease
-        try:
-            if self._leader_revision and self.leads:
-                self._leader_revision = await self._kv.update(self._leader_key, value, self._leader_revision, ttl=lease)
-            else:
-                self._leader_revision = await self._kv.create(self._leader_key, value, ttl=lease)
-                log.info("group.leads", scope=self._scope, member=self.member)
-        except (KeyExists, WrongLastSequence):
-            self._leader_seen, self._leads_until = True, 0.0
-            return
-        self._leads_until = asked + lease
 
     async def _reconcile(self) -> None:
         live = set(self._live.values())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
+from parti.control.assign.sticky import Sticky
 from parti.groups import compact
 from parti.groups.records import (
     CompactRecord,
@@ -13,6 +15,7 @@ from parti.groups.records import (
     PartitioningFilter,
     StaticRecord,
 )
+from parti.model import Partition, WorkerId
 from parti.subjects import matches, partition_of
 
 
@@ -142,24 +145,16 @@ def least_moves(
     names = sorted(set(members))[:max_members]
     if not names:
         return ()
-    place = {partition: at for at, partition in enumerate(order or range(max_members))}.__getitem__
-    low, larger = divmod(max_members, len(names))
-    kept: dict[str, list[int]] = {}
-    taken: set[int] = set()
-    for name in names:
-        mine = sorted({p for p in current.get(name, ()) if 0 <= p < max_members and p not in taken}, key=place)
-        kept[name] = mine
-        taken.update(mine)
-    # The members that own most keep the larger shares: any other choice would move one more partition.
-    by_size = sorted(names, key=lambda name: (-len(kept[name]), name))
-    share = {name: low + (1 if rank < larger else 0) for rank, name in enumerate(by_size)}
-    free = [p for p in range(max_members) if p not in taken]
-    for name in names:
-        free += kept[name][share[name] :]
-        del kept[name][share[name] :]
-    free.sort(key=place)
-    for name in names:
-        need = share[name] - len(kept[name])
-        kept[name] = sorted(kept[name] + free[:need], key=place)
-        del free[:need]
-    return tuple(MemberMapping(name, tuple(kept[name])) for name in names)
+    order = order or range(max_members)
+    places = [Partition((f"{place:06}",)) for place in range(max_members)]
+    owners = {p: name for name in reversed(names) for p in current.get(name, ())}
+    before = {place.id: WorkerId(owners[p]) for place, p in zip(places, order, strict=True) if p in owners}
+    shares = Sticky().assign([WorkerId(name) for name in names], places, before)
+    kept = {name: [int(place.id) for place in own if before.get(place.id) == name] for name, own in shares.items()}
+    # Who gets which of the others is free: runs of neighbours, of which a compact group needs fewer filters.
+    free = iter(sorted(set(range(max_members)).difference(*kept.values())))
+    mapped: list[MemberMapping] = []
+    for name, own in shares.items():
+        places_of = sorted([*kept[name], *itertools.islice(free, len(own) - len(kept[name]))])
+        mapped.append(MemberMapping(name, tuple(order[place] for place in places_of)))
+    return tuple(mapped)

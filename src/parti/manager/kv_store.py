@@ -322,11 +322,11 @@ class Store:
             return StreamChange(found, change.revision)
         if key == _LEADER:
             leader = self._read(key, value, records.decode_leader) if value is not None else None
-            return LeaderChange(leader, _expected(change))
+            return LeaderChange(leader, change.expected)
         if key == _ASSIGNMENT:
             assignment = await self._assembled(value) if value is not None else None
             if assignment is None:
-                return AssignmentGone(change.revision, _expected(change))
+                return AssignmentGone(change.revision, change.expected)
             return AssignmentChange(assignment, change.revision)
         return self._claim_told(change) if key.startswith(_CLAIM) else None
 
@@ -341,7 +341,7 @@ class Store:
             self._report(change.key, read)
             if read.fault is records.RecordFault.FUTURE:
                 return None  # not ours to write over
-        return ClaimGone(partition, change.revision, _expected(change))
+        return ClaimGone(partition, change.revision, change.expected)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -388,8 +388,3 @@ class Store:
     def _report(self, key: str, unreadable: Unreadable) -> None:
         self._metrics.count(m.UNREADABLE, fault=unreadable.fault.value)
         self._log.warning("record.unreadable", key=key, fault=unreadable.fault.value, detail=unreadable.detail)
-
-
-def _expected(change: Change) -> int:
-    """What a compare-and-set has to name: what vanished without a trace is created."""
-    return 0 if change.operation is Operation.VANISHED else change.revision

@@ -13,6 +13,7 @@ from functools import partial
 
 from parti.backoff import FOREVER
 from parti.control import election, reconcile
+from parti.control.election import LeaderRecord
 from parti.control.handoff import Finished, HandoffResult, HandoffTerms, Nudge, StageDone
 from parti.control.leader_signals import traces_of
 from parti.control.membership import Change, Died, Membership
@@ -28,6 +29,7 @@ from parti.manager.setup import Setup
 from parti.model import Ahead, Assignment, Claim, Layout, Member, Partition, PartitionId, Retention
 from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
+from parti.wire.kv_election import RESIGNED, Elector
 
 _BATCH = 0.003  # seconds of claim changes that become one step: a step looks at every partition
 _GATHER = 0.1  # seconds without a join or leave, after which those before become one step
@@ -76,7 +78,16 @@ class Leadership:
     ) -> None:
         """`changed`: tell that we lead, or no more; `remembered`: every claim that this member ever heard of, also if
         it is gone."""
-        self.election = election.candidate(member, terms=terms_of(setup.config), former=former)
+        self._elector = Elector(
+            election.candidate(member, terms=terms_of(setup.config), former=former),
+            host.store,
+            host.clock,
+            spawn=host.spawn,
+            elected=self._elected,
+            deposed=self._deposed,
+            may_write=host.may_act,
+            heard=host.heard_leader,
+        )
         self.leader: Leader | None = None
         self.members: Membership | None = None
         self._host = host
@@ -95,7 +106,6 @@ class Leadership:
         self._changes: tuple[Change, ...] = ()
         self._gathering: asyncio.TimerHandle | None = None
         self._gathering_since = 0.0
-        self._resigned = False
         self._writes: LeaderWrites[_Wish] = LeaderWrites(self._perform, host.spawn, limit=_WRITERS)
         self._log = get_logger("control", worker=member.worker)
 
@@ -103,20 +113,24 @@ class Leadership:
         return f"<Leadership {self._member} {'leads' if self.leading else 'follows'} term={self.election.term}>"
 
     @property
+    def election(self) -> election.Election:
+        return self._elector.state
+
+    @property
     def leading(self) -> bool:
-        return self.election.may_lead(self._host.clock.now())
+        return self._elector.leading
 
     # -- what is heard ------------------------------------------------------------------------------------------------
 
     def tick(self, now: float, *, lead: bool) -> None:
         """`lead`: also let the leader look at everything, which costs more."""
-        self._elect(election.Tick(now))
+        self._elector.tick()
         if lead:
             self._lead(reconcile.Tick(now))
 
-    def leader_seen(self, record: election.LeaderRecord | None, revision: int, floor: int) -> None:
+    def leader_seen(self, record: LeaderRecord | None, revision: int, floor: int) -> None:
         """`floor`: the highest term found in any other record."""
-        self._elect(election.LeaderSeen(self._host.clock.now(), record, revision, floor))
+        self._elector.seen(record, revision, floor)
 
     def claim_seen(self, claim: Claim, revision: int) -> None:
         if self.leader is None:
@@ -197,47 +211,20 @@ class Leadership:
 
     async def resign(self) -> None:
         """Leave the term behind, so that the next leader need not wait for a lease to run out."""
-        waited, self._resigned = self.election.hold.waiting, True
-        if not self.election.leading:
-            if waited:
-                await self._withdraw()
-        else:
-            self.election, effects = election.step(self.election, election.Resign(self._host.clock.now()))
-            self._depose()
-            for effect in effects:
-                if isinstance(effect, election.WriteLeader):
-                    await self._host.store.write_leader(effect.record, effect.expected)
-
-    async def _withdraw(self) -> None:
-        """We stood for election, and do not know what came of it: a leader that is not there would be waited for."""
-        try:
-            record, revision = await self._host.store.leader()
-        except PartiError:
-            return
-        if record is not None and record.leader == self._member:
-            await self._host.store.write_leader(replace(record, leader=None), revision)
+        await self._elector.resign()
 
     # -- the election -------------------------------------------------------------------------------------------------
 
-    def _elect(self, event: election.Event) -> None:
-        if self._resigned:
-            return
-        self.election, effects = election.step(self.election, event)
-        for effect in effects:
-            match effect:
-                case election.ReadLeader():
-                    self._host.spawn(self._read_leader(), "parti-read-leader")
-                case election.WriteLeader(record, expected):
-                    if self._host.may_act():
-                        self._host.spawn(self._write_leader(record, expected), "parti-write-leader")
-                case election.Elected(term):
-                    self._log.info("leader.elected", term=term)
-                    self._host.metrics.count(m.LEADER_CHANGES)
-                    self._host.spawn(self._serve_term(term), "parti-term")
-                case election.Deposed(term, reason):
-                    self._log.warning("leader.deposed", term=term, reason=reason)
-                    self._depose()
-                    self._changed()
+    def _elected(self, term: int) -> None:
+        self._log.info("leader.elected", term=term)
+        self._host.metrics.count(m.LEADER_CHANGES)
+        self._host.spawn(self._serve_term(term), "parti-term")
+
+    def _deposed(self, term: int, reason: str) -> None:
+        write_log = self._log.info if reason == RESIGNED else self._log.warning
+        write_log("leader.deposed", term=term, reason=reason)
+        self._depose()
+        self._changed()
 
     def _depose(self) -> None:
         self.leader = None
@@ -247,18 +234,6 @@ class Leadership:
         if self._term_task is not None:
             self._term_task.cancel()
             self._term_task = None
-
-    async def _read_leader(self) -> None:
-        try:
-            record, revision = await self._host.store.leader()
-        except PartiError:
-            return  # the next tick asks again
-        self._host.heard_leader(record, revision)
-
-    async def _write_leader(self, record: election.LeaderRecord, expected: int) -> None:
-        revision = await self._host.store.write_leader(record, expected)
-        now = self._host.clock.now()
-        self._elect(election.NotWritten(now) if revision is None else election.Written(now, record, revision))
 
     # -- one term -----------------------------------------------------------------------------------------------------
 

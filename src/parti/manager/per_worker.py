@@ -175,7 +175,7 @@ class PerWorkerPlane:
     def _state(self, partition: PartitionId) -> PerWorkerPartition:
         held = self._holdings.get(partition)
         if held is None:
-            held = self._holdings[partition] = PerWorkerPartition(partition, self._member, self._retention)
+            held = self._holdings[partition] = PerWorkerPartition(partition, self._member, retention=self._retention)
         return held
 
     def _feed(self, partition: PartitionId, event: per_worker_partition.Event) -> None:
@@ -322,7 +322,9 @@ class PerWorkerPlane:
         found = {template.partition_of(subject) for subject in filters_of(info["config"]) if subject != nothing}
         for partition in sorted(p for p in found if p is not None and p not in self._claimed):
             self._inherited.add(partition)
-            unknown = PerWorkerPartition(partition, self._member, self._retention, phase=Phase.RELEASED, filtered=True)
+            unknown = PerWorkerPartition(
+                partition, self._member, retention=self._retention, phase=Phase.RELEASED, filtered=True
+            )
             self._holdings[partition] = unknown
         if self._inherited:
             get_logger("control", worker=self._member.worker).warning(

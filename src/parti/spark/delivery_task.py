@@ -9,7 +9,6 @@ sends and stores nothing.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import random
 from collections.abc import AsyncGenerator, Mapping
@@ -42,13 +41,12 @@ from parti.delivery.transport import HttpTransport
 from parti.errors import PartiError
 from parti.observe.metrics import NO_METRICS
 from parti.outcomes import Again, Bury, Decision, Retry
-from parti.spark.pipeline.fence import StaleEpoch, fence_subject
 from parti.spark.pipeline.message import MessageRows, RowMessage
 from parti.spark.pipeline.outcomes import ParkedRows
 from parti.spark.pipeline.policy import AlreadyDeadLettered, ParkAlone, ParkKey
-from parti.wire.api import JetStreamApi, expectations
+from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection, connect
-from parti.wire.errors import MessageNotFound
+from parti.wire.epoch_marker import StaleEpoch, marker_subject, read_marker
 from parti.wire.kv import KeyValue
 from parti.wire.options import ConnectOptions
 
@@ -339,14 +337,12 @@ async def _fence(js: JetStreamApi, delivery: Deliver, epoch: int) -> Mapping[str
     if not epoch:
         return {}
     letters = DeliveryNames(delivery.config.stream).dead_letters
-    subject = fence_subject(letters, (f"{letters}.>",), delivery.name)
-    try:
-        marker = await js.msg_get(letters, last_by_subj=subject)
-    except MessageNotFound:
+    marker = await read_marker(js, letters, marker_subject(letters, (f"{letters}.>",), delivery.name))
+    if marker is None:
         return {}  # somebody has emptied the stream: the lease alone keeps others out
-    if (found := json.loads(marker.data)["epoch"]) > epoch:
-        raise StaleEpoch(f"a driver with epoch {found} delivers {delivery.config.stream}; ours is {epoch}")
-    return expectations(last_subject_seq=marker.seq, last_subject_filter=subject)
+    if marker.epoch > epoch:
+        raise StaleEpoch(f"a driver with epoch {marker.epoch} delivers {delivery.config.stream}; ours is {epoch}")
+    return marker.expected
 
 
 async def _listen(session: DeliverySession, bucket: KeyValue) -> None:

@@ -50,6 +50,11 @@ class Change:
     operation: Operation
     time_ns: int
 
+    @property
+    def expected(self) -> int:
+        """What the next compare-and-set has to name: what vanished without a trace is created."""
+        return 0 if self.operation is Operation.VANISHED else self.revision
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDone:

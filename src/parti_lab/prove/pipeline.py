@@ -24,6 +24,7 @@ from parti.errors import TransientError
 from parti.progress import Advance
 from parti.testing import NatsServer, eventually_blocking
 from parti.testing.history import Effect, History, HistoryVerdict
+from parti.wire.epoch_marker import MARKER_TOKEN
 from parti.wire.errors import StreamNotFound
 from parti.wire.options import ConnectOptions
 from parti.wire.outgoing import Rows, chunk_id, chunks
@@ -122,7 +123,7 @@ class _Scene:
         for batch in self._reader.read(SINK, self.read, last, columns=("subject", "data")):
             subjects, values = batch.column("subject").to_pylist(), batch.column("data").to_pylist()
             for subject, value in zip(subjects, values, strict=True):
-                if ".parti-fence." not in subject:
+                if f".{MARKER_TOKEN}." not in subject:
                     self._effect(subject.rpartition(".")[2], value)
         self.read = max(self.read, last)
         return self.counts["results"]

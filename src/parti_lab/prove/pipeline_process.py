@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from parti.testing import eventually_blocking
-from parti_lab.prove.processes import SeenEffect, below, is_alive, kill
+from parti_lab.prove.processes import SeenEffect, below, is_alive, json_lines, kill
 from parti_lab.prove.spark_process import WITHIN, ProofBroken
 
 
@@ -91,11 +91,7 @@ class PipelineDriver:
         self._log.close()
 
     def _read(self, output: IO[bytes]) -> None:
-        for line in output:
-            try:
-                message = json.loads(line)
-            except ValueError:
-                continue  # a library that prints
+        for message in json_lines(output):
             if "ready" in message:
                 self._ready.set()
             elif "paused" in message:

@@ -1,12 +1,14 @@
-"""Finding and killing the processes below one that we started (Linux, /proc)."""
+"""What a process that we started says, and finding and killing those below it (Linux, /proc)."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +78,12 @@ def _look(entry: Path) -> SeenEffect | None:
     if fields[0] in "ZX":
         return None
     return SeenEffect(int(entry.name), int(fields[1]), fields[19], command)
+
+
+def json_lines(output: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """What a process says, one JSON object on each line, until it ends; what its libraries print is passed over."""
+    for line in output:
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from parti.control import per_worker_partition, reconcile
+from parti.control import held_partition, per_worker_partition, reconcile
 from parti.control.identity import Identity
 from parti.control.leader import Leader
 from parti.control.lease import Fence, HeldLease, Sighting
@@ -221,7 +221,7 @@ BROKEN: Final = (
     Broken(
         "a lost claim is not written again by who holds it",
         LIMITS,
-        lambda p: p(per_worker_partition, "_write_again", lambda state, *_: (state, ())),
+        lambda p: p(held_partition, "write_again", lambda state, *_: (state, ())),
     ),
     Broken(
         "a lost claim is given away before all have spoken",

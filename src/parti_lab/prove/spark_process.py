@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from parti.errors import FatalError
 from parti.testing import NeverHappened, eventually_blocking
-from parti_lab.prove.processes import SeenEffect, below, is_alive, kill
+from parti_lab.prove.processes import SeenEffect, below, is_alive, json_lines, kill
 
 WITHIN = 300.0  # seconds without any progress, on a loaded machine; a cold start of Spark takes 8 to 20
 
@@ -132,11 +132,7 @@ class Driver:
         self._log.close()
 
     def _read(self, output: IO[bytes]) -> None:
-        for line in output:
-            try:
-                message = json.loads(line)
-            except ValueError:
-                continue  # a library that prints
+        for message in json_lines(output):
             if "ready" in message:
                 self._ready.set()
             elif "replay" in message:

@@ -30,7 +30,6 @@ from parti.spark.pipeline.batches import BatchRunner, Totals
 from parti.spark.pipeline.blocks import DDL, Packing
 from parti.spark.pipeline.definition import Pipeline
 from parti.spark.pipeline.failures import first_cause
-from parti.spark.pipeline.fence import fence_subject, raise_fence
 from parti.spark.pipeline.hadoop_fs import HadoopFolder
 from parti.spark.pipeline.lease import DriverLease, check_nobody_holds
 from parti.spark.pipeline.parking import CheckpointParking
@@ -41,6 +40,7 @@ from parti.spark.pipeline.source import CLOSED, CLOSING, DUE, pipeline_source
 from parti.spark.pipeline.stage import HandlerStage
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
+from parti.wire.epoch_marker import marker_subject, raise_marker_blocking
 from parti.wire.ranges import RangeReader
 from parti.wire.target import Target, find_target
 
@@ -331,8 +331,8 @@ class RunningPipeline:
             streams[target.stream] = target.subjects
         found: dict[str, tuple[str, int]] = {}
         for stream, subjects in streams.items():
-            subject = fence_subject(stream, subjects, self.pipeline.name)
-            found[stream] = (subject, raise_fence(self.pipeline.nats, stream, subject, epoch=epoch, owner=self.owner))
+            subject = marker_subject(stream, subjects, self.pipeline.name)
+            found[stream] = raise_marker_blocking(self.pipeline.nats, stream, subject, epoch=epoch, owner=self.owner)
         return found
 
     def _stop_query(self) -> None:
