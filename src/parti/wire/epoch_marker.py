@@ -38,7 +38,7 @@ _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(int | _Body)
 
 MARKER_TOKEN = "parti-fence"
-"""The token of a subject behind which drivers on Spark keep their markers: these are no messages of the stream's own."""
+"""Subjects with this token hold the markers of drivers on Spark: they are no messages of the stream's own."""
 
 
 @dataclass(frozen=True, slots=True)
