@@ -2,10 +2,10 @@
 
 Promises: nothing but the source of `parti.spark`.
 
-Flow: Spark -> `pyspark_jetstream` -> `parti.spark.source`.
+Flow: Spark -> `pyspark_jetstream` -> `parti.spark.source.data_source`.
 """
 
-from parti.spark.source import JetStreamDataSource
+from parti.spark.source.data_source import JetStreamDataSource
 
 
 class DefaultSource(JetStreamDataSource):

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from parti.groups import partitions_of, predict
-from parti.spark.source_options import SourceOptions
-from parti.spark.stream_reader import JetStreamStreamReader
+from parti.spark.source.options import SourceOptions
+from parti.spark.source.stream_reader import JetStreamStreamReader
 from parti.testing import NatsServer, eventually
 from parti.testing.reference import ReferenceUnavailable, build_peer
 from parti.wire.connect import Connection

@@ -60,8 +60,8 @@ def test_there_is_no_example_that_is_not_run() -> None:
         "stream_to_stream.py",
         "windowed_counts.py",
         "pipeline",
-        "ordered",  # tests/spark/test_pipeline_example.py
-        "webhook_receiver.py",  # tests/live/test_deliver_example.py
+        "ordered",  # tests/spark/pipeline/test_pipeline_example.py
+        "webhook_receiver.py",  # tests/live/delivery/test_deliver_example.py
     }
 
 

@@ -57,13 +57,14 @@ def test_a_session_that_runs_already_is_used_and_given_what_it_can_take(spark: A
 
 def test_the_archive_for_executors_has_both_packages_and_no_leftovers(tmp_path: Path) -> None:
     names = zipfile.ZipFile(build_zip(tmp_path)).namelist()
-    assert {"parti/__init__.py", "parti/spark/sink.py", "pyspark_jetstream/__init__.py"} <= set(names)
+    assert {"parti/__init__.py", "parti/spark/sink/writers.py", "pyspark_jetstream/__init__.py"} <= set(names)
     assert not [name for name in names if "__pycache__" in name or name.startswith("/")]
 
 
 def test_a_task_does_not_import_the_asyncio_client() -> None:
     """Spark gives a Python process 10 s to start, on a busy machine too; nats-py alone took a second of them there."""
-    code = "import sys, pyspark_jetstream, parti.spark.sink, parti.spark.stream_reader, parti.spark.batch_reader\n"
+    code = "import sys, pyspark_jetstream, parti.spark.sink.writers\n"
+    code += "import parti.spark.source.stream_reader, parti.spark.source.batch_reader\n"
     code += "print(sorted({'nats', 'aiohttp', 'prometheus_client', 'pandas'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr

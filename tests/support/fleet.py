@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parti.manager import ControlConfig, Hooks, Manager
-from parti.manager.per_partition import PerPartitionPlane
+from parti.manager.layouts.per_partition.plane import PerPartitionPlane
 from parti.model import ClaimState, Partition
 from parti.observe.prometheus import PrometheusMetrics
 from parti.testing import NatsServer, eventually

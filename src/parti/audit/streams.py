@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from parti.audit.tables import FileTable, Table
 from parti.dead_letters.headers import ATTEMPTS, EPOCH, REASON, SEQUENCE, STREAM, SUBJECT, WORKER
-from parti.spark.source import JetStreamDataSource
+from parti.spark.source.data_source import JetStreamDataSource
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import RangeReader
 
@@ -89,8 +89,8 @@ def _bound_source(name: str, reach: ConnectOptions) -> type[JetStreamDataSource]
             return name
 
         def reader(self, schema: Any) -> Any:
-            from parti.spark.batch_reader import JetStreamReader
-            from parti.spark.source_options import SourceOptions
+            from parti.spark.source.batch_reader import JetStreamReader
+            from parti.spark.source.options import SourceOptions
 
             return JetStreamReader(schema, replace(SourceOptions.parse(self.options, streaming=False), connect=reach))
 

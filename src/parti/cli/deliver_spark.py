@@ -15,7 +15,7 @@ from parti.errors import UsageError
 from parti.observe.logs import configure_logging
 
 if TYPE_CHECKING:
-    from parti.spark.delivery import Span
+    from parti.spark.delivery.job import Span
     from parti.spark.pipeline import Pipeline
 
 # How often an idle query polls for tasks; Spark's default of 10 ms would use a tenth of a core.
@@ -65,7 +65,7 @@ def replay(
 
     Ends when each is delivered or in the dead letters. Started again with the same folder it continues.
     """
-    from parti.spark.delivery import Span
+    from parti.spark.delivery.job import Span
 
     pipeline = _pipeline(loaded, Span(start, end), checkpoint, master, outcomes, trigger="available-now")
     _drive(pipeline, as_json, again=True)
@@ -76,7 +76,7 @@ def _pipeline(
 ) -> Pipeline:
     if checkpoint is None:
         raise UsageError("name a folder with --checkpoint: the position and the parked documents are kept there")
-    from parti.spark.delivery import delivery_pipeline
+    from parti.spark.delivery.job import delivery_pipeline
     from parti.wire.configured import configured_options
 
     configure_logging(loaded.config.observe)

@@ -46,7 +46,7 @@ def run(
         raise UsageError("name a pipeline (pipeline.toml or module:attribute), or --demo for a demonstration")
     from dataclasses import replace
 
-    from parti.spark.pipeline.load import load
+    from parti.spark.pipeline.driver.load import load
     from parti.wire.configured import configured_options
 
     configure_logging(loaded.config.observe)
@@ -71,7 +71,7 @@ def _demo(as_json: bool) -> None:
 
 
 def _explain(pipeline: Pipeline, as_json: bool) -> None:
-    from parti.spark.pipeline.explain import explain
+    from parti.spark.pipeline.driver.explain import explain
 
     explained = explain(pipeline, _cores(pipeline.master))
     if as_json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from parti.cli.output import progress
 
 if TYPE_CHECKING:
-    from parti.spark.pipeline.query import RunningPipeline
+    from parti.spark.pipeline.driver.query import RunningPipeline
 
 
 def on_signal() -> threading.Event:

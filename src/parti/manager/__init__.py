@@ -2,8 +2,8 @@
 
 Promises: nothing starts without a lease that its own clock says is valid; every change of a claim is a compare-and-set.
 
-Flow: bucket -> `agent` -> `leading` (the leader) and a plane (`per_worker`, `per_partition`) -> `parti.worker` or a
-durable per partition -> `claim_writer` -> bucket.
+Flow: bucket -> `agent` -> `leading` (the leader) and a plane of `layouts` -> `parti.worker` or a durable per partition
+-> `claim_writer` -> bucket.
 """
 
 from parti.config.control import ControlConfig

@@ -29,7 +29,7 @@ from parti.manager.setup import Setup
 from parti.model import Ahead, Assignment, Claim, Layout, Member, Partition, PartitionId, Retention
 from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
-from parti.wire.kv_election import RESIGNED, Elector
+from parti.wire.kv_election import RESIGNED, ElectionEvents, Elector
 
 _BATCH = 0.003  # seconds of claim changes that become one step: a step looks at every partition
 _GATHER = 0.1  # seconds without a join or leave, after which those before become one step
@@ -82,11 +82,8 @@ class Leadership:
             election.candidate(member, terms=terms_of(setup.config), former=former),
             host.store,
             host.clock,
+            ElectionEvents(self._elected, self._deposed, may_write=host.may_act, heard=host.heard_leader),
             spawn=host.spawn,
-            elected=self._elected,
-            deposed=self._deposed,
-            may_write=host.may_act,
-            heard=host.heard_leader,
         )
         self.leader: Leader | None = None
         self.members: Membership | None = None

@@ -20,7 +20,7 @@ from parti.manager.fence import ManagedFence
 from parti.manager.hooks import HookRunner, Hooks, ManagerState
 from parti.manager.host import Host, Plane
 from parti.manager.kv_store import Store
-from parti.manager.layouts import capacity_of, check_layout, overlap_check, plane_for
+from parti.manager.layouts.choose import capacity_of, check_layout, overlap_check, plane_for
 from parti.manager.lease_keeper import Ending
 from parti.manager.observer import Observer
 from parti.manager.predecessors import Predecessors

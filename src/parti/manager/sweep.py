@@ -213,7 +213,7 @@ class Sweeper:
         return [s for s in still_needed(unused, self._retention, claims, members) if s != nothing]
 
     def _ready(self, unused: Unused, needed: Sequence[str]) -> bool:
-        """Whether there is something to do. But for interest it goes as a whole, or stays (parti.manager.conflicts)."""
+        """Whether there is something to do. But for interest it goes as a whole, or stays (layouts.conflicts)."""
         fewer = len(needed) < len(filters_of(unused.config))
         return not needed or (fewer and self._retention is Retention.INTEREST)
 

@@ -9,7 +9,8 @@ Pipeline(name="orders", stream="ORDERS", handler=handle, checkpoint="checkpoints
 
 Promises: a batch holds every message of its range once, in order, or fails; a replay gives the same batch.
 
-Flow: `stream_reader` plans ranges on the driver -> `tasks` read them on executors -> rows; `sink` stores rows once.
+Flow: `source` plans ranges on the driver and reads them on executors -> rows -> `pipeline` (handlers), `delivery`
+(webhooks) or the user's own query; `sink` stores rows once; `member` joins a group.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from parti.clock import Clock
@@ -41,6 +41,21 @@ class LeaderStore(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ElectionEvents:
+    """What an elector reports, and what it asks."""
+
+    elected: Callable[[int], None]
+    """With the term."""
+    deposed: Callable[[int, str], None]
+    """With the term and the reason (`RESIGNED`: by itself)."""
+    failed: Callable[[PartiError], None] = lambda _error: None
+    """May raise an error that ends the election."""
+    may_write: Callable[[], bool] = lambda: True
+    heard: Callable[[LeaderRecord | None, int], None] | None = None
+    """Receives each record that was read, and calls `seen`. Without it the elector calls `seen` itself."""
+
+
 class Elector:
     """One member's part in an election. Every answer of the bucket becomes one step."""
 
@@ -49,30 +64,21 @@ class Elector:
         candidate: election.Election,
         store: LeaderStore,
         clock: Clock,
+        events: ElectionEvents,
         *,
         spawn: Callable[[Coroutine[Any, Any, None], str], object],
-        elected: Callable[[int], None],
-        deposed: Callable[[int, str], None],
-        failed: Callable[[PartiError], None] = lambda _error: None,
-        may_write: Callable[[], bool] = lambda: True,
-        heard: Callable[[LeaderRecord | None, int], None] | None = None,
     ) -> None:
-        """`elected` is told the term, `deposed` also why (`RESIGNED`: by itself); `failed` may raise what ends this.
-
-        `heard`: who is told of a record that was read, and calls `seen`; this elector itself where nobody else has to
-        know.
-        """
         self.state = candidate
         self.stepped = asyncio.Event()
         """Set by every step: `next_tick` may have changed."""
         self._store = store
         self._clock = clock
         self._spawn = spawn
-        self._elected = elected
-        self._deposed = deposed
-        self._failed = failed
-        self._may_write = may_write
-        self._heard = heard or self.seen
+        self._elected = events.elected
+        self._deposed = events.deposed
+        self._failed = events.failed
+        self._may_write = events.may_write
+        self._heard = events.heard or self.seen
         self._writing = asyncio.Lock()
         self._resigned = False
 
@@ -218,7 +224,7 @@ class KvElection:
         deposed: Callable[[int, str], None],
         failed: Callable[[PartiError], None],
     ) -> None:
-        """As `Elector`."""
+        """The callbacks are those of `ElectionEvents`."""
         self._record = record
         self._clock = clock
         self._renewal = terms.renew_every
@@ -227,10 +233,8 @@ class KvElection:
             election.candidate(me, terms=terms),
             record,
             clock,
+            ElectionEvents(elected, deposed, failed),
             spawn=self._spawn,
-            elected=elected,
-            deposed=deposed,
-            failed=failed,
         )
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ def measure(
 
     Returns the best of each, because disturbances only slow a run down.
     """
-    from parti.spark.delivery import Span, delivery_pipeline
+    from parti.spark.delivery.job import Span, delivery_pipeline
     from parti.spark.session import session
 
     spark = session("parti-bench-deliver", master=f"local[{_CORES}]", fast_checkpoints=True, **_SETTINGS)

@@ -22,9 +22,9 @@ from parti.errors import DataLoss
 from parti.progress import Advance
 from parti.spark.quiet import without_chatter
 from parti.spark.session import session
-from parti.spark.source import JetStreamDataSource
-from parti.spark.source_options import SourceOptions
-from parti.spark.stream_reader import JetStreamStreamReader
+from parti.spark.source.data_source import JetStreamDataSource
+from parti.spark.source.options import SourceOptions
+from parti.spark.source.stream_reader import JetStreamStreamReader
 from parti.testing import NatsServer
 from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure

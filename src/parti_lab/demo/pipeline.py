@@ -9,7 +9,7 @@ from typing import Any
 from parti.audit import AuditRules, Effects, Published, Report, audit
 from parti.audit.slo import update_counts
 from parti.spark.pipeline import Outcomes, Pipeline
-from parti.spark.pipeline.query import RunningPipeline
+from parti.spark.pipeline.driver.query import RunningPipeline
 from parti.spark.session import session
 from parti.wire.options import ConnectOptions
 from parti.worker import Message

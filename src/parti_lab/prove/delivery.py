@@ -111,7 +111,7 @@ class _Engine:
 
 async def _driver_at_work(stage: DeliveryStage, workers: list[Worker]) -> Worker:
     """Three times of four the driver that delivers, once it does: Spark takes longer to start than most faults last."""
-    from parti.spark.pipeline.lease import Standby, lease_key  # Spark is an extra: the other engine does without
+    from parti.spark.pipeline.driver.lease import Standby, lease_key  # Spark is an extra: the other engine does without
 
     before = sum(stage.requests.values())
 

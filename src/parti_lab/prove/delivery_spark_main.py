@@ -47,7 +47,7 @@ class MainDelivery:
                 self._ended.wait(_AGAIN)
 
     def _once(self) -> None:
-        from parti.spark.delivery import delivery_pipeline
+        from parti.spark.delivery.job import delivery_pipeline
         from parti.wire.configured import configured_options
 
         given = dict(zip(self._words[::2], self._words[1::2], strict=True))

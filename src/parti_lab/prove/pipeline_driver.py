@@ -22,8 +22,8 @@ from typing import Any
 from pyspark.sql.functions import spark_partition_id
 
 from parti.spark.pipeline import Emit, Outcomes, Pipeline, Results, Standby
-from parti.spark.pipeline.publishing import ResultSink
-from parti.spark.pipeline.stage import HandlerStage
+from parti.spark.pipeline.executor.publishing import ResultSink
+from parti.spark.pipeline.executor.stage import HandlerStage
 from parti.spark.session import session
 from parti.wire.options import ConnectOptions
 from parti.worker.message import Message

@@ -27,10 +27,10 @@ from pyspark.sql.types import (
 from structlog.testing import capture_logs
 
 from parti.errors import DataLoss
-from parti.spark.batch_reader import JetStreamReader
-from parti.spark.source_options import SourceOptions
-from parti.spark.stream_reader import JetStreamStreamReader
-from parti.spark.tasks import RangePartition
+from parti.spark.source.batch_reader import JetStreamReader
+from parti.spark.source.options import SourceOptions
+from parti.spark.source.stream_reader import JetStreamStreamReader
+from parti.spark.source.tasks import RangePartition
 from parti_lab.prove.plain_reader import Plain
 from parti_lab.prove.spark_case import Case
 from parti_lab.prove.spark_world import SparkWorld

@@ -3,12 +3,12 @@
 Promises: each message is handled in order of its key; results and dead letters are stored once; a driver that lost its
 lease publishes nothing more.
 
-Flow: `source` -> `batches` -> `stage` on executors -> `publishing` -> outcome rows -> checkpoint.
+Flow: `driver` plans a batch -> `executor` runs the handler and publishes -> outcome rows -> `driver` checkpoints.
 """
 
-from parti.spark.pipeline.definition import Outcomes, Pipeline, Results
-from parti.spark.pipeline.emit import Emit
-from parti.spark.pipeline.lease import Standby
-from parti.spark.pipeline.policy import Retries
+from parti.spark.pipeline.driver.definition import Outcomes, Pipeline, Results
+from parti.spark.pipeline.driver.lease import Standby
+from parti.spark.pipeline.executor.emit import Emit
+from parti.spark.pipeline.executor.policy import Retries
 
 __all__ = ["Emit", "Outcomes", "Pipeline", "Results", "Retries", "Standby"]

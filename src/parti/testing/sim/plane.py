@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 from parti.backoff import Backoff
 from parti.config.worker import WorkerConfig
 from parti.manager.host import Plane
-from parti.manager.per_partition import PerPartitionPlane
-from parti.manager.per_worker import PerWorkerPlane
+from parti.manager.layouts.per_partition.plane import PerPartitionPlane
+from parti.manager.layouts.per_worker import PerWorkerPlane
 from parti.model import Layout, Member
 from parti.outcomes import Outcome, Reject, Retry
 from parti.testing.sim.host import CONTROL
