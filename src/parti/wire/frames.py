@@ -195,7 +195,7 @@ def _scan_pairs(data: Bytes, newline: Ints) -> Frames | None:
     starts[0] = 0
     np.add(ends[:-1], 2, out=starts[1:])
     verbs = np.ndarray((len(data) - 3,), dtype="<u4", buffer=data, strides=(1,))
-    if not (verbs[starts] == _MSG_START).all():
+    if starts[-1] >= len(verbs) or not (verbs[starts] == _MSG_START).all():
         return None
     consumed = int(ends[-1]) + 2
     if newline.size % 2:  # one line more: of a message that is still to come, or of anything else
