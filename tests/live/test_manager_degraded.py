@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from parti.manager import ManagerState
 from parti.testing import FaultProxy, NatsServer, eventually
-from support.fleet import PATIENT, fleet_on
+from support.fleet import HASTY, PATIENT, fleet_on
 
 
 @pytest.mark.slow
@@ -47,3 +48,18 @@ async def test_after_an_outage_longer_than_the_lease_each_worker_has_its_id_and_
         await eventually(lambda: (one.owned(), two.owned()) == before, 60, "everything is where it was")
         assert (one.worker_id, two.worker_id) == ids
         await eventually(lambda: set(fleet.sequences()) == set(sequences), 60, "all are handled")
+
+
+async def test_a_start_waits_for_a_server_that_does_not_answer_and_says_so(own_server: NatsServer, name: str) -> None:
+    async with FaultProxy(own_server.port) as proxy, fleet_on(own_server, name) as fleet:
+        one = await fleet.worker(url=proxy.url, start=False, **HASTY)
+        two = await fleet.worker(url=proxy.url, start=False, **HASTY)
+        await asyncio.to_thread(proxy.half_open)
+        with capture_logs() as logs:
+            begun = asyncio.create_task(one.start(60.0))
+            await eventually(lambda: any(log["event"] == "manager.start_delayed" for log in logs), 30, "it says why")
+            with pytest.raises(TimeoutError, match="did not let this worker start within 3 s: no answer to"):
+                await two.start(3.0)
+            await asyncio.to_thread(proxy.heal)
+            await begun
+        await one.wait_for("converged", 30)

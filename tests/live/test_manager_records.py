@@ -100,3 +100,17 @@ async def test_claims_of_any_partition_key_are_kept_apart(server: NatsServer, na
         assert set(await store.claims()) == set(partitions)
         claim = Claim(partitions[0], ClaimState.UNASSIGNED, 1)
         assert await store.write_claim(claim, 0) is None
+
+
+async def test_a_claim_that_somebody_else_wrote_first_is_counted_as_a_conflict(server: NatsServer, name: str) -> None:
+    async with fleet_on(server, name) as fleet:
+        store = await Store.open(fleet.js, name, metrics=fleet.metrics)
+        claim = Claim(PartitionId("p1"))
+        revision = await store.write_claim(claim, 0)
+        assert revision is not None
+        assert await store.write_claim(claim, revision + 7) is None
+        assert await store.write_claim(claim, 0) is None
+        counted = fleet.metrics.registry.get_sample_value
+        assert counted("parti_handoff_cas_conflicts_total") == 2
+        assert await store.write_claim(claim, revision) is not None
+        assert counted("parti_handoff_cas_conflicts_total") == 2

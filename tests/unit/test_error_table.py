@@ -11,6 +11,7 @@ from parti.wire.errors import (
     ApiNotFound,
     ApiRefused,
     ApiUnavailable,
+    ConsumerFilesGone,
     StatusError,
     api_error,
     status_error,
@@ -29,6 +30,7 @@ def expected_rows() -> list[str]:
     for entry in STATUS_ERRORS:
         rows.append(row(f"status {entry.status}{f' {entry.text}' if entry.text else ''}", entry.error))
     fallbacks = (
+        ("10012, no such file", ConsumerFilesGone),
         ("other, code 400, 409 or 412", ApiRefused),
         ("other, code 401 or 403", ApiDenied),
         ("other, code 404", ApiNotFound),

@@ -96,6 +96,14 @@ def test_a_repeat_needs_a_fault_that_explains_it(
     assert (verdict.repeats, verdict.unexplained) == (1, unexplained)
 
 
+def test_what_may_end_leases_explains_no_repeat_by_itself(ledger: TortureLedger) -> None:
+    slow = ledger.disturb("slow server", 0.5, "", explains=False)
+    slow.end, slow.ends_leases = 2.0, True
+    happen(ledger, 0, 1.0, "a")
+    happen(ledger, 0, 1.5, "a", epoch=2)
+    assert judge(ledger).unexplained == 1
+
+
 def test_a_stream_made_anew_excuses_what_it_took_along_and_counts_anew(ledger: TortureLedger) -> None:
     happen(ledger, 0, 0.0)
     ledger.made_anew()

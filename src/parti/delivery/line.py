@@ -19,6 +19,7 @@ from parti.delivery.order import OrderRules
 _WINDOW = 5.0  # seconds in which the ends of calls are counted
 _TOLERANCE = 0.05  # seconds that a start may be made up for: timers are late, and the rate would never be reached
 _MOST = 1.1  # times the rate, in any second
+_SECOND = 1.05  # seconds: one request may take 50 ms longer to its endpoint than another, and still no second has more
 _TICKS = 20.0  # starts a second from which on that is no burst
 
 Name = tuple[int, str]
@@ -147,13 +148,13 @@ class TriggerLine(Line):
         """Seconds for which a request that is ready to leave has to wait; 0: it counts as gone.
 
         Starts are spread, but what comes between a start and the first byte (a connection to open, a busy processor)
-        brings requests together again. No second sees more than a tenth above the rate of them.
+        brings requests together again. No second of the endpoint sees more than a tenth above the rate of them.
         """
-        while self.sent and self.sent[0] <= now - 1.0:
+        while self.sent and self.sent[0] <= now - _SECOND:
             self.sent.popleft()
         most = math.ceil(rules.rate * share * _MOST - 1e-9)
         if len(self.sent) >= max(1, most):
-            return self.sent[0] + 1.0 - now
+            return self.sent[0] + _SECOND - now
         self.sent.append(now)
         return 0.0
 

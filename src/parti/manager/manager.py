@@ -243,21 +243,26 @@ class Manager:
         await self.stop()
 
     async def start(self, timeout: float | None = 30.0) -> None:
-        """When this returns the worker is a live member. Having partitions is another matter: see `wait_for`."""
+        """When this returns the worker is a live member. Having partitions is another matter: see `wait_for`.
+
+        A server that does not answer for a while delays it, and is logged; it fails only when `timeout` is over.
+        """
         if self._main is not None:
             raise UsageError("this manager was started before: make a new one")
-        config = self.config
         # The first use makes pyarrow look for pandas, whose import takes a second or two: not while we own anything.
         await asyncio.to_thread(SubjectFilter, ("warm.up",))
-        self._store = await Store.open(
-            self._js,
-            config.namespace,
-            replicas=config.bucket_replicas,
-            storage=config.bucket_storage,
-            metrics=self._metrics,
-        )
-        async with asyncio.timeout(timeout):
-            await retry(self._settle_stream, backoff=FOREVER, clock=self._clock)
+        last = "no answer"
+
+        def delayed(tries: int, wait: float, error: PartiError) -> None:  # noqa: ARG001
+            nonlocal last
+            last = str(error)
+            get_logger("control").warning("manager.start_delayed", op="start", result="retry", tries=tries, error=last)
+
+        try:
+            async with asyncio.timeout(timeout):
+                await retry(self._open_store, backoff=FOREVER, clock=self._clock, on_retry=delayed)
+        except TimeoutError:
+            raise TimeoutError(f"NATS did not let this worker start within {timeout:g} s: {last}") from None
         self._observer.watch(self)
         self._main = asyncio.get_running_loop().create_task(self._run(), name="parti-manager")
         await self._bus.listen()
@@ -271,6 +276,17 @@ class Manager:
             ) from None
         if self._main.done():
             await self._main
+
+    async def _open_store(self) -> None:
+        config = self.config
+        self._store = self._store or await Store.open(
+            self._js,
+            config.namespace,
+            replicas=config.bucket_replicas,
+            storage=config.bucket_storage,
+            metrics=self._metrics,
+        )
+        await self._settle_stream()
 
     def ended(self) -> asyncio.Task[None]:
         """The manager's own task: it ends by `stop()`; or by a bug that nobody expected, or because the worker can do

@@ -15,7 +15,13 @@ from parti.model import Partition, PartitionId, Retention
 from parti.observe import worker_metrics as m
 from parti.subjects import validate_subject
 from parti.wire.api_consumers import filters_of
-from parti.wire.errors import ConsumerDoesNotExist, ConsumerInvalidReset, ConsumerNotFound, WorkQueueFilterNotUnique
+from parti.wire.errors import (
+    ConsumerDoesNotExist,
+    ConsumerFilesGone,
+    ConsumerInvalidReset,
+    ConsumerNotFound,
+    WorkQueueFilterNotUnique,
+)
 from parti.worker.errors import ForeignDurable, StreamReplacedUnderWorker
 from parti.worker.health import Part
 from parti.worker.recorder import Op
@@ -177,7 +183,10 @@ class SlotDurable:
                 if js.can_reset:  # an ack floor that other filters moved would count for ours (decision 9)
                     with contextlib.suppress(ConsumerInvalidReset):
                         await js.consumer_reset(stream, self.name, max(1, sequence))
-                await js.consumer_update(stream, info["config"] | changes)
+                try:
+                    await js.consumer_update(stream, info["config"] | changes)
+                except ConsumerFilesGone:  # nothing can change it any more
+                    await self._remake(sequence, seal)
         self._known = True
         if old is not None:
             await self._retire_old()
@@ -222,14 +231,17 @@ class SlotDurable:
         js, stream = self._runtime.js, self._runtime.config.stream
         if not js.can_reset:
             if await self._look(sequence):
-                config = self._config(sequence, await self._identity.seal())
-                await js.consumer_remake(stream, config, guarded=self._retention is Retention.INTEREST)
+                await self._remake(sequence, await self._identity.seal())
         elif await self._look(sequence) or self._retention is Retention.WORKQUEUE:  # else it was made just there
             try:
                 await js.consumer_reset(stream, self.name, max(1, sequence))
             except ConsumerInvalidReset:  # it was made to begin later, for another stream of this name or by hand
-                config = self._config(sequence, await self._identity.seal())
-                await js.consumer_remake(stream, config, guarded=self._retention is Retention.INTEREST)
+                await self._remake(sequence, await self._identity.seal())
+
+    async def _remake(self, sequence: int, seal: Seal) -> None:
+        config = self._config(sequence, seal)
+        guarded = self._retention is Retention.INTEREST
+        await self._runtime.js.consumer_remake(self._runtime.config.stream, config, guarded=guarded)
 
     def _config(self, sequence: int, seal: Seal) -> dict[str, Any]:
         config = self._runtime.config

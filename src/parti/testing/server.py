@@ -178,6 +178,14 @@ class NatsServer(Running):
         finally:
             run.thaw()  # of a process that is gone meanwhile, this is no error
 
+    def lose_consumer_files(self, stream: str, consumer: str) -> None:
+        """The files of a consumer are gone at once; it works on, and refuses every change (`ConsumerFilesGone`).
+
+        So does one that was created just while somebody deleted it. FileNotFoundError: no such files.
+        """
+        folder = self.store_dir / "jetstream" / "$G" / "streams" / stream / "obs" / consumer
+        folder.rename(self._work() / f"lost-{secrets.token_hex(4)}")
+
     def kill(self) -> None:
         """End the server as a crash would (SIGKILL); after this returns it is dead. Store and port stay."""
         if self._run is not None:

@@ -24,7 +24,13 @@ from parti.backoff import retry
 from parti.errors import Category, PartiError, RequestTimeout
 from parti.model import PartitionId, Retention
 from parti.wire.api_consumers import filters_of
-from parti.wire.errors import ConsumerDoesNotExist, ConsumerInvalidReset, ConsumerNotFound, MessageNotFound
+from parti.wire.errors import (
+    ConsumerDoesNotExist,
+    ConsumerFilesGone,
+    ConsumerInvalidReset,
+    ConsumerNotFound,
+    MessageNotFound,
+)
 from parti.worker.errors import ForeignDurable
 from parti.worker.recorder import Op
 from parti.worker.routing import consumer_name, consumer_stem
@@ -193,9 +199,14 @@ class Durable:
 
         It costs a call more than the update itself. The server has no update on condition, and its answer does not say
         what was there before: only a look can tell that it is still ours, and that nobody had cut its filters.
+
+        A consumer whose files are gone at the server refuses every update: it is deleted and made again behind its own
+        ack floor. Whoever pulls from it is told that it is gone, and attaches anew.
         """
         info = await self.info()
+        floor = 0
         if info is not None:
+            floor = int(info["ack_floor"]["stream_seq"])
             had, wanted = filters_of(info["config"]), tuple(sorted(filters))
             if had != wanted and not self._as_we_made_it(info):  # equal: an earlier try of ours got through
                 self.on_tampered()
@@ -203,7 +214,11 @@ class Durable:
                 await self.before_adding()
         config = self._stored | self._tunables(filters, memory)
         config["max_waiting"] = self._stored.get("max_waiting", self._config.max_waiting)  # cannot be updated (10012)
-        info = await self._call("update", lambda: self.js.consumer_update(self._config.stream, config))
+        try:
+            info = await self._call("update", lambda: self.js.consumer_update(self._config.stream, config))
+        except ConsumerFilesGone as error:
+            self._recorder.event("worker.recreated", op="update", result="files_gone", error=str(error), warn=True)
+            return await self._make_anew(floor, filters, memory)
         self._remember(info)
         self._applied(info)
         return info
@@ -220,27 +235,30 @@ class Durable:
                 return False
             start = min(after, int(info["ack_floor"]["stream_seq"])) if not_above_floor else after
             if not self.js.can_reset:
-                await self._make_anew(start)
+                await self._make_anew(start, self.filters, self.memory())
                 return True
             try:
                 answer = await self.js.consumer_reset(self._config.stream, self.name, start + 1)
                 self.pending = int(answer.get("num_pending") or 0)
                 return True
             except ConsumerInvalidReset:
-                await self._make_anew(start)  # somebody made it to begin later than we need
+                # somebody made it to begin later than we need
+                await self._make_anew(start, self.filters, self.memory())
                 return True
             except RequestTimeout as error:
                 self._recorder.retried("iterate", 1, 0.0, error)
 
-    async def _make_anew(self, after: int) -> None:
+    async def _make_anew(self, after: int, filters: Sequence[str], memory: Memory) -> Json:
+        """Delete it and make it again; it delivers from the first message behind `after`, or from an earlier one."""
         retention = (await self.facts()).retention
         after = 0 if retention is Retention.INTEREST else after
-        config = self._whole(self.filters, self.memory(), after=after, retention=retention)
+        config = self._whole(filters, memory, after=after, retention=retention)
         guarded = retention is Retention.INTEREST
         remake = self.js.consumer_remake
         info = await self._call("create", lambda: remake(self._config.stream, config, guarded=guarded))
         self._remember(info)
         self._applied(info)
+        return info
 
     async def delete(self) -> None:
         if await self._look() is None:

@@ -288,7 +288,8 @@ def _slow(ledger: TortureLedger, start: float, end: float) -> None:
     if last is not None and start <= last.end:
         last.start, last.end = min(start, last.start), max(end, last.end)
     else:
-        ledger.disturb(_SLOW, start, "", explains=True).end = end
+        slow = ledger.disturb(_SLOW, start, "", explains=False)
+        slow.end, slow.ends_leases = end, True
 
 
 def _names(bout: tuple[TortureFault, ...]) -> str:

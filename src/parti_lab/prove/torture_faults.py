@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import time
 from collections import defaultdict
@@ -20,6 +21,7 @@ from parti_lab.prove.torture_fleet import NAMESPACE, TortureFleet, TorturePlace,
 from parti_lab.prove.torture_judge import Disturbance, TortureLedger
 from parti_lab.prove.torture_scenario import RECORDS, TortureFault, TortureKind
 from parti_lab.prove.torture_sink import TortureSink
+from parti_lab.prove.torture_starve import starve
 from parti_lab.prove.torture_traffic import STREAM, TortureTraffic
 from parti_lab.prove.traffic import make_stream
 
@@ -80,6 +82,7 @@ class TortureFaults:
             TortureKind.NODE: self._node,
             TortureKind.DURABLE_DELETE: self._durable,
             TortureKind.DURABLE_EDIT: self._durable,
+            TortureKind.DURABLE_FILES: self._durable,
             TortureKind.REMAKE: self._remake,
             TortureKind.NAMESPACE: self._namespace,
             TortureKind.HANG: self._fate,
@@ -87,6 +90,7 @@ class TortureFaults:
             TortureKind.EXIT: self._fate,
             TortureKind.BLOCK: self._fate,
             TortureKind.HANG_STOP: self._hang_stop,
+            TortureKind.STARVE: self._starve,
         }
         return await methods[kind](fault)
 
@@ -293,6 +297,12 @@ class TortureFaults:
             if not self._kills[node]:
                 await asyncio.to_thread(restart)
 
+    async def _starve(self, fault: TortureFault) -> float:
+        noted = self._note(fault, "", explains=False)
+        noted.ends_leases = True
+        await starve(self.fleet, fault.seconds, random.Random(fault.target))
+        return self._over(noted)
+
     # -- what others do to our things ---------------------------------------------------------------------------------
 
     async def _durable(self, fault: TortureFault) -> float:
@@ -306,12 +316,15 @@ class TortureFaults:
         try:
             if fault.kind is TortureKind.DURABLE_DELETE:
                 await patiently(lambda: js.consumer_delete(STREAM, info["name"]))
+            elif fault.kind is TortureKind.DURABLE_FILES:
+                assert self.fleet.servers.server is not None
+                self.fleet.servers.server.lose_consumer_files(STREAM, info["name"])
             else:
                 config = dict(info["config"])
                 filters = list(config.pop("filter_subjects", None) or [config.pop("filter_subject", "")])
                 kept = filters[: len(filters) // 2] or [f"{STREAM}._edited_.{fault.target}"]
                 await patiently(lambda: js.consumer_update(STREAM, config | {"filter_subjects": kept}))
-        except PartiError:  # its worker removed it meanwhile
+        except (PartiError, FileNotFoundError):  # its worker removed it meanwhile
             return self._skip(fault)
         return self._over(noted)
 

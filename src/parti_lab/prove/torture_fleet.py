@@ -252,8 +252,18 @@ class TortureFleet:
                 fault.end = float(said["end"])
                 if not place.busy:
                     self.stalled = max(self.stalled, length)
+        elif said["say"] == "fenced":
+            self._fenced(process, str(said["reason"]))
         elif said["say"] == "misbehaves" and said["fate"] == "hang":
             self.hanging.append(place)
+
+    def _fenced(self, process: WorkerProcess, reason: str) -> None:
+        """A lease that ended early explains repeats of its owner, where something explains why it ended."""
+        now, ttl = time.monotonic(), self.scenario.ttl
+        causes = (d for d in self.ledger.disturbances if d.ends_leases and d.owner in ("", process.owner))
+        explained = any(d.start <= now and now - 2 * ttl <= d.end for d in causes)
+        fault = self.ledger.disturb(f"fenced ({reason})", now - ttl, process.owner, explains=explained)
+        fault.end = now
 
     def _settings(self, place: TorturePlace) -> dict[str, Any]:
         scenario = self.scenario

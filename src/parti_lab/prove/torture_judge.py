@@ -62,6 +62,8 @@ class Disturbance:
     owner: str
     explains: bool
     end: float = NEVER
+    ends_leases: bool = False
+    """It explains no repeat by itself, but that a lease may have ended early."""
 
     def covers(self, first: Happened, again: Happened, before: float, after: float) -> bool:
         hit = self.explains and self.owner in ("", first.owner.partition(".")[0])

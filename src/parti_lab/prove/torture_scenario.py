@@ -46,6 +46,8 @@ class TortureKind(StrEnum):
     NODE = "node"
     DURABLE_DELETE = "durable-delete"
     DURABLE_EDIT = "durable-edit"
+    DURABLE_FILES = "durable-files"
+    """The files of a durable are gone at the server: it works, and refuses every change."""
     CLAIM = "claim"
     LEASE = "lease"
     LEADER_RECORD = "leader-record"
@@ -65,6 +67,9 @@ class TortureKind(StrEnum):
     """A handler raises SystemExit."""
     BLOCK = "block"
     """A handler blocks the event loop beyond the lease."""
+    STARVE = "starve"
+    """Every process, the servers too, stands still again and again, for up to one and a half leases: a machine that
+    has more to do than it can."""
 
 
 PLANNED: Final = frozenset(
@@ -94,6 +99,7 @@ _ONCE: Final = frozenset(
         TortureKind.HANG_STOP,
         TortureKind.HANG,
         TortureKind.NODE,
+        TortureKind.STARVE,
     }
 )
 HOTTEST: Final = 1.6  # times the mean load that the busiest partition has (see `TortureTraffic`)
@@ -284,11 +290,13 @@ def possible(retention: str, storage: str, replicas: int) -> frozenset[TortureKi
     """
     kinds = set(TortureKind) - (_CLUSTER if replicas == 1 else _SINGLE)
     if retention == "interest":
-        kinds -= {TortureKind.DURABLE_DELETE, TortureKind.DURABLE_EDIT}
+        kinds -= {TortureKind.DURABLE_DELETE, TortureKind.DURABLE_EDIT, TortureKind.DURABLE_FILES}
     if retention == "workqueue":
         kinds -= {TortureKind.NAMESPACE}
     if storage == "memory":
         kinds -= {TortureKind.SERVER_KILL, TortureKind.OUTAGE, TortureKind.NODE}
+    if storage == "memory" or replicas > 1:
+        kinds -= {TortureKind.DURABLE_FILES}
     return frozenset(kinds)
 
 
@@ -336,6 +344,8 @@ def _length(rng: random.Random, kind: TortureKind, quick: bool, ttl: float) -> f
             return 10.0
         case TortureKind.STEPDOWN | TortureKind.REMOVE | TortureKind.SOURCE:
             return round(rng.uniform(1.0, 3.0), 2)
+        case TortureKind.STARVE:
+            return round(rng.uniform(3.0, 5.0 if quick else 12.0), 2)
         case TortureKind.BLOCK:
             return round(ttl + rng.uniform(0.5, 3.0), 2)
         case _:

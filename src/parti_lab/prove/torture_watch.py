@@ -23,6 +23,7 @@ from parti_lab.prove.torture_scenario import TortureScenario
 from parti_lab.prove.torture_traffic import STREAM
 
 _EVERY: Final = 0.7
+_PROBE: Final = 0.25
 _SPIN: Final = 0.004  # CPU-seconds of one probe
 _EXAMPLES: Final = 12
 
@@ -110,13 +111,21 @@ class TortureWatch:
                 await self.look()
 
     async def _probe(self) -> None:
-        """Wall time over CPU time of a little work: what other processes take from us."""
+        """Wall time over CPU time of a little work: what other processes take from us; and our own standstills."""
         while True:
-            await asyncio.sleep(0.25)
+            asleep = time.monotonic()
+            await asyncio.sleep(_PROBE)
+            self._stood_still(asleep + _PROBE, time.monotonic())
             wall, cpu = time.perf_counter(), time.thread_time()
             while time.thread_time() - cpu < _SPIN:
                 pass
             self.starvation.append((time.monotonic(), (time.perf_counter() - wall) / _SPIN))
+
+    def _stood_still(self, start: float, end: float) -> None:
+        """The sink is in this process: handlers that waited for it ran into their time limit, and are tried again."""
+        limit = self._scenario.timeout
+        if limit and end - start > limit / 2:
+            self._ledger.disturb("the sink stood still", start - limit, "", explains=True).end = end + limit
 
     async def look(self) -> None:
         """One look at everything."""

@@ -108,7 +108,9 @@ class WorkerProcess:
                     self.state = said["state"]
                 case None:
                     self.log.append(text)
-                    continue
+                    if not isinstance(said, dict) or said.get("event") != "worker.fenced":
+                        continue
+                    said = {"say": "fenced", "reason": said.get("reason", "")}
             if self.heard is not None:
                 self.heard(said)
         self.ended_at = SystemClock().now()

@@ -13,7 +13,7 @@ Flow: code or status -> the class of `account`, `stream`, `consumer`, `publish` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from parti.wire.errors.account import (
     AccountNotFound,
@@ -40,6 +40,7 @@ from parti.wire.errors.consumer import (
     ConsumerDuplicateFilters,
     ConsumerEmptyFilter,
     ConsumerExistsAndActive,
+    ConsumerFilesGone,
     ConsumerFilterNotSubset,
     ConsumerFiltersOverlap,
     ConsumerInvalidDeliverPolicy,
@@ -148,6 +149,7 @@ __all__ = [
     "ConsumerDuplicateFilters",
     "ConsumerEmptyFilter",
     "ConsumerExistsAndActive",
+    "ConsumerFilesGone",
     "ConsumerFilterNotSubset",
     "ConsumerFiltersOverlap",
     "ConsumerInvalidDeliverPolicy",
@@ -231,6 +233,8 @@ def _listed(root: type[ApiError]) -> dict[int, type[ApiError]]:
 
 API_ERRORS: Mapping[int, type[ApiError]] = dict(sorted(_listed(ApiError).items()))
 
+_NO_FILE: Final = "no such file or directory"
+
 _FALLBACK: Mapping[int, type[ApiError]] = {
     400: ApiRefused,
     401: ApiDenied,
@@ -248,5 +252,7 @@ def api_error(error: Mapping[str, Any], *, request: str) -> ApiError:
     code, err_code = int(error.get("code") or 0), int(error.get("err_code") or 0)
     description = str(error.get("description") or "no description")
     kind = API_ERRORS.get(err_code) or _FALLBACK.get(code) or (ApiUnavailable if 500 <= code < 600 else ApiError)
+    if kind is ConsumerCreateFailed and _NO_FILE in description:
+        kind = ConsumerFilesGone
     message = f"{request}: {description} (code {code}, err_code {err_code})"
     return kind(message, code=code, err_code=err_code, description=description)

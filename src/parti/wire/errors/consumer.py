@@ -11,6 +11,15 @@ class ConsumerCreateFailed(ApiRefused):
     err_code = 10012
 
 
+class ConsumerFilesGone(ConsumerCreateFailed):
+    """The consumer works, but its files are gone at the server, so that nothing can change it: delete and recreate it.
+
+    A consumer that is created just while somebody deletes one of its name loses its folder (measured on 2.15.1).
+    """
+
+    err_code = 0  # the same code as its parent: told apart by the server's words
+
+
 class ConsumerNameExists(ApiRefused):
     """A consumer of this name exists with another configuration: choose another name, or update it."""
 
