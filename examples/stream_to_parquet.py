@@ -1,7 +1,7 @@
-"""Keep a Parquet table of a stream: complete, each message once, also when the job is killed and started again.
+"""Copy a stream into a Parquet table: complete, each message once, also when the job is killed and restarted.
 
     python examples/stream_to_parquet.py ORDERS data/orders            # follow the stream until Ctrl-C
-    python examples/stream_to_parquet.py ORDERS data/orders --once     # take what is there, and end
+    python examples/stream_to_parquet.py ORDERS data/orders --once     # copy the current messages and end
 
 NATS is found through NATS_URL, or through the context of the `nats` command.
 """
@@ -23,7 +23,7 @@ messages = (
     spark.readStream.format("jetstream")
     .option("stream", arguments.stream)
     .option("startingOffsets", "earliest")
-    .option("maxOffsetsPerTrigger", 500_000)  # bounds the files, and the memory of a batch
+    .option("maxOffsetsPerTrigger", 500_000)  # limits the size of the files and the memory of a batch
     .load()
 )
 query = (
@@ -31,7 +31,7 @@ query = (
     .writeStream.format("parquet")
     .partitionBy("day")
     .option("path", f"{arguments.folder}/table")
-    # Where the query stands. It belongs to the table: together they make each message count once.
+    # The position of the query. It belongs to the table: with both, each message is stored once.
     .option("checkpointLocation", f"{arguments.folder}/checkpoint")
     .trigger(**{"availableNow": True} if arguments.once else {"processingTime": "10 seconds"})
     .start()

@@ -1,4 +1,4 @@
-"""Enrich one stream into another: each message once, also when a batch is replayed after a crash.
+"""Read one stream and publish its messages, enriched, to another: each once, also when a batch is replayed.
 
     python examples/stream_to_stream.py ORDERS PRICED checkpoints/priced [--once]
 
@@ -36,7 +36,7 @@ priced = orders.join(F.broadcast(prices), "item").select(
     F.format_string("priced.%s", "item").alias("subject"),
     F.to_json(F.struct("item", "count", (F.col("count") * F.col("price")).alias("total"))).alias("value"),
     "headers",
-    # The identity of the input: whatever happens, an order is priced once inside the sink's duplicate window.
+    # The id of the input message: replays inside the sink's duplicate window store each order once.
     F.concat_ws(":", "stream", "sequence").alias("msg_id"),
 )
 query = (

@@ -1,10 +1,10 @@
-"""Receive webhooks from `parti deliver`: verify the signature, take each event once, and answer quickly.
+"""Receive webhooks from `parti deliver`: verify the signature, process each event once, and answer quickly.
 
     WEBHOOK_SECRET=whsec_... python examples/webhook_receiver.py --port 8080
 
-The signature is that of the Standard Webhooks scheme: `webhook-signature` holds one or more `v1,<base64>`, each an
-HMAC-SHA256 over `<webhook-id>.<webhook-timestamp>.<body>`. One that matches one of our keys is enough, so that keys can
-be rotated. An event may come more than once, always with the same webhook-id: that is what `seen` is for.
+The signature follows the Standard Webhooks scheme: `webhook-signature` holds one or more `v1,<base64>`, each an
+HMAC-SHA256 over `<webhook-id>.<webhook-timestamp>.<body>`. One match with one of the receiver's keys is enough, so keys
+can be rotated. An event may arrive more than once, always with the same webhook-id; `seen` drops the repeats.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-TOLERANCE = 300  # seconds: older requests are replays of somebody who recorded one
+TOLERANCE = 300  # seconds: an older request may be a recorded one that an attacker sends again
 REMEMBERED = 10_000
 
 
 def verify(keys: list[bytes], headers: Mapping[str, str], body: bytes, now: float) -> str | None:
-    """None when the request is genuine and fresh; else what is wrong with it."""
+    """Return None when the signature matches and the request is recent, else the reason to refuse it."""
     webhook_id, timestamp = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
     if not webhook_id or not timestamp.isdecimal():
         return "webhook-id or webhook-timestamp is missing"
@@ -41,7 +41,7 @@ def verify(keys: list[bytes], headers: Mapping[str, str], body: bytes, now: floa
 
 
 class Receiver:
-    """Takes each event once."""
+    """Processes each event once, as long as its webhook-id is among the last `REMEMBERED` ones."""
 
     def __init__(self, keys: list[bytes]) -> None:
         self.keys = keys
@@ -50,7 +50,7 @@ class Receiver:
     async def receive(self, request: web.Request) -> web.Response:
         body = await request.read()
         if problem := verify(self.keys, request.headers, body, time.time()):
-            # 401 is final: parti puts the task into its dead letters, from where it can be replayed.
+            # 401 is final: parti stores the task as a dead letter, which can be replayed.
             return web.Response(status=401, text=problem)
         webhook_id = request.headers["webhook-id"]
         if webhook_id not in self.seen:

@@ -1,9 +1,9 @@
-"""Count the messages of each key in windows of time, and publish a window's counts when it is complete.
+"""Count the messages per key in time windows, and publish the counts of a window when it is complete.
 
     python examples/windowed_counts.py ORDERS counts.orders checkpoints/counts [--once] [--metrics 9464]
 
-A window is complete when a message arrives that is younger than its end by `--late`. With `--metrics`, rate, lag and
-batch times are on http://127.0.0.1:9464/metrics. NATS is found through NATS_URL, or through the `nats` context.
+A window is complete when a message arrives that is later than its end by `--late`. With `--metrics`, rate, lag and
+batch times are served on http://127.0.0.1:9464/metrics. NATS is found through NATS_URL, or through the `nats` context.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ counts = (
     .count()
     .select(
         F.to_json(F.struct("window.start", "key", "count")).alias("value"),
-        # A shuffle gives rows in any order; with an id of its own each count is stored once all the same.
+        # A shuffle returns rows in any order. With its own id, each count is still stored once.
         F.concat_ws("/", "window.start", "key").alias("msg_id"),
     )
 )

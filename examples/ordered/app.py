@@ -1,7 +1,7 @@
-"""The handler of the example: each order gets its customer's region and a running total, in order for each customer.
+"""The handler of the example: adds the customer's region to each order, in order per customer.
 
-`parti run examples/ordered/pipeline.toml` runs it on Spark; `WorkerConsumer` runs the same function where milliseconds
-count. An order that is no JSON is rejected and rests in the dead-letter stream; a lookup that fails is tried again.
+`parti run examples/ordered/pipeline.toml` runs it on Spark. `WorkerConsumer` runs the same function with a latency of
+milliseconds. An order that is not valid JSON goes to the dead-letter stream; a lookup that fails is retried.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _known: OrderedDict[str, str] = OrderedDict()
 
 
 async def region_of(customer: str) -> str:
-    """Stands for a call to a customer service: some milliseconds, and worth a cache."""
+    """Simulates a call to a customer service that takes some milliseconds, with a cache."""
     if customer not in _known:
         await asyncio.sleep(0.002)
         _known[customer] = REGIONS[sum(customer.encode()) % len(REGIONS)]
@@ -31,7 +31,7 @@ async def region_of(customer: str) -> str:
 
 
 async def enrich(message: Message) -> Any:
-    """The order with its region, for whoever reads on."""
+    """Emit the order with the region of its customer, for the consumers of the result stream."""
     try:
         order = json.loads(message.data)
     except ValueError as error:

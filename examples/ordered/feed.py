@@ -1,10 +1,10 @@
-"""A feed as shops have it: a few customers buy most, orders come in bursts, some arrive late, some are large.
+"""Publish a realistic feed of orders: a few customers buy most, orders come in bursts, some are late, some are large.
 
     python examples/ordered/feed.py --server nats://127.0.0.1:4222 --messages 100000
 
-Customers follow a Zipf distribution, so that the first of them has a fifth of all orders. Every tenth second is a burst
-of five times the usual rate. One order in fifty is stored up to ten minutes after it happened, one in two hundred has
-some 50 KB of lines, and one in a thousand is no valid JSON, as in every real feed.
+Customers follow a Zipf distribution, so the first of them has a quarter of all orders. Every tenth second is a burst of
+five times the usual rate. One order in fifty is stored up to ten minutes after it happened, one in two hundred has some
+50 KB of lines, and one in a thousand is not valid JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from parti.wire.publisher import Publisher
 
 
 def events(count: int, customers: int, seed: int) -> Iterator[tuple[str, bytes]]:
-    """Customer and order, in the order in which the stream gets them."""
+    """Yield customer and order, in the order in which they are published."""
     rng = random.Random(seed)
     draws = np.random.default_rng(seed)
     ranks = np.minimum(draws.zipf(1.3, count), customers)
@@ -48,7 +48,7 @@ def events(count: int, customers: int, seed: int) -> Iterator[tuple[str, bytes]]
 
 
 def publish(server: str, stream: str, count: int, customers: int, seed: int) -> None:
-    """Store the feed; every message is acknowledged when this returns."""
+    """Publish the feed. Every message is acknowledged when this returns."""
     options = ConnectOptions(servers=(server,))
     for name in (stream, f"{stream}-enriched"):
         try:

@@ -1,4 +1,4 @@
-"""Revenue by region and minute of what the pipeline has enriched, late orders included for ten minutes.
+"""Revenue per region and minute of the enriched orders. Orders may be up to ten minutes late.
 
 python examples/ordered/windows.py --server nats://127.0.0.1:4222 --out data/revenue
 """
@@ -16,7 +16,7 @@ ORDER = "order bigint, customer string, happened timestamp, cents bigint, lines 
 
 
 def revenue(spark: Any, server: str, stream: str) -> Any:
-    """One row for each region and minute, final when no order can be that late any more."""
+    """One row per region and minute, written when the watermark says that no more orders of that minute can come."""
     enriched = (
         spark.readStream.format("jetstream")
         .option("servers", server)

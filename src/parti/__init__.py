@@ -1,13 +1,13 @@
 """parti: partitioned, ordered, elastic consumption of NATS JetStream.
 
-The names a worker needs can be imported from here; each is loaded when it is first used, so that `import parti` stays
-cheap and a Spark job need not load what it does not use. Types are in `__init__.pyi`.
+A worker imports its names from here. Each name is loaded on first use: `import parti` stays cheap, and a Spark job
+loads only what it uses. The types are in `__init__.pyi`.
 
-Promises: nothing is lost; messages of a key are handled in order; a partition has one owner at a time, and its position
-moves with it. docs/guarantees.md has the whole list.
+Promises: no message is lost; the messages of a key are handled in order; a partition has one owner at a time, and its
+position moves with it. The full list is in docs/guarantees.md.
 
 Flow: NATS -> `wire` -> `worker`, `groups`, `delivery` or `spark` -> your handler -> acknowledgement; `control` decides
-and `manager` performs who owns which partition.
+which worker owns which partition, and `manager` performs it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Waiting longer after each failure, differently in each worker (docs/requirements.md#r-102)."""
+"""Backoff with jitter: waits grow after each failure and differ between workers (docs/requirements.md#r-102)."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ T = TypeVar("T")
 
 
 def _own() -> Randomness:
-    """Randomness of its own, from the process's: whoever seeds that (the simulator) gets the same waits again."""
+    """A generator seeded from the process's global one, which the simulator seeds to get the same waits again."""
     return random.Random(random.getrandbits(64))
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits that grow by `multiplier` on average up to `cap`, and never line up between workers.
+    """Waits that grow by `multiplier` on average up to `cap`, and do not align between workers.
 
-    Decorrelated jitter: each wait is drawn from the one before it, `wait = previous * U(1, 2 * multiplier - 1)`,
-    starting at `base`. The mean factor is `multiplier`; with 1.6 the median grows by 1.56 a step, so that the cap is
-    reached after about seven waits. A draw above the cap is replaced by `U(cap / multiplier, cap)`: also workers that
-    have waited for long stay spread. (The usual `U(base, previous * 1.6)` settles at 2.5 x base and never grows.)
+    Decorrelated jitter: each wait is drawn from the previous one, `wait = previous * U(1, 2 * multiplier - 1)`,
+    starting at `base`. The mean factor is `multiplier`; with 1.6 the median grows by 1.56 per step and reaches the cap
+    after about seven waits. A draw above the cap is replaced by `U(cap / multiplier, cap)`, so workers that have waited
+    for a long time stay spread too. (The usual `U(base, previous * 1.6)` settles at 2.5 x base and never grows.)
     """
 
     base: float = defaults.RETRY_BASE
     multiplier: float = defaults.RETRY_MULTIPLIER
     cap: float = defaults.RETRY_MAX
     max_tries: int | None = defaults.MAX_TRIES
-    """None tries for ever."""
+    """None: retry without limit."""
     rng: Randomness = field(default_factory=_own, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Backoff:
 
 
 def is_retriable(error: PartiError) -> bool:
-    """What the error's class says about trying again."""
+    """Whether the error's class allows a retry."""
     return error.retriable
 
 
@@ -68,9 +68,9 @@ async def retry(
     classify: Callable[[PartiError], bool] = is_retriable,
     on_retry: Callable[[int, float, PartiError], None] | None = None,
 ) -> T:
-    """The first success of `op`; an error that `classify` calls final, or the last one, is raised unchanged.
+    """Return the first success of `op`; raise unchanged an error that `classify` calls final, or the last error.
 
-    `on_retry(tries so far, wait, error)` is told before each wait, for metrics and logs.
+    `on_retry(tries so far, wait, error)` is called before each wait, for metrics and logs.
     """
     waits = backoff.delays()
     tries = 0
@@ -89,13 +89,13 @@ async def retry(
 
 
 def _endless(base: float, cap: float) -> Backoff:
-    # From the process's own randomness: Python seeds it anew after a fork, and the simulator seeds it itself.
+    # The process's global generator: Python reseeds it after a fork, and the simulator seeds it itself.
     return Backoff(base=base, cap=cap, max_tries=None, rng=random)
 
 
 FAST: Final = _endless(0.02, 0.5)
-"""Until it works, where somebody waits for the answer: records under a lease, a read that a replica is behind with."""
+"""Retry until success, while a caller waits for the result: records under a lease, a read from a replica that lags."""
 FOREVER: Final = _endless(0.05, 2.0)
-"""Until it works, beside everything else."""
+"""Retry until success, in the background."""
 PATIENT: Final = _endless(0.1, 5.0)
-"""Until it works, where what fails is likely to be down for long, or is not ours."""
+"""Retry until success, where the failing part is probably down for a long time or is not under parti's control."""

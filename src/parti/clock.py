@@ -1,4 +1,4 @@
-"""Time and randomness as small protocols, so that the simulator and the tests can hand in their own."""
+"""Time and randomness as small protocols, so that the simulator and tests can pass their own."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SystemClock:
         return time.time()
 
     async def sleep(self, seconds: float) -> None:
-        import asyncio  # its caller has it already; Spark's processes, which read the time only, need it not
+        import asyncio  # the caller has loaded it already; Spark's processes only read the time and do not need it
 
         await asyncio.sleep(seconds)
 
@@ -66,16 +66,16 @@ _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def by_clock(clock: Clock, moment: float) -> float:
-    """The Unix time `moment` on the clock's own scale, and never before it.
+    """The Unix time `moment` on the clock's own scale; the result is never too early.
 
-    The wall is looked at first: whoever is kept from the processor between the two looks waits longer, not shorter.
+    The wall clock is read first: a process that is descheduled between the two reads waits longer, not shorter.
     """
     ahead = moment - clock.wall()
     return clock.now() + max(0.0, ahead)
 
 
 class SimulatedClock:
-    """A clock that moves only when told to: `advance()` wakes the sleepers whose time has come, in order."""
+    """A clock that moves only by `advance()`, which wakes the sleepers that are due, in order."""
 
     def __init__(self, start: float = 0.0, wall_start: float = 1_700_000_000.0) -> None:
         self._now = start
@@ -116,7 +116,7 @@ class SimulatedClock:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """One budget of time, handed down through every call that must share it."""
+    """One time budget, passed down through every call that shares it."""
 
     clock: Clock
     at: float
@@ -136,5 +136,5 @@ class Deadline:
 
 
 def seeded(seed: int | None) -> random.Random:
-    """Randomness for one run: the same seed gives the same run, None gives a fresh one."""
+    """Randomness for one run: the same seed repeats the run, None takes a new seed."""
     return random.Random(seed)

@@ -1,8 +1,8 @@
-"""What can go wrong, and what the caller should do about it.
+"""Every error that parti raises, and what the caller should do about it.
 
-Every error of parti is a `PartiError`. It says what happened, with which value, and what to do. `retriable` is a
-class attribute: a loop may try a retriable error again with a backoff; anything else ends the attempt. What is
-retriable is a `TransientError`, and the other way round: code may ask either way.
+All are subclasses of `PartiError`. The message says what happened, with which value, and what to do. `retriable` is a
+class attribute: a loop may retry a retriable error with a backoff; any other error ends the attempt. The retriable
+errors are exactly the `TransientError`s, so code may check either.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 class Category(StrEnum):
-    """The classes of docs/requirements.md#r-101; metrics and logs use these words."""
+    """The error categories of docs/requirements.md#r-101; metrics and logs use these words."""
 
     NOT_FOUND = "not_found"
     POLICY = "policy"
@@ -89,7 +89,7 @@ class NoResponders(TransientError):
 class UnknownOutcome(PartiError):
     """A write was sent and no answer came: it may or may not have taken effect. Read the state before you decide.
 
-    Never retriable by itself: a blind second try can undo what somebody else did in between.
+    Never retriable automatically: a blind second try can undo another client's write in between.
     """
 
     category: ClassVar[Category] = Category.TRANSIENT
@@ -102,9 +102,9 @@ class ServerTooOld(FatalError):
 
 
 class DataLoss(FatalError):
-    """Messages of the asked range are gone from the stream; `first_available` is the first sequence still there.
+    """Messages of the requested range are gone from the stream; `first_available` is the first sequence still stored.
 
-    `count` says how many sequences that are, where it is known: not all from `first_missing` on need to be gone.
+    `count` is the number of missing sequences, if known; some sequences after `first_missing` may still be stored.
     """
 
     def __init__(

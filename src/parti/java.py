@@ -1,4 +1,4 @@
-"""Finding the Java that Spark runs on: JAVA_HOME, then PATH, then the places a Linux distribution installs it."""
+"""Finds the Java that Spark runs on: JAVA_HOME, then PATH, then the install locations of Linux distributions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-OLDEST: Final = 17  # Spark 4 does not start on an older one
+OLDEST: Final = 17  # Spark 4 does not start on an older Java
 JVM_FOLDERS: Final = Path("/usr/lib/jvm")
 _VERSION: Final = re.compile(r'version "([^"]+)"')
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that runs. `home` is what JAVA_HOME has to be for Spark to use it."""
+    """A Java installation that runs. Spark uses it when JAVA_HOME is set to `home`."""
 
     home: Path
     version: str
@@ -34,7 +34,7 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] | None = None, folders: Path = JVM_FOLDERS) -> Java | None:
-    """The first Java that is new enough, in the order above; else the newest that is too old; else None."""
+    """The first Java that is new enough, in the order above; else the newest one that is too old; else None."""
     environ = os.environ if environ is None else environ
     too_old: list[Java] = []
     for program, origin in _candidates(environ, folders):
@@ -63,5 +63,5 @@ def _inspect(program: Path, origin: str) -> Java | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     found = _VERSION.search(done.stderr + done.stdout)
-    # /usr/bin/java is a chain of links into the real home, which is what JAVA_HOME must name.
+    # /usr/bin/java is a chain of links into the real home, and JAVA_HOME must be the real home.
     return Java(program.resolve().parent.parent, found[1], origin) if found else None

@@ -1,6 +1,6 @@
-"""The values every part of parti speaks in: partitions, members, claims, leases, assignments.
+"""The value types shared by every part of parti: partitions, members, claims, leases, assignments.
 
-All of them are frozen and comparable; none of them knows about NATS, asyncio or time.
+All are frozen and comparable. None depends on NATS, asyncio or time.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from parti.errors import ConfigError
 from parti.subjects import validate_token
 
 WorkerId = NewType("WorkerId", str)
-"""A stable name such as `worker-7`; outlives the process that carries it."""
+"""A stable name such as `worker-7`; it outlives the process that holds it."""
 
 PartitionId = NewType("PartitionId", str)
 """The keys of a partition joined by dots: unique, because a key is one token and holds no dot."""
 
 SCHEMA_VERSION: Final = 1
-"""Written into every record; a reader reports a higher one instead of guessing."""
+"""Schema version in every record; a reader reports a higher version instead of guessing."""
 
-# docs/evidence/jetstream.md#j8: up to ten filters a consumer stays clear of the cliff
+# docs/evidence/jetstream.md#j8: a consumer with up to ten filters keeps its throughput
 MAX_SUBJECTS_PER_PARTITION: Final = 10
 
 
 class Layout(StrEnum):
-    """Where a partition's position lives on the server."""
+    """Where the server stores a partition's position."""
 
     PER_WORKER = "per-worker"
     """One durable per worker; the position is in the claim, the checkpoint and the ack floor (protocol L)."""
@@ -38,7 +38,7 @@ class Layout(StrEnum):
 
 
 class Retention(StrEnum):
-    """The stream's retention, which decides how a partition may change hands."""
+    """The stream's retention policy; it decides how a partition may move to another owner."""
 
     LIMITS = "limits"
     INTEREST = "interest"
@@ -46,7 +46,7 @@ class Retention(StrEnum):
 
     @property
     def overlap(self) -> bool:
-        """Whether two consumers may filter the same subject; a work queue refuses it (10100)."""
+        """Whether two consumers may filter the same subject; a work queue refuses overlapping filters (10100)."""
         return self is not Retention.WORKQUEUE
 
 
@@ -55,8 +55,8 @@ class Retention(StrEnum):
 class Partition:
     """A unit of work with one owner at a time: one or more keys, each a literal subject token.
 
-    Keys are checked here, because a key with `*`, `>` or a blank would widen the owner's filter. A weight of 0 means
-    that nothing is known about the load; the partition then counts as 1.
+    Keys are checked here, because a key with `*`, `>` or a blank would widen the owner's filter. Weight 0 means that
+    the load is unknown; the partition then counts as 1.
     """
 
     keys: tuple[str, ...]
@@ -76,7 +76,7 @@ class Partition:
 
     @property
     def load(self) -> int:
-        """The weight that balancing counts with."""
+        """The weight used for balancing."""
         return self.weight or 1
 
     def __lt__(self, other: Partition) -> bool:
@@ -88,7 +88,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Member:
-    """One process holding a worker id: the nonce tells it from the process that held the id before."""
+    """One process that holds a worker id; the nonce distinguishes it from the id's previous holder."""
 
     worker: WorkerId
     nonce: str
@@ -106,7 +106,7 @@ class Lease:
 
 
 class ClaimState(StrEnum):
-    """Where a claim stands. Only the owner acts: in STABLE, in PREPARE until it stops, and in an accepted COMMIT."""
+    """State of a claim. Only the owner acts: in STABLE, in PREPARE until it stops, and in an accepted COMMIT."""
 
     UNASSIGNED = "unassigned"
     STABLE = "stable"
@@ -116,7 +116,7 @@ class ClaimState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Of a partition's messages up to `upto` all are done but `left`. What is done stays done, whoever did it."""
+    """All messages of a partition up to `upto` are done except `left`. Done is final, whichever owner did it."""
 
     upto: int
     left: frozenset[int] = frozenset()
@@ -131,18 +131,18 @@ class Tried(NamedTuple):
     sequence: int
     attempts: int
     timed_out: bool = False
-    """The last of them ran longer than `handler_timeout`."""
+    """The last attempt ran longer than `handler_timeout`."""
     ended: bool = False
-    """One of them was under way when its process ended or lost its lease."""
+    """An attempt was in flight when its process ended or lost its lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """Who may act on a partition, in which epoch, and from which position. Changed only by CAS on its revision.
 
-    `cursor` is the stream sequence up to which the partition is known to be done. `target` is T: everything above it
-    reaches the owner through its own consumer, everything up to it comes by catch-up. `cursor >= target` says that
-    the catch-up is finished, which is the only case in which an ack floor may be trusted (docs/evidence/handoff.md#h3).
+    The partition is done up to the stream sequence `cursor`. `target` is T: messages above T reach the owner through
+    its own consumer, messages up to T by catch-up. `cursor >= target` means that the catch-up is finished; only then
+    may an ack floor be trusted (docs/evidence/handoff.md#h3).
     """
 
     partition: PartitionId
@@ -150,26 +150,26 @@ class Claim:
     epoch: int = 0
     owner: Member | None = None
     pending: Member | None = None
-    """The member the partition is moving to; set in PREPARE only."""
+    """The member that the partition is moving to; set in PREPARE only."""
     previous: Member | None = None
-    """The last owner that had finished its catch-up: it gets the partition back on a rollback, and on an interest
-    stream its filter keeps the messages alive until the next owner has processed up to T."""
+    """The last owner that had finished its catch-up. On a rollback it gets the partition back; on an interest stream
+    its filter keeps the messages stored until the next owner has processed up to T."""
     cursor: int = 0
     target: int | None = None
-    """None until the member that is taking over knows its T."""
+    """None until the next owner knows its T."""
     accepted: bool = False
-    """True once the owner of a COMMIT took it by its own CAS: from then on it may act, and nobody may undo it."""
+    """True once the owner of a COMMIT accepted it by its own CAS: it may act, and no other member may undo it."""
     term: int = 0
-    """Term of the leader that decided this."""
+    """Term of the leader that wrote this decision."""
     updated: float = 0.0
-    """Unix seconds, for people; never used in a decision."""
+    """Unix seconds, informational; never used in a decision."""
     ahead: Ahead | None = None
-    """What is done above the cursor, where one message waits (for a retry, say) while those of other keys went on."""
+    """Messages done above the cursor, when one message waits (for a retry, for example) and other keys continued."""
     lost: bool = False
-    """The record was removed or damaged, and this UNASSIGNED one stands in its place: whoever holds the partition
-    writes it anew, and nobody else gets it before all who might hold it have spoken."""
+    """The record was removed or damaged, and this UNASSIGNED record replaces it. The member that holds the partition
+    rewrites it; no other member gets the partition before every possible holder has answered."""
     taken_from: Member | None = None
-    """The owner that was gone when the leader gave the partition on; None when it moved by its owner's own word."""
+    """The owner that was gone when the leader reassigned the partition; None when the owner itself handed it over."""
 
     @property
     def caught_up(self) -> bool:
@@ -198,10 +198,10 @@ class Assignment:
     """Why it was written: cold_start, planned_scale, emergency, leave, restart, refresh or adopt."""
     owners: Mapping[PartitionId, WorkerId] = field(default_factory=lambda: MappingProxyType({}))
     weights: Mapping[PartitionId, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Only the weights other than 1."""
+    """Only weights other than 1."""
 
     def newer_than(self, other: Assignment) -> bool:
-        """Judged by term first: after a bucket was recreated the version may start again.
+        """Compares the term first: after a bucket was recreated the version may start again.
 
         See docs/evidence/go-library.md#w7.
         """
@@ -213,19 +213,19 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How far a member got: one record per member, written every 100-200 ms, so that a crash repeats only that much."""
+    """A member's positions: one record per member, written every 100-200 ms, so that a crash repeats only that much."""
 
     member: Member
     positions: Mapping[PartitionId, tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))
-    """Partition -> (epoch, cursor). The epoch keeps a late write of an older ownership out of a takeover."""
+    """Partition -> (epoch, cursor). The epoch keeps a late write of an earlier ownership out of a takeover."""
     ahead: Mapping[PartitionId, Ahead] = field(default_factory=lambda: MappingProxyType({}))
-    """What is done above those cursors; said by a member that stopped."""
+    """Messages done above those cursors; written by a member that stopped."""
 
     def position(self, partition: PartitionId, epoch: int) -> int:
-        """The cursor of this epoch or an older one; what is done stays done, whoever did it."""
+        """The cursor written in this epoch or an older one: done is final, whichever owner did it."""
         written, cursor = self.positions.get(partition, (0, 0))
         return cursor if 0 < written <= epoch else 0
 
     def ahead_of(self, partition: PartitionId, epoch: int) -> Ahead | None:
-        """What is done above that cursor."""
+        """Messages done above that cursor."""
         return self.ahead.get(partition) if 0 < self.positions.get(partition, (0, 0))[0] <= epoch else None

@@ -1,6 +1,6 @@
-"""Partitions may not share a subject: such a message would have two owners, and one of them would skip it.
+"""Two partitions may not share a subject: its messages would have two owners, and one of them would skip them.
 
-A trie of tokens finds two that do among 10,000 in milliseconds; comparing each with each would take minutes.
+A trie of subject tokens finds an overlap among 10,000 subjects in milliseconds; comparing all pairs would take minutes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class _Node:
     def __init__(self) -> None:
         self.below: dict[str, _Node] = {}
         self.some: tuple[str, str] = ("", "")
-        """Any one (owner, subject) that passes through here."""
+        """Any one (owner, subject) whose path includes this node."""
         self.end: tuple[str, str] | None = None
         self.tail: tuple[str, str] | None = None
-        """Of a subject whose `>` stands here: it takes one token or more from here on."""
+        """The (owner, subject) whose `>` is at this node: it matches one or more tokens from here."""
 
 
 class SubjectTrie:
@@ -29,7 +29,7 @@ class SubjectTrie:
         self._root = _Node()
 
     def add(self, owner: str, subject: str) -> None:
-        """From now on `subject` belongs to `owner`."""
+        """Register `subject` for `owner`."""
         node, entry = self._root, (owner, subject)
         for token in subject.split("."):
             if token == ">":
@@ -40,7 +40,7 @@ class SubjectTrie:
         node.end = entry
 
     def overlapping(self, subject: str) -> tuple[str, str] | None:
-        """(owner, subject) of one that shares at least one literal subject with this one; None when none does."""
+        """(owner, subject) of a registered subject that shares at least one literal subject with this one, or None."""
         tokens = subject.split(".")
         waiting = [(self._root, 0)]
         while waiting:
@@ -63,7 +63,7 @@ class SubjectTrie:
 
 
 def refuse_overlaps(owned: Iterable[tuple[str, Sequence[str]]]) -> None:
-    """OverlappingPartitions when two of (owner, its subjects) share a subject, with both names."""
+    """Raise OverlappingPartitions, with both names, when two of the (owner, subjects) pairs share a subject."""
     trie = SubjectTrie()
     for owner, subjects in owned:
         for subject in subjects:

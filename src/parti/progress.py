@@ -1,4 +1,4 @@
-"""Progress of long work: reported in steps, and shown by whoever runs it."""
+"""Progress of long work: the work reports steps, its caller displays them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 Advance = Callable[[int], None]
-"""Report that so many more steps are done."""
+"""Report a number of further steps as done."""
 
 
 class ProgressFactory(Protocol):

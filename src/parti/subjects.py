@@ -28,7 +28,7 @@ def validate_subject(subject: str, *, wildcards: bool = False, what: str = "subj
 
 
 def validate_token(token: str, *, what: str = "token") -> str:
-    """Return `token` unchanged when it may stand as one literal token of a subject; else raise ConfigError."""
+    """Return `token` unchanged when it is one valid literal token of a subject; else raise ConfigError."""
     if "." in token:
         raise ConfigError(f"{what} {token!r} contains a dot: it must be a single token")
     return validate_subject(token, what=what)
@@ -46,7 +46,7 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 def overlaps(first: str, second: str) -> bool:
-    """Whether some subject is matched by both patterns: such filters may not stand in one consumer (10138)."""
+    """Whether some subject matches both patterns: one consumer may not have both as filters (10138)."""
     left, right = first.split("."), second.split(".")
     for a, b in zip(left, right, strict=False):
         if ">" in (a, b):
@@ -57,7 +57,7 @@ def overlaps(first: str, second: str) -> bool:
 
 
 def normalize_filters(subjects: Iterable[str]) -> tuple[str, ...]:
-    """The patterns validated, deduplicated and sorted; one that another covers is dropped."""
+    """The patterns validated, deduplicated and sorted; a pattern that another one covers is dropped."""
     unique = sorted({validate_subject(subject, wildcards=True, what="subject filter") for subject in subjects})
     wide = [p for p in unique if set(p.split(".")) & {"*", ">"}]  # a literal covers nothing but itself
     return tuple(p for p in unique if not any(p != other and covers(other, p) for other in wide))

@@ -1,4 +1,4 @@
-"""Waiting for the first of several things, and for the signals that ask a process to stop."""
+"""Wait for the first of several awaitables, and for the signals that ask a process to stop."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 async def first_of(*ways: asyncio.Future[Any] | Coroutine[Any, Any, Any], timeout: float | None = None) -> list[bool]:
-    """Return when one of these has ended, or after `timeout` seconds; says of each whether it has.
+    """Return when one of these has ended, or after `timeout` seconds; the result says for each whether it has ended.
 
-    A coroutine belongs to this call: it is cancelled when another way was faster, and its exception is raised here.
-    A future or task belongs to the caller: it goes on, and its exception is the caller's to look at.
+    A coroutine belongs to this call: it is cancelled when another one ends first, and its exception is raised here. A
+    future or task belongs to the caller: it continues, and its exception is left to the caller.
     """
     waits = [asyncio.ensure_future(way) for way in ways]
     own = [wait for wait, way in zip(waits, ways, strict=True) if wait is not way]
@@ -32,7 +32,7 @@ async def first_of(*ways: asyncio.Future[Any] | Coroutine[Any, Any, Any], timeou
 
 @contextmanager
 def stop_signals(*chosen: signal.Signals) -> Iterator[asyncio.Event]:
-    """An event that SIGTERM and SIGINT (or those given) set instead of ending the process; afterwards they end it."""
+    """An event that SIGTERM and SIGINT (or the given ones) set instead of ending the process, until the block ends."""
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
     chosen = chosen or (signal.SIGTERM, signal.SIGINT)
     for each in chosen:

@@ -9,11 +9,11 @@ from typing import Literal
 
 import pytest
 
+from parti.dead_letters import DeadLetterReader
 from parti.manager import Manager
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.worker import Message, WorkerConfig, WorkerConsumer
-from parti.worker.dead_letter_reader import DeadLetterReader
 from support.fleet import HASTY, Fleet, fleet_on
 
 MAX_DELIVER, MESSAGES = 6, 12

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parti.delivery.dead_letters import DeliveryDeadLetters, Letter
-from parti.delivery.names import DeliveryNames
+from parti.dead_letters import DeadLetter, DeadLetterReader
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer
 from parti.wire.frames import Frames
@@ -109,8 +108,8 @@ async def _play(server: NatsServer, batch: list[tuple[str, list[tuple[str, str]]
             assert consumer.health() is None
         assert all(numbers == sorted(numbers) for numbers in stage.order("/good").values())
         found = await letters(stage)
-        assert len({letter.source for letter in found}) == len(found)
-        assert all(letter.source.startswith(f"{stage.stream}:") for letter in found)
+        assert len({letter.origin for letter in found}) == len(found)
+        assert all(letter.origin.startswith(f"{stage.stream}:") for letter in found)
 
 
 def _encoded(stage: Scene, document: str, path: str, fields: list[tuple[str, str]]) -> bytes:
@@ -118,8 +117,8 @@ def _encoded(stage: Scene, document: str, path: str, fields: list[tuple[str, str
     return ("{" + ",".join(f'"{name}":{value}' for name, value in whole.items()) + "}").encode(errors="surrogatepass")
 
 
-async def letters(stage: Scene) -> list[Letter]:
-    return [letter async for letter in DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream)).letters()]
+async def letters(stage: Scene) -> list[DeadLetter]:
+    return [letter async for letter in DeadLetterReader(stage.js, stage.stream).walk()]
 
 
 @contextlib.asynccontextmanager
@@ -204,8 +203,8 @@ async def test_headers_of_ours_that_somebody_else_wrote_mean_nothing(stage: Scen
 
         await eventually(rested)
     (letter,) = await letters(stage)
-    assert (letter.id, letter.attempts, letter.reason) == ("chosen", 2, "exhausted")
-    assert letter.source == f"{stage.stream}:{sequence}"
+    assert (letter.extension.id, letter.attempts, letter.reason) == ("chosen", 2, "exhausted")
+    assert letter.origin == f"{stage.stream}:{sequence}"
     assert letter.subject.startswith(f"{stage.stream}.shop")
     assert letter.headers["X-Own"] == "kept"
     assert "parti-attempts" not in letter.headers

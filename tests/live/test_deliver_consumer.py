@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from parti.clock import SystemClock
+from parti.dead_letters import DeadLetterReader
 from parti.delivery import TaskConsumer
-from parti.delivery.dead_letters import DeliveryDeadLetters
-from parti.delivery.names import DeliveryNames
 from parti.observe.prometheus import PrometheusMetrics
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, Hang
@@ -26,10 +25,7 @@ async def stage(server: NatsServer, name: str) -> AsyncIterator[Scene]:
 
 
 async def letters(stage: Scene) -> list[tuple[str, str]]:
-    return [
-        (letter.reason, letter.id)
-        async for letter in DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream)).letters()
-    ]
+    return [(letter.reason, letter.extension.id) async for letter in DeadLetterReader(stage.js, stage.stream).walk()]
 
 
 async def test_tasks_reach_their_endpoint_once_and_in_order(stage: Scene) -> None:
@@ -65,10 +61,15 @@ async def test_a_rejected_task_rests_in_the_dead_letters_with_its_answer(stage: 
     async with stage.delivering():
         await stage.endpoint.wait_for(2)
         await eventually(stage.settled)
-    (letter,) = [letter async for letter in DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream)).letters()]
-    assert (letter.id, letter.reason, letter.status, letter.attempts) == ("evt-1", "rejected", 422, 1)
-    assert letter.response == (b"no such order" * 1000)[:4096]
-    assert letter.source == f"{stage.stream}:{sequence}"
+    (letter,) = [letter async for letter in DeadLetterReader(stage.js, stage.stream).walk()]
+    assert (letter.extension.id, letter.reason, letter.extension.status, letter.attempts) == (
+        "evt-1",
+        "rejected",
+        422,
+        1,
+    )
+    assert letter.extension.response == (b"no such order" * 1000)[:4096]
+    assert letter.origin == f"{stage.stream}:{sequence}"
     assert letter.headers["X-Own"] == "kept"
     assert b'"documentId": "a"' in letter.data
 
@@ -76,12 +77,12 @@ async def test_a_rejected_task_rests_in_the_dead_letters_with_its_answer(stage: 
 async def test_a_replayed_letter_is_delivered_with_the_id_it_had(stage: Scene) -> None:
     stage.endpoint.on("/bad", Answer(400), Answer(400), Answer(200))
     await stage.publish(stage.task("a", "/bad"))
-    dead = DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream))
+    dead = DeadLetterReader(stage.js, stage.stream)
     async with stage.delivering() as consumer:
         for _ in range(2):
             (found,) = await eventually(lambda: letters(stage))
             assert found[0] == "rejected"
-            assert len([letter async for letter in dead.replay(clock=SystemClock())]) == 1
+            assert len([letter async for letter in dead.replay_all(clock=SystemClock())]) == 1
         await stage.endpoint.wait_for(3)
         await eventually(stage.settled)
         assert consumer.partitions == (0,)

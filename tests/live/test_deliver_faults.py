@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from parti.delivery.dead_letters import DeliveryDeadLetters
-from parti.delivery.names import DeliveryNames
+from parti.dead_letters import DeadLetterReader
 from parti.observe.prometheus import PrometheusMetrics
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, Drip, Garbage, Hang, Huge, Reply, ResetConnection, redirect
@@ -26,7 +25,7 @@ async def stage(server: NatsServer, name: str) -> AsyncIterator[Scene]:
 
 
 async def reasons(stage: Scene) -> list[str]:
-    return [letter.reason async for letter in DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream)).letters()]
+    return [letter.reason async for letter in DeadLetterReader(stage.js, stage.stream).walk()]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from parti.dead_letters import DeadLetterReader
 from parti.delivery import AddressGuard, HttpTransport
-from parti.delivery.dead_letters import DeliveryDeadLetters
 from parti.delivery.guard import AddrInfo
-from parti.delivery.names import DeliveryNames
 from parti.observe.prometheus import PrometheusMetrics
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, Drip, Hang
@@ -27,7 +26,7 @@ async def stage(server: NatsServer, name: str) -> AsyncIterator[Scene]:
 
 
 async def reasons(stage: Scene) -> list[str]:
-    return [letter.reason async for letter in DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream)).letters()]
+    return [letter.reason async for letter in DeadLetterReader(stage.js, stage.stream).walk()]
 
 
 async def test_descriptors_that_run_out_spend_no_attempt(stage: Scene) -> None:

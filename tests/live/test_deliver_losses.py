@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from parti.clock import SystemClock
-from parti.delivery.dead_letters import DeliveryDeadLetters
+from parti.dead_letters import DeadLetterReader
 from parti.delivery.errors import LeaseLost
 from parti.delivery.feed import Feed, FeedCheckpoint
 from parti.delivery.names import DeliveryNames
@@ -204,8 +204,8 @@ async def test_letters_of_a_stream_that_was_made_anew_are_letters_of_their_own(s
         await stage.js.stream_delete(stage.stream)
         await asyncio.sleep(0.002)  # the ids hold milliseconds
         await stage.js.stream_create({"name": stage.stream, "subjects": [f"{stage.stream}.>"], "storage": "memory"})
-    letters = [letter async for letter in DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream)).letters()]
-    assert [(letter.source, letter.reason) for letter in letters] == [(f"{stage.stream}:1", "rejected")] * 2
+    letters = [letter async for letter in DeadLetterReader(stage.js, stage.stream).walk()]
+    assert [(letter.origin, letter.reason) for letter in letters] == [(f"{stage.stream}:1", "rejected")] * 2
 
 
 async def test_what_was_delivered_before_the_parked_ones_does_not_come_after_them(

@@ -13,9 +13,8 @@ from click.testing import CliRunner, Result
 
 from parti.cli import main
 from parti.clock import SystemClock
+from parti.dead_letters import DeadLetter, DeadLetterReader, DeadLetterWriter, dead_letter_stream
 from parti.delivery import TaskConsumer
-from parti.delivery.dead_letters import CUT, DeliveryDeadLetters, Letter
-from parti.delivery.names import DeliveryNames
 from parti.delivery.pending import Wake
 from parti.testing import NatsServer, eventually
 from parti.testing.http_server import Answer, ReceivedRequest, Reply
@@ -213,8 +212,8 @@ async def test_tasks_on_a_subject_that_is_not_their_document_s_are_refused_with_
 # -- dead letters by hand ----------------------------------------------------------------------------------------------
 
 
-async def _letters(stage: Scene, count: int) -> list[Letter]:
-    found = [letter async for letter in DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream)).letters()]
+async def _letters(stage: Scene, count: int) -> list[DeadLetter]:
+    found = [letter async for letter in DeadLetterReader(stage.js, stage.stream).walk()]
     return found if len(found) == count else []
 
 
@@ -238,8 +237,8 @@ async def test_a_replayed_task_that_fails_again_has_a_new_letter_with_its_story(
     async with stage.delivering():
         for round_ in range(3):
             (letter,) = await eventually(lambda: _letters(stage, 1))
-            assert (letter.id, letter.headers["X-Own"], letter.attempts) == ("evt-1", "kept", 1)
-            assert [before["reason"] for before in letter.history] == ["rejected"] * round_
+            assert (letter.extension.id, letter.headers["X-Own"], letter.attempts) == ("evt-1", "kept", 1)
+            assert [before["reason"] for before in letter.extension.history] == ["rejected"] * round_
             if round_ < 2:
                 words = [word.format(stage.stream) for word in command]
                 assert await as_json(stage, *words) == {"replayed": 1}
@@ -253,23 +252,23 @@ async def test_a_letter_that_was_replayed_is_no_reason_to_drop_the_next_one(stag
     await stage.publish(stage.task("a", "/bad"))
     async with stage.delivering():
         (letter,) = await eventually(lambda: _letters(stage, 1))
-        dead = DeliveryDeadLetters(stage.js, DeliveryNames(stage.stream))
-        held = dead._names.dead_letters
-        await stage.js.msg_delete(held, letter.sequence)
-        headers = {"Nats-Msg-Id": letter.headers["Nats-Msg-Id"], "Parti-Task-Id": letter.id}
+        name = dead_letter_stream(stage.stream)
+        identity = (await stage.js.msg_get(name, seq=letter.sequence)).headers["Nats-Msg-Id"]
+        await stage.js.msg_delete(name, letter.sequence)
         for _ in range(2):  # the second is a repetition, and stays one
-            await dead._store(f"{held}.shop.orders.rejected", b"{}", dict(headers))
+            await DeadLetterWriter(stage.js, stage.stream).store(letter, identity)
         assert len(await eventually(lambda: _letters(stage, 1))) == 1
 
 
 async def test_a_replay_goes_on_past_letters_that_cannot_be_replayed(stage: Scene) -> None:
     async with stage.delivering():
         pass
-    headers = {"Parti-Task-Id": "x", "Parti-Reason": "rejected", "Parti-Subject": f"{stage.stream}.a", CUT: "9"}
+    cut = "Parti-Data-Cut"  # as earlier versions wrote it
+    headers = {"Parti-Task-Id": "x", "Parti-Reason": "rejected", "Parti-Subject": f"{stage.stream}.a", cut: "9"}
     subject = f"{stage.stream}_DLQ.shop.orders.rejected"
     await stage.js.publish(subject, b"", headers=headers | {"Parti-Origin": f"{stage.stream}:77"})
     await stage.js.publish(subject, b"{}", headers={**headers, "Parti-Subject": "ELSEWHERE.a"})
-    await stage.js.publish(subject, b"{}", headers={k: v for k, v in headers.items() if k != CUT})
+    await stage.js.publish(subject, b"{}", headers={k: v for k, v in headers.items() if k != cut})
     answer = await as_json(stage, "deliver", "dlq", "replay", code=1)
     assert (answer["replayed"], sorted(answer["failed"])) == (1, ["1", "2"])
     answer = await as_json(stage, "dlq", "replay", stage.stream, "1", "2", "9", code=1)

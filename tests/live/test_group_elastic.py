@@ -30,6 +30,7 @@ from parti.groups import (
     errors,
     predict,
 )
+from parti.outcomes import Ack, Reject, Retry, RetryPolicy
 from parti.testing import FaultProxy, NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection, connect
@@ -37,7 +38,6 @@ from parti.wire.errors import ApiError, ConsumerNotFound
 from parti.wire.kv import KeyValue
 from parti.wire.live import ReaderBroke
 from parti.wire.options import ConnectOptions
-from parti.worker.outcomes import Ack, Reject, Retry, RetryPolicy
 
 GROUP = "g"
 TEMPLATE = ConsumerTemplate(ack_wait=20)

@@ -17,11 +17,11 @@ from parti.groups import (
     errors,
     exactly_once,
 )
+from parti.outcomes import RetryPolicy
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection, connect
 from parti.wire.options import ConnectOptions
-from parti.worker.outcomes import RetryPolicy
 
 
 class Store:

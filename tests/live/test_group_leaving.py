@@ -29,12 +29,12 @@ from parti.groups.freeze_detector import Frozen
 from parti.observe import group_metrics as m
 from parti.observe.metric import Metric
 from parti.observe.prometheus import PrometheusMetrics
+from parti.outcomes import RetryPolicy
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection, connect
 from parti.wire.errors import StreamNotFound
 from parti.wire.options import ConnectOptions
-from parti.worker.outcomes import RetryPolicy
 
 ALL_M1 = [MemberMapping("m1", (0, 1)), MemberMapping("m2", ())]
 ALL_M2 = [MemberMapping("m1", ()), MemberMapping("m2", (0, 1))]

@@ -25,13 +25,13 @@ from parti.groups import (
 )
 from parti.observe import group_metrics as m
 from parti.observe.prometheus import PrometheusMetrics
+from parti.outcomes import Reject
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection, connect
 from parti.wire.errors import ConsumerNotFound, MessageNotFound, StreamNotFound
 from parti.wire.kv import KeyValue
 from parti.wire.options import ConnectOptions
-from parti.worker.outcomes import Reject
 
 GROUP = "g"
 TEMPLATE = ConsumerTemplate(ack_wait=20)

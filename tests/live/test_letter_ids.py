@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
+from parti.dead_letters import DeadLetterReader, dead_letter_stream
 from parti.model import Partition
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.worker import Message, Reject, WorkerConfig, WorkerConsumer
-from parti.worker.dead_letter_reader import DeadLetterReader
-from parti.worker.dead_letters import dead_letter_stream
 from support.fleet import fleet_on
 
 

@@ -24,13 +24,13 @@ from parti.manager.lease_keeper import terms_of
 from parti.manager.life_keeper import LifeKeeper
 from parti.manager.predecessors import Predecessors
 from parti.model import Claim, Lease, Member, Partition, PartitionId, Tried, WorkerId
+from parti.outcomes import Bury, Done
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 from parti.worker.ledger import PartitionState
 from parti.worker.message import make_message
-from parti.worker.outcomes import Bury, Done
 
 _LANES, _MESSAGES, _MAX_DELIVER = 4, 24, 3
 POISON = (PartitionId("p0"), 11)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from parti.dead_letters import DeadLetterReader
 from parti.testing import NatsServer, eventually
 from parti.testing.child import spawn
-from parti.worker.dead_letter_reader import DeadLetterReader
 from support.fleet import Fleet, fleet_on
 
 HANDLER = """

@@ -9,6 +9,7 @@ from pathlib import Path as Folder
 
 import pytest
 
+from parti.dead_letters import DeadLetterReader
 from parti.errors import PartiError
 from parti.groups.describe import _lag
 from parti.testing import NatsServer, eventually_blocking
@@ -21,7 +22,6 @@ from parti.wire.kv_model import KeyNotFound
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import Path, RangeReader
 from parti.wire.stored import AnsweredElsewhere
-from parti.worker.dead_letter_reader import DeadLetterReader
 from support.stored_input import Message, create, delete, numbered, publish, rows
 
 PATHS: list[Path] = ["auto", "consumer", "direct"]

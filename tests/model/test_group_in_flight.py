@@ -18,7 +18,7 @@ from parti.groups.in_flight import UNLIMITED, HandlerOptions, InFlight, Order
 from parti.groups.message import GroupMessage, Holding
 from parti.model import Lease, Partition, PartitionId
 from parti.observe.metrics import NO_METRICS
-from parti.worker.outcomes import Bury, Reject, Retry, RetryPolicy
+from parti.outcomes import Bury, Reject, Retry, RetryPolicy
 
 KEYS = 3
 

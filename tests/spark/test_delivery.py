@@ -21,9 +21,9 @@ import pytest
 
 from parti.clock import SystemClock
 from parti.config.deliver import DeliverSection
+from parti.dead_letters import DeadLetter, DeadLetterReader
 from parti.delivery import AddressGuard, TaskConsumer
 from parti.delivery.courier import Courier
-from parti.delivery.dead_letters import DeliveryDeadLetters, Letter
 from parti.delivery.engine_lock import spark_claim
 from parti.delivery.gate import Gate
 from parti.delivery.guard import AddrInfo
@@ -122,11 +122,11 @@ def run(pipeline: Pipeline, spark: Any) -> Any:
         return running.totals, running.parked_due
 
 
-def letters(stream: Any) -> list[Letter]:
-    async def gather() -> list[Letter]:
+def letters(stream: Any) -> list[DeadLetter]:
+    async def gather() -> list[DeadLetter]:
         connection = await connect(ConnectOptions(servers=(stream.url,)))
         try:
-            found = DeliveryDeadLetters(JetStreamApi(connection), DeliveryNames(stream.name)).letters()
+            found = DeadLetterReader(JetStreamApi(connection), stream.name).walk()
             return [letter async for letter in found]
         finally:
             await connection.close()
@@ -197,7 +197,7 @@ def test_tasks_arrive_in_order_and_what_waits_is_parked_with_its_document_alone(
     assert len({webhook_id for _, webhook_id in tries}) == 1
     buried = {letter.reason: letter for letter in letters(stream)}
     assert set(buried) == {"rejected", "malformed"}
-    assert (buried["rejected"].status, buried["rejected"].response) == (422, b"never")
+    assert (buried["rejected"].extension.status, buried["rejected"].extension.response) == (422, b"never")
     rows = spark.read.parquet(str(tmp_path / "outcomes")).collect()
     assert {row.outcome for row in rows} == {"done", "dead-lettered", "parked"}
     position = stream.connection.api(f"CONSUMER.INFO.{stream.name}.TriggerDeliveryWorker")
@@ -253,7 +253,7 @@ def drive(pipeline: Pipeline, rows: list[dict[str, Any]], epoch: int = 0, tasks:
     )
     assert pipeline.payload_key is not None
     batch = pipeline.payload_key.rekeyed(columns.to_batches()[0])
-    named: dict[str, Any] = {"policy": pipeline.policy, "shape": pipeline.shape, "epoch": epoch, "tasks": tasks}
+    named: dict[str, Any] = {"retries": pipeline.retries, "shape": pipeline.shape, "epoch": epoch, "tasks": tasks}
     stage = HandlerStage(pipeline.handler, pipeline.name, pipeline.stream, **named)
     return [row for part in stage.run(iter([batch])) for row in part.to_pylist()]
 
@@ -341,7 +341,7 @@ def test_attempts_are_counted_from_batch_to_batch_until_the_policy_ends(
     assert [row["outcome"] for row in found] == ["dead-lettered"]
     assert [request.headers["x-parti-attempt"] for request in endpoint.received] == ["1", "2", "3"]
     (letter,) = letters(stream)
-    assert (letter.reason, letter.attempts, letter.status) == ("exhausted", 3, 503)
+    assert (letter.reason, letter.attempts, letter.extension.status) == ("exhausted", 3, 503)
 
 
 def test_an_endpoint_that_is_gone_is_not_called_by_the_next_batch(
@@ -367,7 +367,7 @@ def test_a_replay_sends_its_part_alone_with_the_ids_of_the_first_time(
     again = {r.json()["payload"]["n"]: r.headers["webhook-id"] for r in list(endpoint.received)[2:]}
     assert {number: again[number] for number in first} == first
     assert max(again) == 12
-    sources = [letter.source for letter in letters(stream)]
+    sources = [letter.origin for letter in letters(stream)]
     assert sources.count(f"{stream.name}:11") == 2  # the letter of the replay is its own
 
 

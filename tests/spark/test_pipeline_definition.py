@@ -15,13 +15,13 @@ from click.testing import CliRunner
 
 from parti.cli import main
 from parti.errors import ConfigError
+from parti.outcomes import Ack, RetryPolicy
 from parti.spark import Emit, Pipeline
 from parti.spark.pipeline.failures import first_cause
 from parti.spark.pipeline.load import load
 from parti.spark.pipeline.plan import PlanFacts, PlanKind, choose
 from parti.spark.pipeline.source import PayloadKey
 from parti.wire.options import ConnectOptions
-from parti.worker.outcomes import Ack, RetryPolicy
 
 APP = """
 from parti.spark import Pipeline

@@ -17,14 +17,14 @@ import pyarrow as pa
 import pytest
 from pyspark.cloudpickle import register_pickle_by_value
 
+from parti.dead_letters import read_letter
 from parti.errors import FatalError
+from parti.outcomes import Reject
 from parti.spark.pipeline import Emit, Outcomes, Pipeline, Results, Retries
 from parti.spark.pipeline.lease import Standby
 from parti.testing import eventually_blocking
 from parti.wire.options import ConnectOptions
 from parti.wire.stored import StoredMessage
-from parti.worker.dead_letters import DeadLetter
-from parti.worker.outcomes import Reject
 from support.spark_streams import Stream
 
 pytestmark = pytest.mark.spark
@@ -218,7 +218,7 @@ def test_what_no_handler_takes_rests_in_the_dead_letter_stream_with_its_reason(
 
     running = run(make(work, plan=plan), spark)
     assert (running.totals.done, running.totals.dead_lettered) == (8, 2)
-    letters = [DeadLetter.from_stored(message) for message in stored(stream, f"{stream.name}_DLQ")]
+    letters = [read_letter(message) for message in stored(stream, f"{stream.name}_DLQ")]
     by_sequence = {letter.original_sequence: letter for letter in letters}
     assert (by_sequence[3].reason, by_sequence[3].error, by_sequence[3].attempts) == ("rejected", "not for us", 1)
     assert (by_sequence[7].reason, by_sequence[7].attempts) == ("max_deliver", 2)

@@ -17,17 +17,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parti.outcomes import Ack, Again, Reject, Retry
 from parti.spark.pipeline import Emit, Retries
 from parti.spark.pipeline.batch_calls import rebatched
 from parti.spark.pipeline.blocks import PARKED, completed, unpacked
 from parti.spark.pipeline.message import RowMessage
 from parti.spark.pipeline.outcomes import RowShape
-from parti.spark.pipeline.policy import AlreadyDeadLettered, ParkAlone, ParkKey, Policy
+from parti.spark.pipeline.policy import AlreadyDeadLettered, ParkAlone, ParkKey
 from parti.spark.pipeline.source import PayloadKey
 from parti.spark.pipeline.stage import HandlerStage
 from parti.wire.outgoing import HEADERS
 from parti.worker.message import Message
-from parti.worker.outcomes import Ack, Again, Reject, Retry
 
 QUICK = Retries(attempts=3, delays=(0.01,), then="stop")
 PARK = Retries(attempts=1, delays=(0.01,), then="park", park_delays=(60.0,))
@@ -56,7 +56,7 @@ def outcomes(handler: Callable[..., Any], parts: Iterable[pa.RecordBatch], **sta
     retries, name = stage.pop("retries", QUICK), stage.pop("name", "test")
     shape = RowShape(results=stage.pop("with_results", False), parking=retries.then == "park")
     parts = (completed(part) if "parked_until" in part.schema.names else part for part in parts)
-    made = HandlerStage(handler, name, "IN", policy=Policy(retries), shape=shape, **stage).run(iter(parts))
+    made = HandlerStage(handler, name, "IN", retries=retries, shape=shape, **stage).run(iter(parts))
     return [row for part in made for row in part.to_pylist()]
 
 
@@ -333,13 +333,13 @@ def test_a_rejected_message_is_never_tried_again() -> None:
         calls.append(message.sequence)
         return Reject("no")
 
-    decision = Policy(Retries(then="park")).decide(Reject("no"), attempt=1, waited=0.0, parked=0)
+    decision = Retries(then="park").decide(Reject("no"), attempt=1, waited=0.0, parked=0)
     assert decision.outcome == "dead-lettered"  # type: ignore[union-attr]
     assert decision.error == "no"  # type: ignore[union-attr]
 
 
 def test_a_parked_message_is_dead_lettered_when_its_drives_are_used_up() -> None:
-    policy = Policy(Retries(attempts=1, then="park", park_limit=2, park_delays=(10.0, 60.0)))
+    policy = Retries(attempts=1, then="park", park_limit=2, park_delays=(10.0, 60.0))
     ends = [policy.decide(Retry(error="x"), attempt=1, waited=0.0, parked=parked) for parked in range(3)]
     assert [(end.outcome.value, end.park_for) for end in ends] == [  # type: ignore[union-attr]
         ("parked", 10.0),
@@ -353,8 +353,8 @@ def test_rows_that_nobody_keeps_hold_what_is_counted_and_name_what_failed() -> N
         if message.sequence == 2:
             raise ValueError("two")
 
-    retries = Policy(Retries(attempts=1, delays=(0.0,), then="stop"))
-    stage = HandlerStage(work, "test", "IN", policy=retries, shape=RowShape(counted=True))
+    retries = Retries(attempts=1, delays=(0.0,), then="stop")
+    stage = HandlerStage(work, "test", "IN", retries=retries, shape=RowShape(counted=True))
     rows = [row for part in stage.run(iter([batch(["a", "b", "c"])])) for row in part.to_pylist()]
     assert len(rows) == 1
     assert (rows[0]["messages"], rows[0]["dead"], rows[0]["parked"], rows[0]["failed"]) == (3, 0, 0, 1)
@@ -362,12 +362,12 @@ def test_rows_that_nobody_keeps_hold_what_is_counted_and_name_what_failed() -> N
 
 
 def test_a_parked_message_waits_as_long_as_its_handler_asks_and_a_postponed_one_loses_no_attempt() -> None:
-    policy = Policy(Retries(attempts=1, then="park", park_delays=(10.0,)))
+    policy = Retries(attempts=1, then="park", park_delays=(10.0,))
     asked = policy.decide(Retry(after=7.0), attempt=1, waited=0.0, parked=0)
     assert (asked.outcome.value, asked.park_for, asked.counted) == ("parked", 7.0, True)  # type: ignore[union-attr]
     later = policy.decide(ParkKey(3.0, "down"), attempt=1, waited=0.0, parked=2)
     assert (later.outcome.value, later.park_for, later.counted) == ("parked", 3.0, False)  # type: ignore[union-attr]
-    elsewhere = Policy(Retries(attempts=2)).decide(ParkKey(3.0), attempt=1, waited=0.0, parked=0)
+    elsewhere = Retries(attempts=2).decide(ParkKey(3.0), attempt=1, waited=0.0, parked=0)
     assert elsewhere == Again(3.0, "")  # where nothing is parked it is a retry like any other
 
 
@@ -420,7 +420,7 @@ def test_a_message_set_aside_is_left_alone_when_the_pipeline_stops_before_it() -
         work,
         "test",
         "IN",
-        policy=Policy(Retries(attempts=1, delays=(0.0,), then="stop")),
+        retries=Retries(attempts=1, delays=(0.0,), then="stop"),
         shape=RowShape(parking=True),
     )
     rows = [row for part in stage.run(iter([completed(made)])) for row in part.to_pylist()]
@@ -428,9 +428,9 @@ def test_a_message_set_aside_is_left_alone_when_the_pipeline_stops_before_it() -
 
 
 def test_where_nothing_is_parked_a_message_set_aside_is_a_retry_like_any_other() -> None:
-    decided = Policy(Retries(attempts=2)).decide(ParkAlone(3.0), attempt=1, waited=0.0, parked=0)
+    decided = Retries(attempts=2).decide(ParkAlone(3.0), attempt=1, waited=0.0, parked=0)
     assert decided == Again(3.0, "")
-    parking = Policy(PARK).decide(ParkAlone(3.0, "down", tried=False), attempt=1, waited=0.0, parked=0)
+    parking = PARK.decide(ParkAlone(3.0, "down", tried=False), attempt=1, waited=0.0, parked=0)
     assert (parking.counted, parking.alone) == (False, True)  # type: ignore[union-attr]
 
 
@@ -451,7 +451,7 @@ def test_rows_that_nobody_keeps_bring_what_is_parked_as_one_block() -> None:
     async def work(message: RowMessage) -> Any:
         return Retry(5.0, "down") if message.sequence in (2, 3) else None
 
-    stage = HandlerStage(work, "test", "IN", policy=Policy(PARK), shape=RowShape(counted=True, parking=True))
+    stage = HandlerStage(work, "test", "IN", retries=PARK, shape=RowShape(counted=True, parking=True))
     began = time.time()
     (made,) = stage.run(iter([batch(["a", "b", "c", "b"])]))
     (row,) = made.to_pylist()

@@ -12,6 +12,7 @@ from parti.clock import SystemClock
 from parti.config.worker import WorkerConfig
 from parti.model import Lease, Partition, Tried
 from parti.observe.metrics import NO_METRICS
+from parti.outcomes import Bury, Done
 from parti.worker import Outcome
 from parti.worker.attempts import Attempts
 from parti.worker.health import HealthTracker
@@ -19,7 +20,6 @@ from parti.worker.inbox import Inbox
 from parti.worker.lanes import Runner, Why
 from parti.worker.ledger import PartitionState
 from parti.worker.message import Message, make_message
-from parti.worker.outcomes import Bury, Done
 from parti.worker.recorder import Recorder
 from parti.worker.runtime import Runtime
 

@@ -16,10 +16,10 @@ from parti.control.handoff import HandoffTerms
 from parti.control.lease import LeaseTerms
 from parti.control.pacing import PacingTerms
 from parti.manager.lease_keeper import terms_of
+from parti.outcomes import RetryPolicy
 from parti.spark.pipeline.lease import Standby
 from parti.wire.configured import configured_backoff
 from parti.wire.options import ConnectOptions
-from parti.worker.outcomes import RetryPolicy
 
 
 @pytest.fixture

@@ -15,23 +15,21 @@ from parti.config.deliver import DeliverSection
 from parti.delivery.errors import Reason
 from parti.delivery.order import OrderHold, OrderRules, RuleBook, TaskOrder, hold
 from parti.delivery.policy import (
-    DONE,
     UNSPENT,
     AttemptOutcome,
-    Decision,
     DeliveryAttempt,
-    GiveUp,
-    TryAgain,
     classify,
     decide,
+    is_out_of_bounds,
     parse_retry_after,
     request_timeout,
-    schedule_of,
+    retry_policy,
 )
 from parti.delivery.task import TaskRetryPolicy, is_bad_duration
 from parti.errors import ConfigError
 from parti.observe import delivery_metrics
 from parti.observe.metric import Metric
+from parti.outcomes import DONE, Again, Bury, Decision
 
 CONFIG = DeliverSection()
 NOW = 1_800_000_000.0
@@ -108,17 +106,17 @@ def after(
     reason: Reason | None = None,
 ) -> Decision:
     attempt = DeliveryAttempt(outcome, retry_after=retry_after, reason=reason)
-    schedule = schedule_of(policy, CONFIG)
-    return decide(attempt, attempts=attempts, age=age, schedule=schedule, config=CONFIG, rng=random.Random(1))
+    tries = retry_policy(policy, CONFIG)
+    return decide(attempt, attempts=attempts, age=age, policy=tries, config=CONFIG, rng=random.Random(1))
 
 
 def test_a_delivery_is_done_and_a_refusal_is_buried() -> None:
     assert after(AttemptOutcome.DELIVERED) == DONE
-    assert after(AttemptOutcome.REJECTED) == GiveUp(Reason.REJECTED)
-    assert after(AttemptOutcome.REDIRECTED) == GiveUp(Reason.REJECTED)
-    assert after(AttemptOutcome.GONE) == GiveUp(Reason.GONE, disable=True)
-    assert after(AttemptOutcome.BLOCKED, reason=Reason.SSRF_BLOCKED) == GiveUp(Reason.SSRF_BLOCKED)
-    assert after(AttemptOutcome.REFUSED, reason=Reason.NO_SECRET) == GiveUp(Reason.NO_SECRET)
+    assert after(AttemptOutcome.REJECTED) == Bury(Reason.REJECTED, "")
+    assert after(AttemptOutcome.REDIRECTED) == Bury(Reason.REJECTED, "")
+    assert after(AttemptOutcome.GONE) == Bury(Reason.GONE, "")
+    assert after(AttemptOutcome.BLOCKED, reason=Reason.SSRF_BLOCKED) == Bury(Reason.SSRF_BLOCKED, "")
+    assert after(AttemptOutcome.REFUSED, reason=Reason.NO_SECRET) == Bury(Reason.NO_SECRET, "")
 
 
 @pytest.mark.parametrize("outcome", ["throttled", "server_error", "timeout", "network", "dns", "tls"])
@@ -126,11 +124,11 @@ def test_what_may_pass_is_tried_again_nine_times_over_ten_hours(outcome: str) ->
     waits = []
     for attempts in range(1, 9):
         decision = after(AttemptOutcome(outcome), attempts)
-        assert isinstance(decision, TryAgain)
-        waits.append(decision.wait)
+        assert isinstance(decision, Again)
+        waits.append(decision.delay)
     for wait, step in zip(waits, (1, 5, 30, 120, 600, 3600, 10800, 21600), strict=True):
         assert 0.8 * step <= wait <= 1.2 * step
-    assert after(AttemptOutcome(outcome), 9) == GiveUp(Reason.EXHAUSTED)
+    assert after(AttemptOutcome(outcome), 9) == Bury(Reason.EXHAUSTED, "")
 
 
 @pytest.mark.parametrize("outcome", [AttemptOutcome.STORE, AttemptOutcome.LOCAL])
@@ -141,18 +139,18 @@ def test_our_own_trouble_is_tried_again_soon_and_spends_nothing(
     assert outcome in UNSPENT
     assert not outcome.hurts_host
     decision = after(outcome, attempts, policy=TaskRetryPolicy(wanted))
-    assert isinstance(decision, TryAgain)
-    assert decision.wait <= 1.2
+    assert isinstance(decision, Again)
+    assert decision.delay <= 1.2
 
 
 @given(st.sampled_from([AttemptOutcome.TIMEOUT, AttemptOutcome.LOCAL]), st.integers(0, 8), st.floats(0, 90_000))
 def test_no_wait_outlasts_the_age_limit(outcome: AttemptOutcome, attempts: int, age: float) -> None:
     decision = after(outcome, attempts, age=age, retry_after=3600)
     if age >= CONFIG.max_task_age:
-        assert decision == GiveUp(Reason.EXPIRED)
+        assert decision == Bury(Reason.EXPIRED, "")
     else:
-        assert isinstance(decision, TryAgain)
-        assert 0 <= decision.wait <= CONFIG.max_task_age - age
+        assert isinstance(decision, Again)
+        assert 0 <= decision.delay <= CONFIG.max_task_age - age
 
 
 NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([10**400, -(10**400), 1e308]))
@@ -163,8 +161,8 @@ DURATIONS = st.one_of(
 
 @given(NUMBERS | st.none(), DURATIONS, DURATIONS, DURATIONS, st.integers(1, 10**6))
 def test_no_policy_raises(attempts: float | None, initial: Any, most: Any, timeout: Any, number: int) -> None:
-    schedule = schedule_of(TaskRetryPolicy(attempts, initial, most), CONFIG)
-    assert 1 <= schedule.max_attempts <= 50
+    schedule = retry_policy(TaskRetryPolicy(attempts, initial, most), CONFIG)
+    assert 1 <= schedule.max_deliver <= 50
     assert 0 < schedule.wait(number) <= 6 * 3600
     assert 0 < request_timeout(timeout, CONFIG) <= 30
     assert isinstance(is_bad_duration(initial), bool)
@@ -172,24 +170,24 @@ def test_no_policy_raises(attempts: float | None, initial: Any, most: Any, timeo
 
 def test_retry_after_lengthens_and_never_shortens() -> None:
     longer = after(AttemptOutcome.THROTTLED, 1, retry_after=50.0)
-    assert longer == TryAgain(50.0)
+    assert longer == Again(50.0, "")
     shorter = after(AttemptOutcome.THROTTLED, 3, retry_after=2.0)
-    assert isinstance(shorter, TryAgain)
-    assert shorter.wait >= 24
-    assert after(AttemptOutcome.THROTTLED, 1, retry_after=1e9) == TryAgain(CONFIG.retry_after_max)
+    assert isinstance(shorter, Again)
+    assert shorter.delay >= 24
+    assert after(AttemptOutcome.THROTTLED, 1, retry_after=1e9) == Again(CONFIG.retry_after_max, "")
 
 
 def test_a_task_of_yesterday_is_not_tried_again() -> None:
-    assert after(AttemptOutcome.TIMEOUT, 2, age=86_400.0) == GiveUp(Reason.EXPIRED)
+    assert after(AttemptOutcome.TIMEOUT, 2, age=86_400.0) == Bury(Reason.EXPIRED, "")
 
 
 def test_the_policy_of_a_task_is_honoured() -> None:
-    schedule = schedule_of(TaskRetryPolicy(4, "2s", "10s"), CONFIG)
+    schedule = retry_policy(TaskRetryPolicy(4, "2s", "10s"), CONFIG)
     assert [schedule.wait(n) for n in (1, 2, 3, 4, 5)] == [2, 4, 8, 10, 10]
-    assert after(AttemptOutcome.TIMEOUT, 4, policy=TaskRetryPolicy(4, "2s", "10s")) == GiveUp(Reason.EXHAUSTED)
-    assert not schedule.clamped
-    only_attempts = schedule_of(TaskRetryPolicy(2), CONFIG)
-    assert (only_attempts.max_attempts, only_attempts.wait(1)) == (2, 1.0)
+    assert after(AttemptOutcome.TIMEOUT, 4, policy=TaskRetryPolicy(4, "2s", "10s")) == Bury(Reason.EXHAUSTED, "")
+    assert not is_out_of_bounds(TaskRetryPolicy(4, "2s", "10s"))
+    only_attempts = retry_policy(TaskRetryPolicy(2), CONFIG)
+    assert (only_attempts.max_deliver, only_attempts.wait(1)) == (2, 1.0)
 
 
 def test_a_policy_out_of_bounds_is_clamped_and_said_so() -> None:
@@ -200,14 +198,14 @@ def test_a_policy_out_of_bounds_is_clamped_and_said_so() -> None:
         TaskRetryPolicy(None, "x"),
         TaskRetryPolicy(None, -4),
     ):
-        schedule = schedule_of(policy, CONFIG)
-        assert schedule.clamped
-        assert (schedule.max_attempts, schedule.wait(1)) == (9, 1.0)
+        schedule = retry_policy(policy, CONFIG)
+        assert is_out_of_bounds(policy)
+        assert (schedule.max_deliver, schedule.wait(1)) == (9, 1.0)
 
 
 @given(st.integers(1, 10**9), st.sampled_from(["1ns", "1s", "100h"]), st.sampled_from([None, "1s", "200h"]))
 def test_no_wait_overflows_or_exceeds_six_hours(attempt: int, initial: str, most: str | None) -> None:
-    assert 0 < schedule_of(TaskRetryPolicy(50, initial, most), CONFIG).wait(attempt) <= 6 * 3600
+    assert 0 < retry_policy(TaskRetryPolicy(50, initial, most), CONFIG).wait(attempt) <= 6 * 3600
 
 
 @pytest.mark.parametrize(("wanted", "seconds"), [(None, 10), ("2s", 2), ("1h", 30), (-1, 10), ("x", 10), (10**9, 1)])

@@ -13,13 +13,13 @@ from parti.clock import SystemClock
 from parti.config.worker import WorkerConfig
 from parti.errors import ConfigError, UsageError
 from parti.model import Lease, Partition, PartitionId
+from parti.outcomes import Ack, Again, Bury, DeadLetterReason, Done, Reject, Retry, RetryPolicy, clean
 from parti.testing import eventually
 from parti.worker.batching import BatchSize
 from parti.worker.durable import Memory
 from parti.worker.handler import AdaptedHandler
 from parti.worker.ledger import Ledger, PartitionState
 from parti.worker.message import make_message
-from parti.worker.outcomes import Ack, Again, Bury, DeadLetterReason, Done, Reject, Retry, RetryPolicy, clean
 from parti.worker.routing import Routes, SubjectTemplate, consumer_name
 from parti.worker.updates import Coalescer, Wanted
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from parti.dead_letters import DeadLetter, read_letter
 from parti.testing import eventually
 from parti.worker import Ack, Message, Outcome, Reject, Retry
-from parti.worker.dead_letters import DeadLetter
 from support.worker import Bench, Effects, parts
 
 pytestmark = pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
@@ -20,7 +20,7 @@ async def letters(bench: Bench) -> list[DeadLetter]:
     stream = f"{bench.stream}_DLQ"
     state = (await bench.js.stream_info(stream))["state"]
     found = [await bench.js.msg_get(stream, seq=seq) for seq in range(state["first_seq"] or 1, state["last_seq"] + 1)]
-    return [DeadLetter.from_stored(stored) for stored in found]
+    return [read_letter(stored) for stored in found]
 
 
 async def buried(bench: Bench, count: int) -> list[DeadLetter]:

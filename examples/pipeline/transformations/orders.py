@@ -1,4 +1,4 @@
-"""The tables of the pipeline; `spark-pipelines` calls these functions and keeps what they describe up to date."""
+"""The tables of the pipeline. `spark-pipelines` calls these functions and keeps the tables up to date."""
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
@@ -9,7 +9,7 @@ spark = SparkSession.active()
 
 @dp.table
 def orders() -> DataFrame:
-    """Every message of the stream, each once; a run adds what came since the last."""
+    """Every message of the stream, each once; a run adds the messages published since the last run."""
     return (
         spark.readStream.format("jetstream")
         .option("stream", spark.conf.get("orders.stream", "ORDERS"))
@@ -20,5 +20,5 @@ def orders() -> DataFrame:
 
 @dp.materialized_view
 def orders_by_subject() -> DataFrame:
-    """How many messages each subject has."""
+    """The number of messages per subject."""
     return spark.read.table("orders").groupBy("subject").agg(F.count("*").alias("messages"))

@@ -1,9 +1,9 @@
-"""The audit: what was published against what took effect, judged from the data alone, as a few Spark jobs.
+"""The audit compares what was published with what took effect, from the data alone, in a few Spark jobs.
 
-After `audit(...)` returned a report with `ok`, every message of the range took effect or rests in the dead letters, no
-key went backwards, and no partition had two owners in an epoch. It trusts no counter of any worker.
+When `audit(...)` returns a report with `ok`, every message of the range took effect or is stored in the dead letters,
+no key went backwards, and no partition had two owners in an epoch. The audit uses no counter of any worker.
 
-Promises: see above; what cannot be read is an error, never a pass.
+Promises: see above; data that cannot be read is an error, never a pass.
 
 Flow: `sources` -> `scan` -> `order`, `presence` and `effects` -> `assemble` -> `html`, `table`.
 """

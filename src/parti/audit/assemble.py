@@ -1,4 +1,4 @@
-"""One consumer's verdict, put together from what the jobs returned."""
+"""One consumer's verdict, assembled from the results of the jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parti.audit.presence import Weight
 from parti.audit.scan import ScanFacts
 from parti.audit.slo import slos
 
-_MOMENTS: Final = 240  # of the lag over time: as many as a chart can show
+_MOMENTS: Final = 240  # points of the lag over time: as many as a chart can show
 _KINDS: Final = {
     "duplicated": "duplicated",
     "out_of_order_key": "key_inversions",
@@ -24,12 +24,12 @@ _KINDS: Final = {
     "two_owners": "two_owners",
     "stale_owner": "stale",
 }
-"""Finding -> what the judge of the order calls it."""
+"""Finding -> its name in the order check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What the jobs say of one consumer."""
+    """The job results for one consumer."""
 
     weight: Weight
     facts: ScanFacts
@@ -38,11 +38,11 @@ class Heard:
     published: Tempo
     updates: tuple[float, float] | None
     whole: bool = True
-    """Whether all subjects of the stream were read; else effects of others are unknown, and rightly so."""
+    """Whether all subjects of the stream were read; if not, effects of other subjects are legitimately unknown."""
 
 
 def side(label: str, heard: Heard, words: Examples, order: str, duplicates: int) -> Side:
-    """Judge one consumer; `order` and `duplicates` say what was promised."""
+    """Judge one consumer; `order` and `duplicates` are the promises to check."""
     judged = heard.judged
     weight, facts = heard.weight, heard.facts
     allowed: dict[str, int | None] = {"duplicated": duplicates}
@@ -71,7 +71,7 @@ def side(label: str, heard: Heard, words: Examples, order: str, duplicates: int)
 
 
 def lag(published: Tempo, done: Tempo) -> Lag | None:
-    """How far effects were behind, at moments of equal distance; None when times are not known."""
+    """How far effects were behind, at equally spaced moments; None when times are unknown."""
     if published.span is None or done.span is None:
         return None
     behind = lag_series(published, done, _MOMENTS)
@@ -81,14 +81,14 @@ def lag(published: Tempo, done: Tempo) -> Lag | None:
 def lag_series(
     published: Tempo, done: Tempo, moments: int, span: tuple[int, int] | None = None
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Messages published and not done at the end of each of so many parts of the whole time."""
+    """Messages published and not done, at the end of each of a number of equal parts of the whole time."""
     start, end = span or whole(published, done)
     waiting = np.cumsum(published.between(start, end, moments)) - np.cumsum(done.between(start, end, moments))
     return np.maximum(waiting, 0.0)
 
 
 def whole(published: Tempo, done: Tempo) -> tuple[int, int]:
-    """From the first publish or effect to the last, in microseconds."""
+    """The time from the first publish or effect to the last, in microseconds."""
     spans = [span for span in (published.span, done.span) if span is not None]
     if not spans:
         return 0, 1

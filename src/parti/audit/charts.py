@@ -1,4 +1,4 @@
-"""The four charts of the report: latency, throughput and lag, partitions, and who owned what."""
+"""The four charts of the report: latency, throughput and lag, partitions, and ownership."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from parti.audit.svg import (
 )
 
 _MOMENTS: Final = 160  # points of a line over time
-_CELLS: Final = 4_000  # cells of the heat map; beyond it neighbours share one
-_BANDS: Final = 40  # histories of ownership that are drawn; rarer ones are counted
+_CELLS: Final = 4_000  # cells of the heat map; above this number neighbours share a cell
+_BANDS: Final = 40  # ownership histories that are drawn; rarer ones are only counted
 _TURNS: Final = 12  # owners of a partition that are drawn, the latest ones
 _COLOURS: Final = 8
 _EMPTY: Final = '<p class="soft">Nothing to draw: the effects do not tell it.</p>'
 
 
 def latency_chart(details: Details) -> str:
-    """How long messages took from stored to done, on a logarithmic scale."""
+    """Latency from stored to done, on a logarithmic scale."""
     spread = details.latency
     bars = spread.bars()
     if not bars:
@@ -68,12 +68,12 @@ def latency_chart(details: Details) -> str:
 
 
 def flow_chart(details: Details) -> str:
-    """Publishes and effects a second, and below them how many messages waited."""
+    """Publishes and effects per second, and below them the number of waiting messages."""
     published, done = details.published, details.done
     if published.span is None or done.span is None:
         return _EMPTY
     start, end = whole(published, done)
-    # Each moment is a whole number of the buckets that were counted, or some would look busier than others.
+    # Each point covers a whole number of counted buckets, or some points would look busier than others.
     step = max(published.width, done.width)
     step *= -(-(end - start) // (step * _MOMENTS))
     moments = -(-(end - start) // step)
@@ -113,7 +113,7 @@ def flow_chart(details: Details) -> str:
 
 
 def heat_map(details: Details) -> str:
-    """Each partition is a cell: how many effects it had, and its longest latency."""
+    """One cell per partition: its number of effects and its longest latency."""
     courses = sorted(details.courses, key=lambda course: natural(course.name))
     if not courses:
         return _EMPTY
@@ -163,7 +163,7 @@ def _cell(cell: list[PartitionCourse], faults: int) -> str:
 
 
 def handoff_chart(details: Details) -> str:
-    """Who owned which partitions when; partitions with the same owners one after the other are one band."""
+    """Which owner had which partitions when; partitions with the same sequence of owners share one band."""
     histories: dict[tuple[str, ...], list[PartitionCourse]] = {}
     for course in details.courses:
         latest = course.turns[-_TURNS:]

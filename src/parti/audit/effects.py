@@ -1,7 +1,7 @@
-"""Effects as NumPy columns, whatever their types were: texts as hashes, times as microseconds, gaps filled.
+"""Effects as NumPy columns of fixed types: texts as hashes, times as microseconds, missing values filled.
 
-A hash stands for a key, a partition or an owner from here on. Two of a million keys collide once in thirty million
-audits; the names behind the hashes of partitions and owners travel along.
+After this step a hash represents a key, a partition or an owner. Two of a million keys collide once in thirty million
+audits. The names of partitions and owners are kept with their hashes.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ COLUMNS: Final = (
     "outcome",
     "attempts",
 )
-"""What the audit reads of an effect, as far as it is there: the columns of outcome rows, and `order`."""
+"""The columns of an effect that the audit reads, if present: the columns of outcome rows, and `order`."""
 TEXTS: Final = ("stream", "partition", "key", "owner", "outcome")
 NOWHERE: Final = 0
-"""The partition of effects that tell none: nothing is promised of the order among their keys."""
+"""The partition of effects that name none: no order is promised among their keys."""
 ENDED, BURIED, OPEN = 0, 1, 2
-"""How an outcome is coded: done, dead-lettered, or not done yet (parked, failed, skipped)."""
+"""Codes of the outcomes: done, dead-lettered, or not done yet (parked, failed, skipped)."""
 _OUTCOMES: Final = {"dead-lettered": BURIED, "parked": OPEN, "failed": OPEN, "skipped": OPEN}
 _NAMES: Final = 100_000  # partitions and owners whose names are kept
 
 
 class Names(msgspec.Struct):
-    """What the hashes of partitions and owners stand for."""
+    """The names behind the hashes of partitions and owners."""
 
     partitions: dict[int, str] = msgspec.field(default_factory=dict)
     owners: dict[int, str] = msgspec.field(default_factory=dict)
@@ -56,7 +56,7 @@ class Names(msgspec.Struct):
 
 @dataclass(slots=True)
 class Reading:
-    """Turns Arrow batches of effects into columns; keeps the messages of one range of one stream."""
+    """Turns Arrow batches of effects into columns; keeps only messages of one range of one stream."""
 
     stream: str
     first: int
@@ -109,19 +109,19 @@ class Reading:
 
 
 def hashed(word: str) -> int:
-    """The word as a signed number of 64 bits."""
+    """The text as a signed 64-bit number."""
     number = xxhash.xxh64_intdigest(word.encode())
     return int(number - (1 << 64) if number >= 1 << 63 else number)
 
 
 def numbers(array: pa.Array, missing: int) -> Ints:
-    """Whole numbers, gaps filled."""
+    """The column as integers, missing values filled."""
     filled = array.cast(pa.int64(), safe=False)
     return _ints((filled.fill_null(missing) if filled.null_count else filled).to_numpy(zero_copy_only=False))
 
 
 def micros(array: pa.Array) -> Ints:
-    """A column of timestamps, or of seconds since 1970, as microseconds; 0 where there is none."""
+    """A column of timestamps, or of seconds since 1970, as microseconds; 0 where the value is missing."""
     if pa.types.is_timestamp(array.type):
         array = array.cast(pa.timestamp("us", tz=array.type.tz), safe=False).cast(pa.int64())
         return numbers(array, 0)

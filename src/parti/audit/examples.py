@@ -1,4 +1,4 @@
-"""Examples of faults in words: which message, of which key, by whom. Looked up only when there is a fault."""
+"""Examples of faults as text: which message, which key, which owner. Looked up only when there is a fault."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _COLUMNS: Final = ("sequence", "order", "finished", "partition", "key", "epoch", "owner", "subject")
-_SAID: Final = 4  # effects of one message that an example names
+_SAID: Final = 4  # effects of one message that an example lists
 Row = dict[str, str | None]
 
 
 class Examples:
-    """Says of a few sequences what is known of them."""
+    """Describes a few sequences with what is known about them."""
 
     def __init__(self, spark: SparkSession, published: Published, effects: Table) -> None:
         self._spark = spark
@@ -39,7 +39,7 @@ class Examples:
         return texts
 
     def of_messages(self, sequences: list[int]) -> dict[int, str]:
-        """What was published under these sequences."""
+        """The published messages with these sequences."""
         if not sequences:
             return {}
         texts = {}

@@ -1,4 +1,4 @@
-"""The report as one HTML page: nothing is loaded from anywhere, no script runs, light and dark."""
+"""The report as one self-contained HTML page: no external resource, no script, light and dark."""
 
 from __future__ import annotations
 

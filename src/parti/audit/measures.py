@@ -1,4 +1,4 @@
-"""Distributions and counts over time whose size does not grow with the number of messages, and which add up."""
+"""Distributions and time series of constant size, independent of the number of messages; two can be added."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import numpy.typing as npt
 
 from parti.audit.presence import Ints
 
-_PER_OCTAVE: Final = 32  # bins between a value and its double: a percentile is right within 1.1 %
+_PER_OCTAVE: Final = 32  # bins between a value and its double: a percentile is accurate to 1.1 %
 _OCTAVES: Final = 44  # up to 2^44 us, half a year
-_FINEST: Final = 100_000  # us: the narrowest bucket of a time line
-_MOST: Final = 2_048  # buckets of a time line; beyond it two become one
+_FINEST: Final = 100_000  # us: the narrowest bucket of a time series
+_MOST: Final = 2_048  # buckets of a time series; above this number two are merged into one
 
 
 class Spread(msgspec.Struct):
-    """A distribution of microseconds, by the logarithm of the value."""
+    """A distribution of microseconds in logarithmic bins."""
 
     counts: dict[int, int] = msgspec.field(default_factory=dict)
     total: int = 0
     largest: int = 0
 
     def feed(self, micros: Ints) -> None:
-        """Take values in; negative ones are not measured and left out."""
+        """Add values; negative values were not measured and are ignored."""
         values = micros[micros >= 0]
         if not len(values):
             return
-        # +1 lets zero have a logarithm; it moves a value of one microsecond, and none that matters.
+        # +1 because zero has no logarithm; it only shifts values of about one microsecond, which do not matter.
         bins = (np.log2(values + 1.0) * _PER_OCTAVE).astype(np.int64)
         for place, count in enumerate(np.bincount(bins, minlength=1)):
             if count:
@@ -52,12 +52,12 @@ class Spread(msgspec.Struct):
         return 0.0
 
     def share_below(self, seconds: float) -> float:
-        """How much of all lies at or below this value."""
+        """The share of values at or below this value."""
         below = sum(count for place, count in self.counts.items() if self._upper(place) <= seconds * 1e6 * 1.0001)
         return below / self.total if self.total else 0.0
 
     def bars(self) -> list[tuple[float, float, int]]:
-        """(from, to, how many) in seconds, four bars an octave, empty ones in between too."""
+        """(from, to, count) in seconds, four bars per octave, including empty ones in between."""
         if not self.counts:
             return []
         wide = _PER_OCTAVE // 4
@@ -76,13 +76,13 @@ class Spread(msgspec.Struct):
 
 
 class Tempo(msgspec.Struct):
-    """How many over time, in buckets that double in width when there are too many."""
+    """Counts over time, in buckets that double in width when there are too many."""
 
     width: int = _FINEST
     counts: dict[int, int] = msgspec.field(default_factory=dict)
 
     def feed(self, micros: Ints) -> None:
-        """Take times in."""
+        """Add times."""
         numbers, counts = np.unique(micros // self.width, return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
             self.counts[number] = self.counts.get(number, 0) + count
@@ -99,7 +99,7 @@ class Tempo(msgspec.Struct):
             self._widen()
 
     def between(self, start: int, end: int, buckets: int) -> npt.NDArray[np.float64]:
-        """Counts in so many equal parts of [start, end) microseconds; a bucket counts where its middle lies."""
+        """Counts in a number of equal parts of [start, end) microseconds; a bucket counts where its middle lies."""
         made = np.zeros(buckets)
         for number, count in self.counts.items():
             at = int((number * self.width + self.width / 2 - start) / max(1, end - start) * buckets)

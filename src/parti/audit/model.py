@@ -1,4 +1,4 @@
-"""What an audit found: counts with a few examples, distributions, and whether each promise held."""
+"""The result of an audit: counts with a few examples, distributions, and whether each promise held."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FINDINGS: Final = {
     "two_owners": "two owners in an epoch",
     "stale_owner": "stale owner after a later epoch",
 }
-"""Every kind of fault, with the words that people read."""
+"""Every kind of fault, with its text for the report."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class Finding(msgspec.Struct, frozen=True):
     name: str
     count: int
     allowed: int | None
-    """How many do not break the promise; None: nothing was promised."""
+    """The number that does not break the promise; None: nothing was promised."""
     examples: tuple[str, ...] = ()
 
     @property
@@ -40,7 +40,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """Seconds; percentiles are right within 3 %, the largest value is exact."""
+    """Seconds; percentiles are accurate to 3 %, the largest value is exact."""
 
     p50: float
     p95: float
@@ -64,7 +64,7 @@ class Lag(msgspec.Struct, frozen=True):
 
 
 class Slo(msgspec.Struct, frozen=True):
-    """One objective of the SLO table; `met` is None when nothing measured it."""
+    """One objective of the SLO table; `met` is None when there was no measurement."""
 
     name: str
     target: str
@@ -73,7 +73,7 @@ class Slo(msgspec.Struct, frozen=True):
 
 
 class Parity(msgspec.Struct, frozen=True):
-    """What two consumers, or two runs of one, did differently with the same messages."""
+    """Differences between two consumers, or two runs of one, on the same messages."""
 
     only_first: int
     only_second: int
@@ -88,7 +88,7 @@ class Parity(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An owner's stretch of a partition."""
+    """One period in which an owner held a partition."""
 
     epoch: int
     owner: str
@@ -99,7 +99,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class PartitionCourse:
-    """One partition as the report draws it; times in microseconds."""
+    """One partition's data for the report's charts; times in microseconds."""
 
     name: str
     effects: int
@@ -111,7 +111,7 @@ class PartitionCourse:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What only the HTML report shows."""
+    """Data that only the HTML report shows."""
 
     latency: Spread = field(default_factory=Spread)
     published: Tempo = field(default_factory=Tempo)
@@ -129,7 +129,7 @@ class Side:
     """Messages with at least one effect."""
     dead_lettered: int
     waiting: int
-    """Messages that are parked, or failed and not tried again so far: not done, not lost."""
+    """Messages that are parked, or failed and not retried yet: not done, not lost."""
     redelivery_ratio: float
     partitions: int
     handoffs: int
@@ -145,7 +145,7 @@ class Side:
         return all(finding.ok for finding in self.findings)
 
     def count(self, name: str) -> int:
-        """How many faults of this kind."""
+        """The number of faults of this kind."""
         return next(finding.count for finding in self.findings if finding.name == name)
 
     def figures(self) -> dict[str, Any]:
@@ -180,13 +180,13 @@ class Report:
     last: int
     published: int
     sides: tuple[Side, ...]
-    """One, or two when effects were compared."""
+    """One, or two for a comparison."""
     parity: Parity | None
     seconds: float
 
     @property
     def ok(self) -> bool:
-        """Every promise held; objectives (SLOs) are shown beside it and are no promises."""
+        """Every promise held; objectives (SLOs) are shown beside it and are not promises."""
         return all(side.ok for side in self.sides) and (self.parity is None or self.parity.ok)
 
     @property

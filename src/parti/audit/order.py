@@ -1,8 +1,8 @@
-"""Order and ownership: the effects of some partitions, in the order in which they took effect, judged as they pass.
+"""Order and ownership: reads the effects of some partitions in the order they took effect, and judges them in one pass.
 
-An inversion is the first effect of a message below the highest message of its key that took effect before; a repeat is
-a repeat, never an inversion (a lag window counts both, docs/evidence/pipeline.md#p11). Memory is bounded by one bit a
-message and by the numbers of keys and partitions, however skewed they are.
+An inversion is the first effect of a message below the highest message of its key that took effect before. A repeat
+counts as a repeat, never as an inversion (a lag window counts both, docs/evidence/pipeline.md#p11). Memory is bounded
+by one bit per message and by the numbers of keys and partitions, whatever their skew.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from parti.audit.effects import NOWHERE
 from parti.audit.measures import Spread, Tempo
 from parti.audit.presence import EXAMPLES, Ints, SeenSequences
 
-_RUNS: Final = 64  # runs of an owner kept for the time line of one partition
+_RUNS: Final = 64  # runs of an owner kept for the ownership chart of one partition
 _EPOCHS: Final = 16  # owners remembered per partition; older epochs are stale anyway
-_BIG: Final = 1 << 45  # more than any sequence
+_BIG: Final = 1 << 45  # larger than any sequence
 
 
 class Run(msgspec.Struct, array_like=True):
-    """Effects of one owner in one epoch of a partition, without another's in between."""
+    """Consecutive effects of one owner in one epoch of a partition."""
 
     epoch: int
     owner: int
@@ -34,7 +34,7 @@ class Run(msgspec.Struct, array_like=True):
 
 
 class Course(msgspec.Struct):
-    """What became of one partition."""
+    """The history of one partition."""
 
     partition: int
     effects: int = 0
@@ -50,13 +50,13 @@ class Course(msgspec.Struct):
 
 
 class Judged(msgspec.Struct):
-    """What one task found."""
+    """The findings of one task."""
 
     courses: list[Course] = msgspec.field(default_factory=list)
     latency: Spread = msgspec.field(default_factory=Spread)
     tempo: Tempo = msgspec.field(default_factory=Tempo)
     examples: dict[str, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
-    """Kind of fault -> (when, which sequence)."""
+    """Kind of fault -> (time, sequence)."""
 
     def add(self, other: Judged) -> None:
         self.courses += other.courses
@@ -74,7 +74,7 @@ class Highest:
         self._values: Ints = np.empty(0, dtype=np.int64)
 
     def before(self, groups: Ints, values: Ints) -> Ints:
-        """For each row the highest value of its group in all rows before it, -1 when there is none; takes them in."""
+        """For each row the highest value of its group in all earlier rows, or -1; then adds these rows."""
         if not len(groups):
             return np.empty(0, dtype=np.int64)
         order = np.argsort(groups, kind="stable")
@@ -83,7 +83,7 @@ class Highest:
         segment = np.cumsum(starts) - 1
         names = ordered[starts]
         known, at, hit = self._find(names)
-        # One running maximum over all groups: each lies above the one before it.
+        # One running maximum over all groups: an offset puts each group above the previous one.
         running = np.maximum.accumulate(segment * _BIG + sequence) - segment * _BIG
         previous = np.concatenate(([-1], running[:-1]))
         previous[starts] = -1
@@ -109,7 +109,7 @@ class Highest:
 
 
 class Judge:
-    """Takes effects in order, and says in the end what it saw."""
+    """Takes effects in order, and returns its findings at the end."""
 
     def __init__(self) -> None:
         self._seen = SeenSequences()
@@ -141,7 +141,7 @@ class Judge:
         return self.found
 
     def _follow(self, columns: dict[str, Ints], faults: dict[str, npt.NDArray[np.bool_]]) -> None:
-        """Each partition's owners, one step for every run of effects with the same one."""
+        """Follow each partition's owners, one step per run of effects of the same owner."""
         partition, epoch, owner = columns["partition"], columns["epoch"], columns["owner"]
         order = np.argsort(partition, kind="stable")
         changed = np.zeros(len(order), dtype=bool)
@@ -187,7 +187,7 @@ class Judge:
 
 
 def _owned(course: Course, run: Run) -> Iterator[str]:
-    """Take a run into the partition's course; the names of the promises that its effects broke."""
+    """Add a run to the partition's history; returns the names of the promises that its effects broke."""
     last = course.runs[-1] if course.runs else None
     if last is not None and (last.epoch, last.owner) == (run.epoch, run.owner):
         last.first, last.last = min(last.first, run.first), max(last.last, run.last)
@@ -195,7 +195,7 @@ def _owned(course: Course, run: Run) -> Iterator[str]:
     else:
         course.runs.append(run)
         del course.runs[:-_RUNS]
-    if run.epoch <= 0:  # nobody holds a lease: who restarts goes on in the same epoch
+    if run.epoch <= 0:  # no leases in use: a restarted consumer continues in the same epoch
         return
     owner = course.owners.setdefault(run.epoch, run.owner)
     if len(course.owners) > _EPOCHS:

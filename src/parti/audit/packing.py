@@ -1,8 +1,8 @@
-"""Effects on their way to the task that judges them: cut by place, packed into a few large rows, merged in order.
+"""Effects on their way to the task that judges them: split by place, packed into a few large rows, merged in order.
 
-Spark moves and sorts some thousand rows of bytes instead of ten million rows of columns, which takes a fifth of the
-processor time. Memory on the way stays bounded: a packet holds some thousand effects, and the merge lets go what
-nothing still to come can precede.
+Spark moves and sorts a few thousand rows of bytes instead of ten million rows of columns, which takes a fifth of the
+CPU time. Memory stays bounded: a packet holds a few thousand effects, and the merge releases every effect that no later
+packet can precede.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from parti.audit.effects import NOWHERE
 from parti.audit.presence import Ints
 
-TOGETHER: Final = 1 << 17  # effects cut at once, and judged at once: 8 MB, and NumPy's calls cost nothing any more
+TOGETHER: Final = 1 << 17  # effects split and judged at once: 8 MB, and the cost of the NumPy calls is negligible
 _PACKED: Final = {
     "at": np.int64,
     "sequence": np.int64,
@@ -24,15 +24,15 @@ _PACKED: Final = {
     "owner": np.int64,
     "finished": np.int64,
     "epoch": np.int32,
-    "latency": np.float32,  # exact to a ten-millionth of itself
+    "latency": np.float32,  # a relative precision of one ten-millionth
 }
 
 
 def packets(columns: dict[str, Ints], places: int) -> Iterator[tuple[int, int, bytes]]:
-    """(place, first in order, bytes): effects of a partition go to one place, those without to that of their key."""
+    """(place, first in order, bytes): a partition's effects go to one place; without a partition, the key decides."""
     group = np.where(columns["partition"] == NOWHERE, columns["key"], columns["partition"])
     place = (group % places).astype(np.int16)
-    in_order = np.argsort(columns["at"], kind="stable")  # nearly sorted as they come: almost free
+    in_order = np.argsort(columns["at"], kind="stable")  # input is nearly sorted: almost free
     order = in_order[np.argsort(place[in_order], kind="stable")]
     ordered = place[order]
     cuts = np.flatnonzero(np.diff(ordered, prepend=-1))
@@ -54,7 +54,7 @@ def unpack(data: bytes) -> dict[str, Ints]:
 
 
 class Merge:
-    """Packets in, effects out in the order in which they took place; packets come by their first effect."""
+    """Merges packets into effects in the order they took place; packets arrive sorted by their first effect."""
 
     def __init__(self) -> None:
         self._held: list[dict[str, Ints]] = []
@@ -62,13 +62,13 @@ class Merge:
         self._enough = TOGETHER
 
     def add(self, first: int, packet: dict[str, Ints]) -> Iterator[dict[str, Ints]]:
-        """Take a packet; what comes out lies before its first effect, as all packets to come do not."""
+        """Add a packet; returns the effects before its first one, which no later packet can precede."""
         if self._count >= self._enough:
             columns = self._sorted()
             until = int(np.searchsorted(columns["at"], first, side="left"))
             rest = {name: column[until:] for name, column in columns.items()}
             self._held, self._count = [rest], len(rest["at"])
-            # When much overlaps, looking again at every packet would cost more than waiting does.
+            # When many packets overlap, checking each of them again would cost more than waiting.
             self._enough = max(TOGETHER, 2 * self._count)
             if until:
                 yield from _cut({name: column[:until] for name, column in columns.items()})
@@ -76,7 +76,7 @@ class Merge:
         self._count += len(packet["at"])
 
     def finish(self) -> Iterator[dict[str, Ints]]:
-        """All that is left."""
+        """Everything that is left."""
         if self._count:
             yield from _cut(self._sorted())
 

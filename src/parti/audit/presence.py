@@ -1,7 +1,7 @@
-"""Which messages are there: sets of sequences as bitmaps, so that a message costs one bit and no row is collected.
+"""Which messages exist: sets of sequences as bitmaps, so that a message costs one bit and no row is collected.
 
-Tasks turn sequences into blocks of bits; blocks of the same place meet in one task, which weighs what was published
-against what is done. The counts are exact, whatever the order and the number of repeats.
+Tasks turn sequences into blocks of bits. All blocks of the same range meet in one task, which compares what was
+published with what is done. The counts are exact for any order and any number of repeats.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Bits = npt.NDArray[np.uint8]
 
 PUBLISHED, DONE, WAITING = "published", "done", "waiting"
 BITMAPS: Final = frozenset((PUBLISHED, DONE, WAITING))
-EXAMPLES: Final = 10  # of each kind: enough to look into, few enough to print
+EXAMPLES: Final = 10  # of each kind: enough to investigate, few enough to print
 BLOCK: Final = 1 << 20  # sequences of a block: 128 KiB of bits
 
 
 class Weight(msgspec.Struct):
-    """What one block says, or the sum of some."""
+    """The counts of one block, or a sum of several."""
 
     published: int = 0
     done: int = 0
@@ -42,7 +42,7 @@ class Weight(msgspec.Struct):
 
 
 class SeenSequences:
-    """A set of sequences that answers which of some are new, and takes them in."""
+    """A set of sequences that tells which of the given ones are new, and adds them."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, Bits] = {}
@@ -54,7 +54,7 @@ class SeenSequences:
             self.blocks[block] = np.packbits(bits)
 
     def add_first(self, sequences: Ints) -> npt.NDArray[np.bool_]:
-        """Take them in, in this order; True for each that was not there before."""
+        """Add them in this order; True for each that was not in the set before."""
         first = np.zeros(len(sequences), dtype=bool)
         values, at = np.unique(sequences, return_index=True)
         for block, positions, where in _by_block_with(values, at):
@@ -80,7 +80,7 @@ def _by_block(sequences: Ints) -> Iterator[tuple[int, Ints]]:
 
 
 def _by_block_with(values: Ints, at: Ints) -> Iterator[tuple[int, Ints, Ints]]:
-    """Sorted values, and where each came from, cut at the borders of blocks."""
+    """Sorted values and their original positions, split at block boundaries."""
     cuts = np.flatnonzero(np.diff(values // BLOCK)) + 1
     for part, where in zip(np.split(values, cuts), np.split(at, cuts), strict=True):
         if len(part):
@@ -89,7 +89,7 @@ def _by_block_with(values: Ints, at: Ints) -> Iterator[tuple[int, Ints, Ints]]:
 
 
 def weights(block: int, found: dict[tuple[str, int], Bits]) -> list[Weight]:
-    """What one block says of both consumers; the second one's is meaningless when there is none."""
+    """The counts of one block for both consumers; the second is meaningless when there is no second consumer."""
     none = np.zeros(BLOCK // 8, dtype=np.uint8)
     published = found.get((PUBLISHED, 0), none)
     done = [found.get((DONE, side), none) for side in (0, 1)]

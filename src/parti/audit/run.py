@@ -1,7 +1,7 @@
-"""The one job of an audit: tasks read messages and effects, others judge what belongs together, the driver adds up.
+"""The one job of an audit: some tasks read messages and effects, others judge them, the driver adds up the results.
 
-Nothing that grows with the number of messages reaches the driver: tasks return the weights of blocks of a million
-messages, distributions, the course of each partition, and a few examples of each fault.
+No data that grows with the number of messages reaches the driver: tasks return the counts of blocks of a million
+messages, distributions, the history of each partition, and a few examples of each fault.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ORDERS: Final = ("key", "partition")
-_A_PLACE: Final = 1_000_000  # messages that one task judges, when their partitions spread evenly
+_A_PLACE: Final = 1_000_000  # messages that one task judges when the partitions are evenly loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRules:
-    """What counts as broken."""
+    """What counts as a broken promise."""
 
     order: str = "key"
-    """`key`: effects of a key are in stream order. `partition`: those of the whole partition are."""
+    """`key`: the effects of a key are in stream order. `partition`: those of the whole partition are."""
     duplicates: int = 0
-    """Repeats that are allowed: planned moves make none, a crash may repeat what was in hand."""
+    """Allowed repeats: planned moves make none, a crash may repeat what was in flight."""
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -59,8 +59,8 @@ def audit(
 ) -> Report:
     """Judge effects against what was published. The range is fixed at the start: later messages do not count.
 
-    `compare` are the effects of another consumer or run, judged by `compare_rules` (else by the same), and for parity.
-    `updates` are the consumer updates of those who made `effects`: how many succeeded, and all (`update_counts`).
+    `compare`: effects of another consumer or run, judged by `compare_rules` (default: the same rules), for parity.
+    `updates`: consumer updates of the workers that made `effects`, as (succeeded, total), see `update_counts`.
     """
     began = time.perf_counter()
     first_rules = rules or AuditRules()
@@ -102,7 +102,7 @@ def audit(
 
 @dataclass(slots=True)
 class _Sums:
-    """What the tasks returned, added up; lists hold one entry for each consumer."""
+    """The added-up task results; lists have one entry per consumer."""
 
     weights: list[Weight] = field(default_factory=lambda: [Weight(), Weight()])
     facts: list[ScanFacts] = field(default_factory=lambda: [ScanFacts(), ScanFacts()])
@@ -133,7 +133,7 @@ def _run(spark: SparkSession, published: Published, tables: list[Table]) -> _Sum
         task = ReadEffects(published.stream, first, last, places, number)
         rows = rows.union(table.run(spark, task, ROWS, COLUMNS))
     sums = _Sums()
-    # Bounded, so that it may be collected: see the top of the module.
+    # Bounded in size, so it may be collected: see the module docstring.
     for row in rows.repartitionById(places, "place").sortWithinPartitions("low").mapInArrow(judge, ROWS).collect():
         sums.add(row["kind"], row["side"], row["data"])
     return sums

@@ -18,7 +18,7 @@ from parti.audit.packing import TOGETHER, Merge, packets, unpack
 from parti.audit.presence import BITMAPS, DONE, PUBLISHED, WAITING, Bits, Ints, SeenSequences, weights
 
 ROWS: Final = "kind string, side int, place int, low bigint, data binary"
-"""What every task returns: what it is, of which consumer, where it belongs, its rank there, and packed content."""
+"""A row that every task returns: its kind, its consumer, its place, its rank there, and packed content."""
 _SCHEMA: Final = pa.schema(
     [
         ("kind", pa.string()),
@@ -29,16 +29,16 @@ _SCHEMA: Final = pa.schema(
     ]
 )
 PACKET, TEMPO, FACTS, NAMES, WEIGHT, JUDGED, FOUND = "packet", "tempo", "facts", "names", "weight", "judged", "found"
-_FOUND: Final = 1_000  # rows of one batch: examples, not evidence
+_FOUND: Final = 1_000  # maximum rows per batch: these are examples, not evidence
 
 
 class ScanFacts(msgspec.Struct):
-    """What needs no order, of a consumer's effects."""
+    """Facts about a consumer's effects that do not depend on their order."""
 
     effects: int = 0
     buried: int = 0
     deliveries: int = 0
-    """Attempts of all handlers, as far as effects tell them."""
+    """Attempts of all handlers, if the effects report them."""
     took: Spread = msgspec.field(default_factory=Spread)
 
     def add(self, other: ScanFacts) -> None:
@@ -56,7 +56,7 @@ class ScanFacts(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ReadPublished:
-    """For an executor, over columns `sequence` and perhaps `timestamp`: which messages there are, and since when."""
+    """For an executor, over column `sequence` and optionally `timestamp`: which messages exist, and since when."""
 
     first: int
     last: int
@@ -77,7 +77,7 @@ class ReadPublished:
 
 @dataclass(frozen=True, slots=True)
 class ReadEffects:
-    """For an executor, over the columns of effects: counts, which messages, and packets for those who judge."""
+    """For an executor, over the columns of effects: counts, which messages, and packets for the judging tasks."""
 
     stream: str
     first: int
@@ -121,7 +121,7 @@ class Find:
 
 
 def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs on an executor, over all rows of its places, sorted by rank: weights, verdicts; other rows pass."""
+    """Runs on an executor, over all rows of its places, sorted by rank: counts and verdicts; passes other rows on."""
     blocks: dict[int, dict[tuple[str, int], Bits]] = {}
     sides = ((Merge(), Judge()), (Merge(), Judge()))
     for batch in batches:
@@ -147,7 +147,7 @@ def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small Arrow batches as larger ones, and large ones cut: about as many rows as are worked on at once."""
+    """Merges small Arrow batches and splits large ones into about the number of rows that are processed at once."""
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""The Spark session of an audit: little memory, quiet, on loopback."""
+"""The Spark session of an audit: little memory, few logs, on loopback."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 _SETTINGS: Final[dict[str, Any]] = {
     "spark.ui.enabled": "false",
-    # The data is in the Python workers; the JVM moves and sorts packets, and spills what does not fit.
+    # The data is in the Python workers; the JVM moves and sorts packets, and spills when memory is short.
     "spark.driver.memory": "700m",
     "spark.executor.memory": "700m",
-    # A short job in a fresh JVM, most of it in Python: the second compiler and parallel collection cost 14 s of
-    # processor time and 120 MB for ten million messages, and bring nothing (33 against 47 s in all).
+    # A short job in a fresh JVM, most of it in Python: the second compiler and parallel collection cost 14 s of CPU
+    # time and 120 MB for ten million messages, and gain nothing (33 against 47 s in total).
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    # Rows hold packets of effects here, up to 8 MB each: a batch of them must stay small.
+    # Rows hold packets of effects here, up to 8 MB each: a batch of rows must stay small.
     "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
 }
 
 
 @contextmanager
 def audit_session(master: str = "local[*]") -> Iterator[SparkSession]:
-    """A session for `audit`, stopped in the end; one that runs already is used as it is and goes on."""
+    """A session for `audit`, stopped at the end; a session that already runs is used unchanged and not stopped."""
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()

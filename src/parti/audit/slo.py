@@ -1,4 +1,4 @@
-"""The objectives that the design names: how fast handlers are, how rarely work repeats, how updates go."""
+"""The objectives of the design: how fast handlers are, how rarely work repeats, how often updates succeed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SUCCESS, _FAILURE = "success", "failure"
 
 
 def slos(took: Spread, redelivery_ratio: float, updates: tuple[float, float] | None) -> tuple[Slo, ...]:
-    """The table; what nothing measured stays open instead of being called met."""
+    """The SLO table; an objective without a measurement stays open and does not count as met."""
     return (_handlers(took), _redeliveries(redelivery_ratio), _updates(updates))
 
 
 def update_counts(paths: tuple[str, ...]) -> tuple[float, float] | None:
-    """Consumer updates that succeeded, and all, over saved /metrics pages of the workers; None without a page."""
+    """Consumer updates (succeeded, total), from saved /metrics pages of the workers; None without a page."""
     from prometheus_client.parser import text_string_to_metric_families
 
     good = total = 0.0
@@ -34,7 +34,7 @@ def update_counts(paths: tuple[str, ...]) -> tuple[float, float] | None:
         for sample in (sample for family in families for sample in family.samples if sample.name == _UPDATES):
             result = sample.labels.get("result")
             good += sample.value if result == _SUCCESS else 0.0
-            total += sample.value if result in (_SUCCESS, _FAILURE) else 0.0  # not those with nothing to do
+            total += sample.value if result in (_SUCCESS, _FAILURE) else 0.0  # not updates with nothing to do
     return (good, total) if paths else None
 
 

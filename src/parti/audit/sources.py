@@ -1,4 +1,4 @@
-"""Where the audit reads: what was published, and what took effect, each from a stream or from files."""
+"""The inputs of the audit: what was published, and what took effect, each from a stream or from files."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Published:
 
     stream: str
     path: str | None = None
-    """Parquet or JSON lines with `sequence`, and where they matter `subject` or `key`, and `timestamp`."""
+    """Parquet or JSON lines with `sequence`, and where needed `subject` or `key`, and `timestamp`."""
     connect: ConnectOptions | None = None
     subjects: tuple[str, ...] = ()
     key: str = "subject"
-    """What the key of a message is, when effects do not tell it: `subject`, or tokens such as `2` or `orders.*`."""
+    """The key of a message, when effects do not name it: `subject`, or tokens such as `2` or `orders.*`."""
     first: int | None = None
     last: int | None = None
-    """The range to audit; all of it without."""
+    """The range to audit, `first` to `last`; by default the whole stream."""
 
     def table(self, spark: SparkSession, *, keyed: bool = False) -> Table:
-        """Columns sequence and timestamp, with `keyed` also subject and key, as far as they are known."""
+        """Columns sequence and timestamp, with `keyed` also subject and key, if they are known."""
         if self.path is not None:
             found = _files(spark, self.path)
             if "sequence" not in found.columns:
@@ -52,7 +52,7 @@ class Published:
         return FrameTable(read_stream(spark, self.connect, options, schema))
 
     def keyed(self, spark: SparkSession) -> DataFrame:
-        """Columns sequence, timestamp and key as a DataFrame, to look up what effects do not tell."""
+        """Columns sequence, timestamp and key as a DataFrame, to look up what effects lack."""
         from pyspark.sql import functions as f
 
         frame = _files_frame(spark, self.path) if self.path is not None else self.table(spark, keyed=True).frame  # type: ignore[union-attr]
@@ -69,7 +69,7 @@ class Published:
         ).where(f.col("sequence").between(self.first, self.last))
 
     def bounded(self, spark: SparkSession) -> Published:
-        """The same with first and last sequence known, so that what is published from now on does not count."""
+        """A copy with first and last sequence fixed, so that messages published from now on do not count."""
         low, high = bounds(self.table(spark), self.stream, self.connect, files=self.path is not None)
         first = low if self.first is None else max(low, self.first)
         last = high if self.last is None else min(high, self.last)
@@ -99,14 +99,14 @@ class Effects:
         return cls(path=text, label=text.rstrip("/").rsplit("/", 1)[-1])
 
     def table(self, spark: SparkSession, published: Published) -> Table:
-        """The effects; what they do not tell (key, when the message was stored) is looked up in what was published."""
+        """The effects; missing columns (key, when the message was stored) are looked up in what was published."""
         found = self._raw(spark)
         names = set(found.columns)
         if "sequence" not in names:
             raise ConfigError(f"{self.label} has no column sequence: it has {', '.join(sorted(names))}")
         if not {"finished", "order"} & names:
             raise ConfigError(f"{self.label} has neither a column finished nor order: effects must tell their order")
-        # A message of a stream may leave anything out, a file has a column or has it not.
+        # A message of a stream may lack any field; a file either has a column or does not.
         if self.stream is None and "key" in names and {"latency", "timestamp"} & names:
             return found
         frame = found.frame if isinstance(found, FrameTable) else spark.read.parquet(str(self.path))
@@ -160,7 +160,7 @@ def _files_frame(spark: SparkSession, path: str) -> DataFrame:
 
 
 def _timed(frame: DataFrame) -> DataFrame:
-    """The same with times that were written as text read."""
+    """The same table with times in text form parsed."""
     from pyspark.sql import functions as f
 
     for name, kind in frame.dtypes:

@@ -1,7 +1,7 @@
-"""Streams as the audit reads them: whole ranges, and messages that tell of effects.
+"""Streams as the audit reads them: whole ranges, and messages that describe effects.
 
-A message of an effects stream is a JSON object with the columns of an outcome row, or carries the headers that our dead
-letters have (`Parti-Sequence`, `Parti-Epoch`, `Parti-Worker` ...). Its own sequence is its place in the order.
+A message of an effects stream is a JSON object with the columns of an outcome row, or carries the headers of parti's
+dead letters (`Parti-Sequence`, `Parti-Epoch`, `Parti-Worker` ...). Its own stream sequence gives the order.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from parti.audit.tables import FileTable, Table
+from parti.dead_letters.headers import ATTEMPTS, EPOCH, REASON, SEQUENCE, STREAM, SUBJECT, WORKER
 from parti.spark.source import JetStreamDataSource
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import RangeReader
-from parti.worker.dead_letters import ATTEMPTS, EPOCH, REASON, SEQUENCE, STREAM, SUBJECT, WORKER
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -36,7 +36,7 @@ _HEADERS: Final = {
 
 
 def effect_columns(messages: DataFrame) -> DataFrame:
-    """Messages of an effects stream as effects; one that tells no sequence is none of ours."""
+    """Messages of an effects stream as effects; a message that names no sequence is not an effect and is ignored."""
     from pyspark.sql import functions as f
 
     def header(name: str) -> Column:
@@ -58,7 +58,7 @@ def effect_columns(messages: DataFrame) -> DataFrame:
 
 
 def bounds(table: Table, stream: str, connect: ConnectOptions | None, *, files: bool) -> tuple[int, int]:
-    """First and last sequence of what was published; (1, 0) when there is none."""
+    """First and last sequence of what was published; (1, 0) when empty."""
     if not files:
         reader = RangeReader(connect or ConnectOptions.resolve())
         try:
@@ -75,7 +75,7 @@ def bounds(table: Table, stream: str, connect: ConnectOptions | None, *, files: 
 
 
 def read_stream(spark: SparkSession, connect: ConnectOptions | None, options: dict[str, str], schema: str) -> DataFrame:
-    """A batch read. The connection travels inside the source: options show up in plans, where no secret belongs."""
+    """A batch read. The source object carries the connection: options show up in plans, where no secret may be."""
     reach = (connect or ConnectOptions.resolve()).self_contained()
     name = f"jetstream-audit-{secrets.token_hex(4)}"
     spark.dataSource.register(_bound_source(name, reach))

@@ -1,4 +1,4 @@
-"""Drawing with plain SVG text: axes, ticks and words for numbers. Colours are classes: the page decides them."""
+"""Charts as plain SVG text: axes, ticks and formatted numbers. Colours are CSS classes that the page defines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INNER: Final = WIDTH - LEFT - RIGHT
 
 
 def drawing(height: float, title: str, description: str, parts: Iterable[str]) -> str:
-    """One chart. Screen readers hear the title and the description, which says what the chart shows in words."""
+    """One chart. Screen readers read the title and the description, which says in words what the chart shows."""
     return "\n".join(
         [
             f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}. {escape(description)}">',
@@ -32,7 +32,7 @@ def text(x: float, y: float, words: str, *, anchor: str = "start", kind: str = "
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str, *, tip: str = "", opacity: float = 1.0) -> str:
-    """A box, with words that show when a pointer rests on it."""
+    """A box with a tooltip."""
     fade = "" if opacity >= 1.0 else f' fill-opacity="{opacity:.3f}"'
     shape = f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height:.1f}" class="{kind}"{fade}'
     return f"{shape}><title>{escape(tip)}</title></rect>" if tip else f"{shape}/>"
@@ -43,7 +43,7 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 
 def path(points: list[tuple[float, float]], kind: str, *, closed_at: float | None = None) -> str:
-    """A line through the points; with `closed_at` the area between it and that height."""
+    """A line through the points; with `closed_at` the area between the line and that height."""
     if not points:
         return ""
     steps = " L".join(f"{x:.1f},{y:.1f}" for x, y in points)
@@ -68,7 +68,7 @@ class Panel:
         return self.top + self.height
 
     def axis(self, unit: str) -> list[str]:
-        """Lines across at round values, with their numbers."""
+        """Horizontal lines at round values, with their numbers."""
         parts = []
         for value in ticks(self.most):
             parts.append(line(LEFT, self.y(value), LEFT + INNER, self.y(value), "grid"))
@@ -78,7 +78,7 @@ class Panel:
 
 
 def time_axis(start: int, end: int, y: float) -> list[str]:
-    """Times of day below a chart; microseconds."""
+    """Times of day below a chart; input in microseconds."""
     parts = []
     for step in range(7):
         x = LEFT + INNER * step / 6
@@ -99,7 +99,7 @@ def ticks(most: float, count: int = 4) -> list[float]:
 
 
 def number(value: float) -> str:
-    """Short: 12, 1.5 k, 3 M."""
+    """Short form: 12, 1.5 k, 3 M."""
     for limit, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
         if value >= limit:
             scaled = value / (limit if unit != " k" else 1e3)
@@ -108,7 +108,7 @@ def number(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration in the unit that suits it."""
+    """A duration in a suitable unit."""
     if value >= 100:
         return f"{value:,.0f} s"
     if value >= 1:
@@ -119,7 +119,7 @@ def seconds(value: float) -> str:
 
 
 def clock(micros: float, span: float) -> str:
-    """Time of day in UTC, with the date or fractions of a second where the span asks for it."""
+    """Time of day in UTC, with the date or fractions of a second where the time span needs them."""
     when = datetime.fromtimestamp(micros / 1e6, UTC)
     if span > 2 * 86_400e6:
         return f"{when:%m-%d %H:%M}"
@@ -127,5 +127,5 @@ def clock(micros: float, span: float) -> str:
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """A sort key by which p2 stands before p10."""
+    """A sort key that puts p2 before p10."""
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.findall(r"\d+|\D+", name))

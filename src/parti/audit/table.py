@@ -14,7 +14,7 @@ _SHOWN = 2  # examples of a fault; all are in the JSON and in the HTML report
 
 
 def tables(report: Report) -> Iterator[Table | str]:
-    """The verdict, promises of all sides beside each other, then times and objectives, then parity."""
+    """The verdict, then the promises of all sides next to each other, times and objectives, and parity."""
     verdict = "[green]every promise held[/green]" if report.ok else "[red]a promise is broken[/red]"
     span = f"sequences {report.first:,} to {report.last:,}"
     yield f"audit of {escape(report.stream)}: {report.published:,} messages, {span}: {verdict}\n"

@@ -1,7 +1,7 @@
-"""Where rows come from for the tasks of an audit: any DataFrame, or Parquet files that the tasks read by themselves.
+"""Input rows for the tasks of an audit: any DataFrame, or Parquet files that the tasks read themselves.
 
-On one machine the tasks read Parquet with pyarrow, straight into the columns they work on: through Spark's rows and
-back it takes five times the processor time.
+On one machine the tasks read Parquet with pyarrow directly into the columns they need: going through Spark's rows takes
+five times the CPU time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FrameTable:
         return list(self.frame.columns)
 
     def run(self, spark: SparkSession, task: Task, rows: str, columns: tuple[str, ...]) -> DataFrame:  # noqa: ARG002
-        """What the task returns for these columns, as far as they are there."""
+        """The task's result for these columns, if they exist."""
         chosen = [name for name in columns if name in self.frame.columns]
         return self.frame.select(*chosen).mapInArrow(task, rows)
 
@@ -57,7 +57,7 @@ class FileTable:
         return list(self.schema.names)
 
     def bounds(self, column: str) -> tuple[int, int]:
-        """The least and the largest value of a column of numbers; (1, 0) when there is none."""
+        """The smallest and the largest value of a numeric column; (1, 0) when empty."""
         found: list[int] = []
         for path in dict.fromkeys(path for path, _ in self.groups):
             file = pq.ParquetFile(path)
@@ -72,7 +72,7 @@ class FileTable:
         return (min(found), max(found)) if found else (1, 0)
 
     def run(self, spark: SparkSession, task: Task, rows: str, columns: tuple[str, ...]) -> DataFrame:
-        """The same as for a DataFrame; each task reads neighbouring parts of the files."""
+        """The same as for a DataFrame; each task reads adjacent parts of the files."""
         chosen = [name for name in columns if name in self.schema.names]
         count = max(1, min(len(self.groups), 2 * int(spark.sparkContext.defaultParallelism)))
         shares = [
@@ -90,31 +90,31 @@ Table = FrameTable | FileTable
 
 
 def parquet(spark: SparkSession, path: str) -> Table:
-    """A Parquet file, folder or pattern; Spark's errors are raised for what is none."""
+    """A Parquet file, folder or pattern; anything else raises Spark's own error."""
     found = _local(spark, path)
     return FrameTable(spark.read.parquet(path)) if found is None else found
 
 
 def _local(spark: SparkSession, path: str) -> FileTable | None:
-    """The files as the tasks can read them; None where they are not on this machine, or not plain enough."""
+    """The files in a form that the tasks can read; None when they are not on this machine or need Spark's reader."""
     if not str(spark.sparkContext.master).startswith("local") or "://" in path:
         return None
     paths = sorted(glob.glob(path))
     if not paths or any((Path(found) / "_spark_metadata").exists() for found in paths):
-        return None  # a sink of Spark says there which files count
+        return None  # a Spark sink lists there which files count
     files = [file for found in paths for file in ds.dataset(found, format="parquet", partitioning=None).files if file]
     if not files:
         return None
     read = {file: pq.read_metadata(file) for file in files}
     merged = pa.unify_schemas([one.schema.to_arrow_schema() for one in read.values()], promote_options="permissive")
     if any(pa.types.is_string(merged.field(name).type) for name in ("finished", "timestamp") if name in merged.names):
-        return None  # Spark reads times as texts
+        return None  # Spark reads times as text
     groups = [(file, number) for file, one in read.items() for number in range(one.num_row_groups)]
     return FileTable(tuple(groups), merged)
 
 
 def _read(groups: list[Group], columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Runs on an executor. Texts stay coded, as they are in the file."""
+    """Runs on an executor. Texts stay dictionary-encoded, as in the file."""
     opened: dict[str, Any] = {}
     for path, number in groups:
         if path not in opened:

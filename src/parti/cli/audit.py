@@ -1,4 +1,4 @@
-"""`parti audit`: what was published against what took effect."""
+"""`parti audit`: compares what was published with what took effect."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def audit(
 
 
 def write_report(path: str, report: Report) -> None:
-    """The HTML page, into this file."""
+    """Write the HTML page into this file."""
     from parti.audit.html import render_html
 
     try:
@@ -101,7 +101,7 @@ def write_report(path: str, report: Report) -> None:
 
 
 def print_report(report: Report) -> None:
-    """Tables on stdout."""
+    """Print tables on stdout."""
     import sys
 
     from rich.console import Console

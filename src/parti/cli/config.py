@@ -1,4 +1,4 @@
-"""`parti config show`: every value, where it came from, and why its default is what it is."""
+"""`parti config show`: every value, its origin, and the reason for its default."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _rows(loaded: LoadedConfig) -> Iterator[_Row]:
     for name, key, value, origin in loaded.rows():
         section, _, field = name.partition(".")
         if section == "nats" and field != "context":
-            # What a connection would really use: the environment and contexts of the `nats` CLI are in it.
+            # The value that a connection would use, with the environment and contexts of the `nats` CLI applied.
             value, origin = getattr(nats.options, field), nats.origins[field]
         elif name == "nats.context" and nats.context and not value:
             value, origin = nats.context, Origin(Source.CONTEXT, nats.context)

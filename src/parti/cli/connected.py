@@ -1,4 +1,4 @@
-"""Connect, work, close: what every command does that asks the server something and ends."""
+"""Connect, work, close: shared by every command that makes requests to the server and ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def run_connected(loaded: LoadedConfig, work: Callable[[Connection], Awaitable[T]]) -> T:
-    """The result of `work` over one connection as configured; it is closed whatever happens."""
+    """The result of `work` over one connection as configured; the connection is always closed."""
     from parti.wire.configured import configured_options
     from parti.wire.connect import connect
 

@@ -1,4 +1,4 @@
-"""`parti deliver`: tasks to HTTP endpoints, in order per document; their dead letters; endpoints that said 410."""
+"""`parti deliver`: tasks to HTTP endpoints, in order per document; their dead letters; endpoints that answered 410."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import click
 
-from parti.cli.deliver_letters import dlq, endpoints
+from parti.cli.deliver_dlq import dlq
+from parti.cli.deliver_endpoints import endpoints
 from parti.cli.deliver_spark import checkpoint_option as spark_checkpoint
 from parti.cli.deliver_spark import master_option as spark_master
 from parti.cli.deliver_spark import outcomes_option as spark_outcomes

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from parti.spark.delivery import Span
     from parti.spark.pipeline import Pipeline
 
-# How often an idle query looks for tasks; at Spark's own 10 ms it would keep a tenth of a core busy with looking.
+# How often an idle query polls for tasks; Spark's default of 10 ms would use a tenth of a core.
 _SETTINGS: dict[str, Any] = {"spark.sql.streaming.pollingDelay": "200ms"}
 
 checkpoint_option = click.option(
@@ -37,7 +37,7 @@ def run_on_spark(
     outcomes: str | None,
     available_now: bool,
 ) -> None:
-    """Deliver until a signal comes, or with `available_now` what the stream holds."""
+    """Deliver until a signal arrives, or with `available_now` only what the stream holds now."""
     pipeline = _pipeline(loaded, None, checkpoint, master, outcomes, trigger="available-now" if available_now else "0s")
     _drive(pipeline, as_json, again=available_now)
 
@@ -63,7 +63,7 @@ def replay(
 ) -> None:
     """Deliver tasks of the stream once more, between two positions, in order per document, with the ids they had.
 
-    Ends when each is delivered or in the dead letters. Started again with the same folder it goes on where it was.
+    Ends when each is delivered or in the dead letters. Started again with the same folder it continues.
     """
     from parti.spark.delivery import Span
 
@@ -92,7 +92,7 @@ def _pipeline(
 
 
 def _drive(pipeline: Pipeline, as_json: bool, *, again: bool) -> None:
-    """Run it to its end; with `again`, once more whenever parked documents are due, until none is left."""
+    """Run it to its end; with `again`, run it again whenever parked documents are due, until none is left."""
     from parti.spark.quiet import without_chatter
     from parti.spark.session import session
 

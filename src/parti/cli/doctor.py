@@ -1,4 +1,4 @@
-"""`parti doctor`: is this machine, and the NATS server, fit for parti? Each answer says what to do."""
+"""`parti doctor`: are this machine and the NATS server fit for parti? Each result says what to do."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _server_checks(
         yield answer("server", str(error), "start one (`parti server`), or name one with --server or --context")
         return
     except PartiError as error:
-        # It is there and refused us, or broke off: that is never what was wanted.
+        # The server exists and refused the connection or broke it off: never the intended state.
         yield fail("server", str(error), f"correct the [nats] settings for {servers}: `parti config show` lists them")
         return
     yield ok("server", f"connected to {servers}")

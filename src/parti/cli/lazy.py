@@ -24,7 +24,7 @@ _INTERRUPTED = 130  # what a shell reports for SIGINT: 128 + 2
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """Where a command lives ("package.module:attribute") and the line that --help shows for it."""
+    """Where a command is defined ("package.module:attribute"), and its line in --help."""
 
     target: str
     help: str
@@ -45,7 +45,7 @@ def load_command(entry: LazyCommand) -> click.Command:
 
 
 class LazyGroup(click.Group):
-    """A group over a table of entries; listing them imports none."""
+    """A group over a table of entries; listing them imports nothing."""
 
     def __init__(self, *args: Any, entries: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -75,7 +75,7 @@ class LazyGroup(click.Group):
 
 
 class RootGroup(LazyGroup):
-    """The program itself: every failure is one line "Error: ..." on stderr, and the exit code says which kind.
+    """The program itself: every failure is one line "Error: ..." on stderr, and the exit code gives its kind.
 
     2: the command line or the configuration is wrong. 1: the work failed. 130: interrupted. A traceback appears only
     for a bug, or with --debug.

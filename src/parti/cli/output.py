@@ -1,4 +1,4 @@
-"""What the commands print: results on stdout (a table, or JSON with --json), progress and notes on stderr."""
+"""Output of the commands: results on stdout (a table, or JSON with --json), progress and notes on stderr."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    # A pipe has no width: a cell must not be folded there, because other programs read line by line.
+    # A pipe has no width, and other programs read it line by line: cells must not be folded.
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 
 
 def plain(text: object) -> str:
-    """Text in which rich sees no markup."""
+    """Text without rich markup."""
     from rich.markup import escape
 
     return escape(str(text))
@@ -55,7 +55,7 @@ def note(message: str) -> None:
 
 @contextmanager
 def progress(description: str, total: int | None) -> Iterator[Advance]:
-    """A progress bar on stderr while a person is watching; nothing when stderr is a file or a pipe."""
+    """A progress bar on stderr if it is a terminal; nothing if it is a file or a pipe."""
     if not sys.stderr.isatty():
         with no_progress(description, total) as silent:
             yield silent

@@ -81,7 +81,7 @@ def _explain(pipeline: Pipeline, as_json: bool) -> None:
 
 
 def _cores(master: str) -> int:
-    """Cores of a local master; elsewhere those of this machine, because a cluster tells only when it is asked."""
+    """Cores of a local master; otherwise those of this machine, because a cluster is not asked here."""
     inside = master.partition("[")[2].rstrip("]").split(",")[0]
     return int(inside) if inside.isdecimal() else 1 if master == "local" else os.cpu_count() or 1
 

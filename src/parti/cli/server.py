@@ -20,7 +20,7 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}  # binary, as n
 
 
 class ServerEnded(FatalError):
-    """The server ended although nobody asked it to: its log says why."""
+    """The server ended although no stop was requested: its log says why."""
 
 
 def size(text: str) -> int:
@@ -61,8 +61,8 @@ def server(
     For local use: it has no users and no TLS. Uses the nats-server named by PARTI_NATS_SERVER, else the one on PATH,
     else the packaged one.
     """
-    # What ends the wait: None when we are asked to stop, or the server's exit code. A SimpleQueue, because its put()
-    # may be called in a signal handler; an Event's set() can deadlock there with the wait() it interrupts.
+    # The reason to end the wait: None for a request to stop, or the server's exit code. A SimpleQueue, because a signal
+    # handler may call its put(); an Event's set() can deadlock there with the wait() it interrupts.
     ends: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     with _on_signals(lambda: ends.put(None)):
         running = NatsServer(

@@ -15,7 +15,7 @@ from parti.observe.logs import configure_logging
 
 
 def with_config(command: Callable[..., None]) -> Callable[..., None]:
-    """Give the command a `loaded: LoadedConfig` made from the flags."""
+    """Give the command a `loaded: LoadedConfig` built from the flags."""
 
     @click.option("--config", "config_file", type=click.Path(), metavar="FILE", help="Configuration file (TOML).")
     @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set one value, such as nats.user=me.")
@@ -41,7 +41,7 @@ def with_config(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def log_quietly(loaded: LoadedConfig) -> None:
-    """Logging for a command that answers and ends: warnings only, unless somebody set a level."""
+    """Logging for a command that answers and ends: warnings only, unless a level is configured."""
     settings = loaded.config.observe
     if "log_level" not in loaded.explicit("observe"):
         settings = msgspec.structs.replace(settings, log_level=LogLevel.WARNING)
@@ -53,7 +53,7 @@ def _flags(settings: tuple[str, ...]) -> dict[str, object]:
     for setting in settings:
         name, separator, value = setting.partition("=")
         if not separator:
-            # The text may be a mistyped secret: name the form, not the value.
+            # The text may be a mistyped secret: the error shows the form, not the value.
             raise ConfigError("--set takes KEY=VALUE, such as --set retry.retry_base=500ms")
         flags[name.strip()] = value
     return flags

@@ -6,10 +6,10 @@ import gc
 
 
 def tune_gc() -> None:
-    """Look for cycles less often, and never among what was there at the start.
+    """Look for cycles less often, and never among objects that existed at the start.
 
-    With Python's own thresholds the collector looks at every task in hand hundreds of times before it is let go: 17 of
-    240 us a delivery. For a whole process, so that only a program may call it, never a library.
+    With Python's default thresholds the collector visits every task in flight hundreds of times: 17 of 240 us per
+    delivery. This setting is global to the process, so only a program may call it, never a library.
     """
     gc.collect()
     gc.freeze()

@@ -22,7 +22,7 @@ def version(as_json: bool) -> None:
 
 
 def collect() -> dict[str, str | None]:
-    """Version by part; None where a part is not installed."""
+    """The version of each part; None if it is not installed."""
     from parti.cli.checks.local import find_nats_server, installed
     from parti.java import find_java
 

@@ -1,4 +1,4 @@
-"""A pipeline on Spark that runs in the foreground: until it ends, or somebody ends it."""
+"""Runs a Spark pipeline in the foreground until it ends or a signal stops it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def on_signal() -> threading.Event:
-    """Set by Ctrl-C and SIGTERM from now on."""
+    """An event that Ctrl-C and SIGTERM set from now on."""
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
@@ -21,11 +21,11 @@ def on_signal() -> threading.Event:
 
 
 def watch(running: RunningPipeline, ended: threading.Event) -> None:
-    """Return when it has ended or is to end; how many messages are done is shown to a person who watches."""
+    """Return when the pipeline has ended or must end; a terminal shows the number of messages done."""
     shown = 0
     with progress(running.pipeline.name, None) as advance:
         while not ended.wait(0.2) and not running.wait(0):
             done = running.totals.done
-            if done > shown:  # a driver that lost its lease and has it again counts anew
+            if done > shown:  # a driver that lost its lease and got it again counts from zero
                 advance(done - shown)
             shown = done

@@ -18,9 +18,9 @@ from parti.errors import ConfigError
 from parti.waiting import first_of, stop_signals
 
 GAVE_UP = 3
-"""Exit code: the worker could do no work any more; its partitions are with others."""
+"""Exit code: the worker could not work any more; other workers have its partitions."""
 BLOCKED = 4
-"""Exit code: a handler blocked the event loop for too long; others take the partitions when the lease is over."""
+"""Exit code: a handler blocked the event loop for too long; other workers take the partitions when the lease ends."""
 
 
 @click.group()
@@ -49,7 +49,7 @@ def run(handler: str, returning: bool, loaded: LoadedConfig) -> None:
 
 
 def load_handler(text: str) -> Any:
-    """The function that MODULE:FUNCTION names; the working directory is importable, as with `python -m`."""
+    """The function named by MODULE:FUNCTION; the working directory is importable, as with `python -m`."""
     module_name, colon, name = text.partition(":")
     if not colon or not module_name or not name:
         raise ConfigError(f"{text!r} names no handler: write MODULE:FUNCTION, such as app:handle")
@@ -69,7 +69,7 @@ def load_handler(text: str) -> Any:
 
 
 async def serve(handler: Any, loaded: LoadedConfig, *, returning: bool = False) -> int:
-    """One worker, until SIGTERM or SIGINT, or until it can do no work any more; the exit code."""
+    """Run one worker until SIGTERM or SIGINT, or until it cannot work any more; returns the exit code."""
     from parti.manager import Manager
     from parti.manager.configured import source_of
     from parti.observe.metrics import NO_METRICS
@@ -126,7 +126,7 @@ async def serve(handler: Any, loaded: LoadedConfig, *, returning: bool = False) 
 
 
 def _end(code: int) -> None:
-    """End the process as it is: something in it does not end by itself."""
+    """End the process immediately: some part of it does not end by itself."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,11 +1,11 @@
-"""One frozen configuration from defaults, a TOML file, the environment and flags, each value with its origin.
+"""One frozen configuration from defaults, a TOML file, the environment and flags; each value knows its origin.
 
-Each name is loaded when it is first used: every process of Spark's that reads masks its logs with this package, and
-needs nothing else of it (37 ms of CPU in each).
+Each name is loaded on first use: every Spark process that reads uses this package to mask its logs, and needs nothing
+else of it (37 ms of CPU in each).
 
 Promises: an unknown key, a wrong type and a value out of bounds are refused with the key's name; no secret is shown.
 
-Flow: `load` reads each source -> `sections` checks -> `origin` says where a value came from.
+Flow: `load` reads each source -> `sections` checks -> `origin` records where a value came from.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The [control] section: who shares the work, how members are judged, and how partitions move.
+"""The [control] section: which workers share the work, when a member counts as gone, and how partitions move.
 
 See docs/requirements.md#r-111.
 """
@@ -15,7 +15,7 @@ from parti.subjects import validate_token
 
 
 class ControlConfig(Section, frozen=True, kw_only=True):
-    """One namespace is one group of workers that shares the partitions of one stream."""
+    """One namespace is one group of workers that share the partitions of one stream."""
 
     namespace: Annotated[str, Setting("workers of one namespace share the work; two applications need two")] = "default"
     bucket_replicas: Annotated[int, Setting("of the bucket `parti-<namespace>`; 3 on a cluster", at_least=1)] = 1

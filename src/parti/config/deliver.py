@@ -1,4 +1,4 @@
-"""The [deliver] section: tasks to HTTP endpoints in order per document, named as in docs/requirements.md#r-301."""
+"""The [deliver] section: tasks to HTTP endpoints, in order per document; names as in docs/requirements.md#r-301."""
 
 from __future__ import annotations
 

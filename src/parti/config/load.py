@@ -1,7 +1,7 @@
-"""Reading the configuration: flag wins over environment, environment over file, file over default.
+"""Reading the configuration: a flag overrides the environment, the environment the file, the file the default.
 
-Every key that any source names must exist; a key that does not is refused with the nearest one that does and with the
-place it was written. So a typing error never silently leaves a default in force.
+Every key in any source must exist. An unknown key is refused; the error names the nearest known key and the place where
+the unknown key was written. So a typing error never silently leaves a default in force.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LoadedConfig:
         return getattr(self.config, name)  # type: ignore[no-any-return]
 
     def explicit(self, section: str) -> dict[str, Any]:
-        """The values of one section that somebody set, by key; what is left at its default is absent."""
+        """The values of one section that were set, by key; values left at their default are absent."""
         return {
             key.name: getattr(self.section(section), key.name)
             for key in keys_of(sections()[section])
@@ -68,8 +68,8 @@ def load_config(
 ) -> LoadedConfig:
     """The configuration from one file, the environment and flags, all keys checked.
 
-    The file is `path`, else the one PARTI_CONFIG names, else `parti.toml` in the working directory when there is one.
-    `flags` are dotted names ("retry.retry_base") and win over everything.
+    The file is `path`, else the one that PARTI_CONFIG names, else `parti.toml` in the working directory if it exists.
+    `flags` are dotted names ("retry.retry_base") and override all other sources.
     """
     environ = os.environ if environ is None else environ
     assignments = [
@@ -138,7 +138,7 @@ def _from_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str]) 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[_Assignment]:
     by_variable = {env_name(dotted): dotted for dotted in known_keys()}
-    # PARTI_RETRY_RETRY_BASE, with one underscore, would otherwise be ignored in silence.
+    # PARTI_RETRY_RETRY_BASE, with one underscore, would otherwise be silently ignored.
     by_slip = {variable.replace(ENV_SEPARATOR, "_"): variable for variable in by_variable}
     for variable in sorted(environ):
         if not variable.startswith(ENV_PREFIX):

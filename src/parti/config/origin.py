@@ -1,4 +1,4 @@
-"""Where a value came from, in the words that errors and `parti config show` use."""
+"""Where a value came from, as errors and `parti config show` print it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 
 class Source(StrEnum):
-    """The places a value can come from; a later one wins over an earlier one."""
+    """The sources of a value; a later one overrides an earlier one."""
 
     DEFAULT = "default"
     CONTEXT = "nats context"
@@ -38,8 +38,8 @@ _ASSIGNMENT: Final = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=")
 def toml_lines(text: str) -> dict[str, int]:
     """Line numbers of plain `[table]` headers and `key = value` lines, by dotted name.
 
-    tomllib drops positions. This scan is only for messages: what it cannot place (quoted keys, inline tables) is left
-    out, and the message names the file alone.
+    tomllib drops positions. This scan serves messages only: keys that it cannot locate (quoted keys, inline tables) are
+    left out, and the message then names only the file.
     """
     lines: dict[str, int] = {}
     table = ""

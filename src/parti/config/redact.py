@@ -1,4 +1,4 @@
-"""What must never be shown: secrets by the name of their field, and credentials inside a url."""
+"""Masks what must never be shown: secrets, by the name of their field, and credentials inside a url."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from typing import Final
 
 MASK: Final = "********"
-"""What stands for a secret wherever a value is shown."""
+"""Replaces a secret wherever a value is shown."""
 
 _SECRET_NAME: Final = re.compile(
     r"(^|_)pass$|pass(word|wd|phrase)$|secret|token$|seed$|^creds$|credential|authorization|cookie|private_?key|signature|jwt$"
     r"|api_?key",
     re.IGNORECASE,
 )
-# Everything before the last @ of an authority may be a password, which may itself hold an @.
+# Everything before the last @ of an authority may be a password, and a password may contain an @.
 _USERINFO: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s,]*@")
 
 

@@ -1,7 +1,7 @@
-"""Every configuration section, in one place: a later part adds its section here and nowhere else.
+"""Every configuration section. A new part of parti adds its section here only.
 
-Each default is annotated with its reason. `parti config show` prints it, and a test compares the table in
-docs/operations.md with it.
+Each default is annotated with its reason. `parti config show` prints it, and a test compares it with the table in
+docs/operations.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parti.errors import ConfigError
 class NatsSection(Section, frozen=True, kw_only=True):
     """How to reach NATS: the fields and defaults of `parti.wire.options.ConnectOptions`, and the context to start from.
 
-    What is not set here comes from the environment and context files of the `nats` CLI.
+    Values not set here come from the environment and context files of the `nats` CLI.
     """
 
     context: Annotated[str, Setting("context of the `nats` CLI to start from; empty: the selected one")] = ""
@@ -94,7 +94,7 @@ class RetrySection(Section, frozen=True, kw_only=True):
 
 
 class LogFormat(StrEnum):
-    """JSON lines for machines, aligned and coloured lines for people; `auto` asks whether stderr is a terminal."""
+    """JSON lines for machines, aligned and coloured lines for people; `auto`: the latter if stderr is a terminal."""
 
     AUTO = "auto"
     JSON = "json"
@@ -125,7 +125,7 @@ class ObserveSection(Section, frozen=True, kw_only=True):
             self.address()
 
     def address(self) -> tuple[str, int]:
-        """Host and port of `listen`; port 0 means any free one."""
+        """Host and port of `listen`; port 0 means any free port."""
         host, separator, port = self.listen.rpartition(":")
         if not separator or not host or not port.isdecimal() or int(port) > 65_535:
             raise ConfigError(f'observe.listen is {self.listen!r}: write host:port, such as "127.0.0.1:9464", or "off"')

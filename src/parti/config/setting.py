@@ -1,4 +1,4 @@
-"""What one configuration key is: its type, unit, default, bounds and the one-line reason for the default.
+"""One configuration key: its type, unit, default, bounds and the one-line reason for the default.
 
 A section is a frozen msgspec Struct whose fields are annotated with `Setting`. The loader, `parti config show` and the
 table in docs/operations.md all read the same declarations, so they cannot disagree.
@@ -22,7 +22,7 @@ from parti.errors import ConfigError
 
 
 class Unit(StrEnum):
-    """How a number is written: with a unit of time, with a unit of size, or as it is."""
+    """How a number is written: with a unit of time, with a unit of size, or without a unit."""
 
     NONE = ""
     DURATION = "duration"
@@ -34,7 +34,7 @@ class Setting:
     """Annotation of one section field."""
 
     reason: str
-    """One line: what it is, and why the default is what it is."""
+    """One line: what the key is, and why it has this default."""
     unit: Unit = Unit.NONE
     secret: bool = False
     address: bool = False
@@ -44,10 +44,10 @@ class Setting:
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every section. Its repr shows masked secrets, also through rich, which reads `__rich_repr__`."""
+    """Base of every section. Its repr masks secrets, also for rich, which reads `__rich_repr__`."""
 
     def __post_init__(self) -> None:
-        """A section made in Python is held to what one from a file is: types, bounds, and words that are allowed."""
+        """Check a section made in Python like one from a file: types, bounds, and allowed words."""
         for key in keys_of(type(self)):
             try:
                 key.check(getattr(self, key.name))
@@ -56,7 +56,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @classmethod
     def section_name(cls) -> str:
-        """What the section is called in a file: `[worker]` of WorkerConfig."""
+        """The section's name in a file: `[worker]` for WorkerConfig."""
         return cls.__name__.removesuffix("Config").removesuffix("Section").lower()
 
     def __repr__(self) -> str:
@@ -125,13 +125,13 @@ class SettingKey:
 
     @property
     def type_name(self) -> str:
-        """The type in words a user knows."""
+        """The type's name for users."""
         if self.setting.unit:
             return f"a {self.setting.unit}"
         return _words(self.type)
 
     def show(self, value: object) -> str:
-        """The value as the user would write it; a secret that is set shows as a mask."""
+        """The value as the user would write it; a secret is masked."""
         if value is None or value in ("", ()):
             return "unset"
         if self.setting.secret:

@@ -1,6 +1,6 @@
-"""Durations and sizes as people write them: "6s", "500ms", "1m30s", "16MB", "1GiB". A number without a unit is refused.
+"""Durations and sizes as text: "6s", "500ms", "1m30s", "16MB", "1GiB". A number without a unit is refused.
 
-Durations become float seconds, sizes become whole bytes. `format_duration` and `format_size` write a text that parses
+Durations become float seconds, sizes become integer bytes. `format_duration` and `format_size` write a text that parses
 back to the same value.
 """
 
@@ -36,8 +36,8 @@ _BYTES: Final[dict[str, int]] = {
 }
 _SIZE_NAMES: Final = ("TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "KB")
 _PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
-LARGEST: Final = 2**63  # what the server's counters hold; seconds and bytes beyond it are typing errors
-_LONGEST: Final = 100  # characters; Python itself refuses numbers of more than 4,300 digits, with another error
+LARGEST: Final = 2**63  # the range of the server's counters; seconds and bytes above it are typing errors
+_LONGEST: Final = 100  # characters; Python itself refuses numbers of more than 4,300 digits, with a different error
 
 
 def parse_duration(text: str) -> float:

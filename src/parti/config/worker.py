@@ -12,10 +12,10 @@ from parti.subjects import validate_subject, validate_token
 
 
 class WorkerConfig(Section, frozen=True, kw_only=True):
-    """How a worker reads its partitions. `stream` has to be set; every other default carries its reason.
+    """How a worker reads its partitions. `stream` must be set; every other default carries its reason.
 
-    The server's own `max_deliver` is left unlimited: a message that used it up there would be skipped in silence.
-    Attempts are counted here, and the last one ends in the dead-letter stream.
+    The server's own `max_deliver` stays unlimited: the server silently skips a message that has reached it. parti
+    counts the attempts, and the last failed one puts the message into the dead-letter stream.
     """
 
     stream: Annotated[str, Setting("stream to consume; has no default")] = ""
@@ -144,5 +144,5 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
 
     @property
     def capacity(self) -> int:
-        """Messages held at most: 80 % of max_ack_pending, so that the server never stops us by itself."""
+        """Maximum number of held messages: 80 % of max_ack_pending, so that the server never pauses delivery."""
         return max(1, self.max_ack_pending * 8 // 10)

@@ -8,7 +8,6 @@ Flow: `feed` -> `documents` -> `gate` -> `courier` -> `policy` -> acknowledgemen
 
 from parti.config.deliver import DeliverSection
 from parti.delivery.consumer import TaskConsumer
-from parti.delivery.dead_letters import DeliveryDeadLetters, Letter
 from parti.delivery.guard import AddressGuard
 from parti.delivery.task import DeliveryTask, decode_task
 from parti.delivery.transport import HttpTransport, Request, Response, Transport
@@ -16,10 +15,8 @@ from parti.delivery.transport import HttpTransport, Request, Response, Transport
 __all__ = [
     "AddressGuard",
     "DeliverSection",
-    "DeliveryDeadLetters",
     "DeliveryTask",
     "HttpTransport",
-    "Letter",
     "Request",
     "Response",
     "TaskConsumer",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from parti.backoff import Backoff
+from parti.backoff import FOREVER
 from parti.clock import Clock
 from parti.delivery.recorder import DeliveryRecorder
 from parti.errors import PartiError
 from parti.wire.live import LiveConnection
 from parti.wire.options import ConnectOptions
-
-_BACKOFF = Backoff(base=0.05, cap=2.0, max_tries=None)
 
 
 class KeptConnection:
@@ -26,7 +24,7 @@ class KeptConnection:
 
     async def run(self) -> None:
         """Keep a connection until cancelled; then send what is queued, and close it."""
-        waits = _BACKOFF.delays()
+        waits = FOREVER.delays()
         try:
             while True:
                 try:
@@ -39,7 +37,7 @@ class KeptConnection:
                 self._connection = connection
                 self._recorder.write = connection.publish
                 self._up.set()
-                waits = _BACKOFF.delays()
+                waits = FOREVER.delays()
                 reason = await asyncio.shield(connection.lost)
                 self._up.clear()
                 self._recorder.write = None

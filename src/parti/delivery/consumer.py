@@ -6,22 +6,23 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
 
-from parti.backoff import Backoff, retry
+from parti.backoff import PATIENT, retry
 from parti.clock import Clock, Randomness, SystemClock
 from parti.config.deliver import DeliverSection
 from parti.delivery.connection import KeptConnection
 from parti.delivery.context import DeliveryContext
 from parti.delivery.courier import Courier
-from parti.delivery.dead_letters import DeliveryDeadLetters
 from parti.delivery.endpoints import Endpoints
 from parti.delivery.engine_lock import OtherEngine
 from parti.delivery.gate import Gate
 from parti.delivery.guard import AddressGuard
 from parti.delivery.lease import SlotLease
+from parti.delivery.letters import TaskLetters
 from parti.delivery.names import DeliveryNames
 from parti.delivery.order import RuleBook
 from parti.delivery.ownership import Ownership
@@ -39,7 +40,7 @@ from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 
 _REPORT_EVERY = 1.0
-_START = Backoff(base=0.1, cap=2.0, max_tries=8)  # about 6 s: as long as a server takes to restart
+_START = replace(PATIENT, cap=2.0, max_tries=8)  # about 6 s: as long as a server takes to restart
 T = TypeVar("T")
 
 
@@ -139,7 +140,7 @@ class TaskConsumer:
         if self._shares is None or self._stopped.is_set():
             return "not running"
         waiting = [number for number, slot in self._shares.slots.items() if not slot.attached.is_set()]
-        return f"partitions {waiting} are not attached to the server" if waiting else None
+        return f"partitions {waiting} are not attached to the server" if waiting else self._recorder.stuck()
 
     async def _patiently(self, step: Callable[[], Awaitable[T]]) -> T:
         """The step's result, also where the server restarts in this moment."""
@@ -163,7 +164,7 @@ class TaskConsumer:
             reader=TaskReader(self.config, self._book),
             gate=self._gate,
             courier=Courier(self.config, self._transport, self.guard, self._secrets, self._clock),
-            letters=DeliveryDeadLetters(js, names),
+            letters=TaskLetters(js, names),
             endpoints=endpoints,
             recorder=self._recorder,
         )

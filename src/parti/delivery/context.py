@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from parti.clock import Clock, Randomness
 from parti.config.deliver import DeliverSection
 from parti.delivery.courier import Courier
-from parti.delivery.dead_letters import DeliveryDeadLetters
 from parti.delivery.endpoints import Endpoints
 from parti.delivery.gate import Gate
+from parti.delivery.letters import TaskLetters
 from parti.delivery.names import DeliveryNames
 from parti.delivery.pending import Pending, TaskReader
 from parti.delivery.policy import DeliveryAttempt
@@ -27,7 +27,7 @@ class DeliveryContext:
     reader: TaskReader
     gate: Gate
     courier: Courier
-    letters: DeliveryDeadLetters
+    letters: TaskLetters
     endpoints: Endpoints
     recorder: DeliveryRecorder
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 
 from parti.delivery.already_done import AlreadyDone
 from parti.delivery.context import DeliveryContext
@@ -22,21 +23,11 @@ from parti.delivery.order import OrderHold, TaskOrder, hold
 from parti.delivery.park import Park
 from parti.delivery.parking import Parking
 from parti.delivery.pending import Pending, Wake
-from parti.delivery.policy import (
-    DONE,
-    UNSPENT,
-    AttemptOutcome,
-    Decision,
-    DeliveryAttempt,
-    GiveUp,
-    TaskDone,
-    TryAgain,
-    decide,
-    schedule_of,
-)
+from parti.delivery.policy import UNSPENT, AttemptOutcome, DeliveryAttempt, decide, retry_policy
 from parti.delivery.retrying import RetryWhileOwner
 from parti.delivery.sleepers import Sleepers
 from parti.errors import UsageError
+from parti.outcomes import DONE, Again, Bury, Decision, Done
 from parti.wire.acks import ACK, term
 
 _MOMENT = 0.01  # seconds by which two clocks may differ
@@ -308,19 +299,19 @@ class Documents:
                 attempt,
                 attempts=head.attempts,
                 age=tools.clock.wall() - head.first_seen,
-                schedule=schedule_of(head.task.retry_policy, tools.config),
+                policy=retry_policy(head.task.retry_policy, tools.config),
                 config=tools.config,
                 rng=tools.rng,
             )
         match decision:
-            case TaskDone():
+            case Done():
                 await self._let_go(lane, head)
                 tools.recorder.delivered(head)
-            case GiveUp(reason, disable):
-                if disable:
+            case Bury(reason):
+                if reason is Reason.GONE:
                     await self._surely(lambda: tools.disable(head, attempt))
                 await self._bury(lane, head, reason, attempt)
-            case TryAgain(wait):
+            case Again(wait):
                 if head.failed_at is None:
                     head.failed_at = now
                 head.due = now + wait
@@ -439,7 +430,7 @@ class Documents:
 
     # -- letting go ---------------------------------------------------------------------------------------------------
 
-    async def _bury(self, lane: Document, held: Pending, reason: Reason, attempt: DeliveryAttempt) -> None:
+    async def _bury(self, lane: Document, held: Pending, reason: StrEnum, attempt: DeliveryAttempt) -> None:
         lane.busy = True
         await self._surely(lambda: self._tools.letters.bury(held, reason, attempt))
         await self._let_go(lane, held, term(reason.value))

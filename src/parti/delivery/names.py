@@ -5,23 +5,24 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-TASK_ID = "Parti-Task-Id"
-ATTEMPTS = "Parti-Attempts"
+from parti.dead_letters.headers import ATTEMPTS as ATTEMPTS
+from parti.dead_letters.headers import HISTORY as HISTORY
+from parti.dead_letters.headers import MSG_ID as MSG_ID
+from parti.dead_letters.headers import SUBJECT as SUBJECT
+from parti.dead_letters.headers import TASK_ID as TASK_ID
+from parti.dead_letters.letter import dead_letter_stream
+
 FIRST_SEEN = "Parti-First-Seen"
-SUBJECT = "Parti-Subject"
 ORIGIN = "Parti-Origin"
 """Stream and sequence of the first publish."""
 DUE = "Parti-Due"
 """Unix seconds before which a task that was scheduled alone must not be tried."""
-HISTORY = "Parti-History"
-"""The letters that a replayed task had before, as JSON. It and `TASK_ID` are what a replay gives a task of ours."""
 DROPPED = "Parti-Dropped-Headers"
 """How many headers of the publisher no message of ours could carry."""
 FROM_PUBLISHERS = frozenset({TASK_ID, HISTORY})
 """Of the headers that begin with Parti-, those that count in the task stream, where anybody may write: a replay keeps
 its id by the one, and a publisher could choose that by Nats-Msg-Id as well; the other is only ever shown."""
 SOURCED = "Nats-Stream-Source"
-MSG_ID = "Nats-Msg-Id"
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_=-]")
 
@@ -44,7 +45,7 @@ class DeliveryNames:
 
     @property
     def dead_letters(self) -> str:
-        return f"{self.stream}_DLQ"
+        return dead_letter_stream(self.stream)
 
     @property
     def attempts(self) -> str:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from parti.backoff import Backoff
+from parti.backoff import FOREVER
 from parti.clock import by_clock
 from parti.delivery.connection import KeptConnection
 from parti.delivery.context import DeliveryContext
@@ -24,7 +24,6 @@ from parti.observe import delivery_metrics as m
 from parti.wire.api import JetStreamApi
 from parti.wire.kv import KeyValue
 
-_BACKOFF = Backoff(base=0.05, cap=2.0, max_tries=None)
 _CHECKPOINT_EVERY = 1.0  # seconds; the journal says what happens in between
 _SETTLED = 5.0
 _SWEEP_EVERY = 20.0  # for what a process that lost its lease parked while we took over
@@ -203,7 +202,7 @@ class DeliveryPartition:
 
     async def _keep(self) -> None:
         """Stay attached: after any trouble, and on a new connection, attach anew before anything else comes in."""
-        clock, waits, first = self._tools.clock, _BACKOFF.delays(), True
+        clock, waits, first = self._tools.clock, FOREVER.delays(), True
         while True:
             connection = await self._link.connected()
             self._trouble.clear()
@@ -235,7 +234,7 @@ class DeliveryPartition:
             )
             self._last_error = ""
             if clock.now() - started > _SETTLED:
-                waits = _BACKOFF.delays()
+                waits = FOREVER.delays()
             await clock.sleep(next(waits))
 
     async def _arrive(self) -> tuple[FeedCheckpoint | None, FeedCheckpoint | None]:

@@ -6,7 +6,6 @@ The same functions decide in the TaskConsumer and in a Spark job.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
@@ -17,6 +16,7 @@ from parti.clock import Randomness
 from parti.config.deliver import DeliverSection
 from parti.delivery.errors import Reason
 from parti.delivery.task import TaskRetryPolicy, duration_seconds, is_bad_duration
+from parti.outcomes import DONE, Again, Bury, Decision, RetryPolicy
 
 MOST_ATTEMPTS = 50
 LONGEST_TIMEOUT = 30.0
@@ -117,47 +117,29 @@ def parse_retry_after(status: int, value: str | None, now: float) -> float | Non
     return max(0.0, wait)
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The waits of one task: its attempts are counted by us, never by the server's deliveries."""
-
-    max_attempts: int
-    waits: tuple[float, ...] = ()
-    """Explicit waits; the last one repeats."""
-    initial: float = 0.0
-    """Or, when positive, the first of waits that double up to `cap`."""
-    cap: float = LONGEST_WAIT
-    clamped: bool = False
-    """Whether the task asked for something that is none, and got the default."""
-
-    def wait(self, attempt: int) -> float:
-        """Seconds after attempt number `attempt` (from 1) failed."""
-        if self.initial > 0:
-            # 2 ** 40 s is far beyond the cap: without the clamp, attempt 1,100 would overflow a float.
-            return min(self.initial * 2.0 ** min(attempt - 1, 40), self.cap)
-        return min(self.waits[min(attempt, len(self.waits)) - 1], self.cap)
-
-
-def schedule_of(policy: TaskRetryPolicy | None, config: DeliverSection) -> Schedule:
+def retry_policy(wanted: TaskRetryPolicy | None, config: DeliverSection) -> RetryPolicy:
     """The task's own policy where it says something sensible, the configured schedule where it does not."""
     waits = config.waits
-    if policy is None:
-        return Schedule(len(waits) + 1, waits)
-    attempts, clamped = _attempts(policy.max_attempts, len(waits) + 1)
-    clamped = clamped or is_bad_duration(policy.initial_backoff) or is_bad_duration(policy.max_backoff)
-    cap = min(duration_seconds(policy.max_backoff) or LONGEST_WAIT, LONGEST_WAIT)
-    initial = duration_seconds(policy.initial_backoff)
+    if wanted is None:
+        return RetryPolicy(len(waits) + 1, waits, cap=LONGEST_WAIT)
+    attempts = _attempts(wanted.max_attempts) or len(waits) + 1
+    cap = min(duration_seconds(wanted.max_backoff) or LONGEST_WAIT, LONGEST_WAIT)
+    initial = duration_seconds(wanted.initial_backoff)
     if initial is None:
-        return Schedule(attempts, waits, cap=cap, clamped=clamped)
-    return Schedule(attempts, initial=min(initial, LONGEST_WAIT), cap=cap, clamped=clamped)
+        return RetryPolicy(attempts, waits, cap=cap)
+    return RetryPolicy(attempts, (min(initial, LONGEST_WAIT),), growth=2.0, cap=cap)
 
 
-def _attempts(wanted: int | float | None, default: int) -> tuple[int, bool]:
-    if wanted is None or wanted == 0:
-        return default, False
-    if not 1 <= wanted <= MOST_ATTEMPTS:  # NaN, infinity and numbers of any length compare; `isfinite` would raise
-        return default, True
-    return int(wanted), False
+def is_out_of_bounds(wanted: TaskRetryPolicy) -> bool:
+    """Whether the task asks for something that is no policy, and gets a limit of ours instead."""
+    attempts = wanted.max_attempts
+    odd = attempts is not None and attempts != 0 and _attempts(attempts) is None
+    return odd or is_bad_duration(wanted.initial_backoff) or is_bad_duration(wanted.max_backoff)
+
+
+def _attempts(wanted: int | float | None) -> int | None:
+    # NaN, infinity and numbers of any length compare; `isfinite` would raise.
+    return int(wanted) if wanted is not None and 1 <= wanted <= MOST_ATTEMPTS else None
 
 
 def request_timeout(wanted: str | int | float | None, config: DeliverSection) -> float:
@@ -165,51 +147,27 @@ def request_timeout(wanted: str | int | float | None, config: DeliverSection) ->
     return min(duration_seconds(wanted) or config.total_timeout, LONGEST_TIMEOUT)
 
 
-@dataclass(frozen=True, slots=True)
-class TaskDone:
-    """The endpoint has it: let the task go."""
-
-
-@dataclass(frozen=True, slots=True)
-class TryAgain:
-    """Try again after `wait` seconds."""
-
-    wait: float
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Put the task into the dead letters, then let it go."""
-
-    reason: Reason
-    disable: bool = False
-    """Also send nothing more to this endpoint."""
-
-
-Decision = TaskDone | TryAgain | GiveUp
-DONE = TaskDone()
-
-
 def decide(
-    attempt: DeliveryAttempt, *, attempts: int, age: float, schedule: Schedule, config: DeliverSection, rng: Randomness
+    attempt: DeliveryAttempt, *, attempts: int, age: float, policy: RetryPolicy, config: DeliverSection, rng: Randomness
 ) -> Decision:
     """What to do after an attempt; `attempts` is how many were made, this one included."""
     match attempt.outcome:
         case AttemptOutcome.DELIVERED:
             return DONE
         case AttemptOutcome.GONE:
-            return GiveUp(Reason.GONE, disable=True)
+            return Bury(Reason.GONE, attempt.error)
         case AttemptOutcome.REJECTED | AttemptOutcome.REDIRECTED:
-            return GiveUp(Reason.REJECTED)
+            return Bury(Reason.REJECTED, attempt.error)
         case AttemptOutcome.REFUSED | AttemptOutcome.BLOCKED:
-            return GiveUp(attempt.reason or Reason.MALFORMED)
+            return Bury(attempt.reason or Reason.MALFORMED, attempt.error)
     if age >= config.max_task_age:
-        return GiveUp(Reason.EXPIRED)
-    if attempts >= schedule.max_attempts and attempt.outcome not in UNSPENT:
-        return GiveUp(Reason.EXHAUSTED)
+        return Bury(Reason.EXPIRED, attempt.error)
+    if attempts >= policy.max_deliver and attempt.outcome not in UNSPENT:
+        return Bury(Reason.EXHAUSTED, attempt.error)
     # The secret store's failure, and our own trouble, is not the endpoint's: it is tried again soon.
-    step = schedule.wait(max(attempts, 1)) if attempt.outcome not in UNSPENT else max(config.waits[0], _LEAST_WAIT)
+    step = policy.wait(max(attempts, 1)) if attempt.outcome not in UNSPENT else max(config.waits[0], _LEAST_WAIT)
     wait = step * (1.0 + rng.uniform(-config.jitter, config.jitter))
     if attempt.retry_after is not None:
         wait = max(wait, min(attempt.retry_after, config.retry_after_max))
-    return TryAgain(min(wait, config.max_task_age - age))  # it expires in its time, also while it waits
+    # It expires in its time, also while it waits.
+    return Again(min(wait, config.max_task_age - age), attempt.error)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 
 import msgspec
 
 from parti.clock import Clock
 from parti.config.deliver import DeliverSection
-from parti.delivery.errors import Reason
 from parti.delivery.names import DeliveryNames
 from parti.delivery.order import OrderHold
 from parti.delivery.pending import Pending, subject_disagrees
-from parti.delivery.policy import AttemptOutcome, DeliveryAttempt, schedule_of
+from parti.delivery.policy import AttemptOutcome, DeliveryAttempt, is_out_of_bounds
 from parti.observe import delivery_metrics as m
 from parti.observe.logs import get_logger
 from parti.observe.metrics import Metrics
 
 _LONGEST = 1_024  # characters of a name in the attempt log: the server cuts a connection that sends too large a message
+_STUCK_AFTER = 30.0  # seconds; a server that restarts takes a few
 _WARNED = 1_000  # triggers warned about once; beyond, the warnings stop rather than the memory grow
 
 
@@ -52,6 +53,7 @@ class DeliveryRecorder:
         self._warned: set[tuple[str, str]] = set()
         self.write: Callable[[str, bytes], None] | None = None
         """Publishes one message without waiting; None while there is no connection."""
+        self._unstored: dict[object, tuple[float, str]] = {}
 
     def received(self, held: Pending) -> None:
         self._log.debug("deliver.received", id=held.id, origin=held.source, attempts=held.attempts)
@@ -63,7 +65,7 @@ class DeliveryRecorder:
                 # Harmless as long as each document has one subject, whichever; nobody here can know that.
                 self._warn_once("deliver.subject_mismatch", held, "another partition may overtake it")
         policy = held.task.retry_policy if held.task is not None else None
-        if policy is not None and schedule_of(policy, self._config).clamped:
+        if policy is not None and is_out_of_bounds(policy):
             self.metrics.count(m.ODDITIES, what="policy_clamped")
             self._warn_once("deliver.policy_clamped", held, "a limit of ours is used instead")
 
@@ -123,7 +125,7 @@ class DeliveryRecorder:
         self.metrics.count(m.HELD_BACK, where=where.value)
         self._log.debug("deliver.postponed", id=held.id, host=held.host, wait=round(wait, 3), why=why)
 
-    def buried(self, held: Pending, reason: Reason, attempt: DeliveryAttempt) -> None:
+    def buried(self, held: Pending, reason: StrEnum, attempt: DeliveryAttempt) -> None:
         """A final failure: an error (docs/requirements.md#r-305)."""
         self.metrics.count(m.DEAD_LETTERS, reason=reason.value)
         self._let_go(held, "false")
@@ -153,6 +155,21 @@ class DeliveryRecorder:
     def breaker_opened(self, host: str) -> None:
         self.metrics.count(m.BREAKER_OPENED)
         self._log.warning("deliver.host_down", host=host, wait=self._config.breaker_open)
+
+    def storing_failed(self, what: object, error: str, wait: float) -> None:
+        """Something that must be stored could not be: it is tried again, until `stored` or given up."""
+        since, _ = self._unstored.get(what, (self._clock.now(), ""))
+        self._unstored[what] = since, error
+        self.event("deliver.storing_failed", warn=True, error=error, wait=round(wait, 2))
+
+    def stored(self, what: object) -> None:
+        self._unstored.pop(what, None)
+
+    def stuck(self) -> str | None:
+        """In words, what could not be stored for long; None when nothing is."""
+        since, error = min(self._unstored.values(), default=(self._clock.now(), ""))
+        took = self._clock.now() - since
+        return f"what must be stored could not be for {took:.0f} s: {error}" if took > _STUCK_AFTER else None
 
     def event(self, event: str, *, warn: bool = False, **fields: object) -> None:
         """A change of state of the process or of a partition."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from parti.backoff import Backoff
 from parti.clock import Clock
+from parti.dead_letters import until_stored
 from parti.delivery.errors import LeaseLost
 from parti.delivery.lease import SlotLease
 from parti.delivery.recorder import DeliveryRecorder
 from parti.errors import PartiError, UsageError
 
 T = TypeVar("T")
-_BACKOFF = Backoff(base=0.1, cap=5.0, max_tries=None)
 
 
 class RetryWhileOwner:
@@ -29,13 +28,15 @@ class RetryWhileOwner:
 
         Raises `LeaseLost` when the partition is not ours any more, and `UsageError` for what can never be stored.
         """
-        for wait in _BACKOFF.delays():
+
+        async def once() -> T:
             self._lease.check()
-            try:
-                return await operation()
-            except (UsageError, LeaseLost):
-                raise
-            except PartiError as error:
-                self._recorder.event("deliver.storing_failed", warn=True, error=str(error), wait=round(wait, 2))
-            await self._clock.sleep(wait)
-        raise AssertionError("the waits never end")
+            return await operation()
+
+        def failed(error: PartiError, wait: float) -> None:
+            self._recorder.storing_failed(once, str(error), wait)
+
+        try:
+            return await until_stored(once, clock=self._clock, on_failure=failed, final=(UsageError, LeaseLost))
+        finally:
+            self._recorder.stored(once)

@@ -9,6 +9,7 @@ import contextlib
 from typing import Any
 
 from parti.config.deliver import DeliverSection
+from parti.dead_letters import ensure_stream
 from parti.delivery.names import DeliveryNames
 from parti.errors import ConfigError
 from parti.wire.api import JetStreamApi
@@ -41,16 +42,8 @@ async def ensure_streams(js: JetStreamApi, config: DeliverSection) -> KeyValue:
     found = await _ensure(js, park)
     if not found.get("allow_msg_schedules") or found["retention"] != "workqueue":
         raise ConfigError(f"the stream {names.park} must be a work queue with allow_msg_schedules: delete or change it")
-    await _ensure(
-        js,
-        common
-        | {
-            "name": names.dead_letters,
-            "subjects": [f"{names.dead_letters}.>"],
-            "duplicate_window": _DEDUP,
-            "description": f"tasks of {config.stream} that could not be delivered",
-        },
-    )
+    told = f"tasks of {config.stream} that could not be delivered"
+    await ensure_stream(js, config.stream, storage=config.storage, duplicate_window=_DEDUP, description=told)
     if config.attempt_log != "off":
         await _ensure(
             js,

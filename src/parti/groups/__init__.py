@@ -1,7 +1,7 @@
 """Partitioned consumer groups, wire-compatible with the Go reference (orbit.go pcgroups).
 
-Promises: in order and one at a time for each partition, while the server confirms the pin; a member of the Go library
-sees the same records, consumers and messages.
+Promises: messages of a partition are handled in order and one at a time, while the server confirms the pin; a member of
+the Go library sees the same records, consumers and messages.
 
 Flow: `elastic` or `static` joins -> `puller` pulls -> `pinned` checks -> `in_flight` runs the handler -> `acks`.
 """

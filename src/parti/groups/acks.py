@@ -1,4 +1,4 @@
-"""Answering messages one by one, as a handler asks for it."""
+"""Acknowledges single messages at the handler's request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ANSWER_WITHIN = 1.0
 
 
 class Acks:
-    """What a message needs of the member that holds it (the protocol `Settle`)."""
+    """The member's side of a message's acknowledgements (the protocol `Settle`)."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Acks:
         holding: Callable[[], Holding],
         created: Callable[[], Awaitable[str]],
     ) -> None:
-        """`holding`: under which consumer and pin messages come now; `created`: when the server's consumer was made."""
+        """`holding`: the current consumer and pin of deliveries; `created`: when the server's consumer was created."""
         self._connection = connection
         self._puller = puller
         self._in_flight = in_flight
@@ -47,14 +47,14 @@ class Acks:
         self._thread = threading.get_ident()
 
     def settled(self, message: GroupMessage) -> None:
-        """Acknowledge; nothing confirms it. From another thread it happens before the handler's outcome counts."""
+        """Acknowledge without confirmation. From another thread, the ack is sent before the outcome counts."""
         self._in_loop(self._settled, message)
 
     def _settled(self, message: GroupMessage) -> None:
         self._in_flight.finish(message)
 
     async def confirmed(self, message: GroupMessage) -> None:
-        """Acknowledge, and return when the server has taken it."""
+        """Acknowledge, and return when the server has confirmed it."""
         deadline = Deadline.after(self._clock, seconds=self._limits.ack_wait)
         waits = FAST.delays()
         while True:
@@ -66,16 +66,16 @@ class Acks:
                 if await self._asked(message, deadline):
                     break
             elif deadline.expired or self._cannot_come(consumer):
-                # What waits behind this handler takes all places that the new consumer has: the message comes again
-                # only after the handler has ended.
+                # Messages waiting behind this handler use up the new consumer's max_ack_pending: the message is
+                # redelivered only after the handler has ended.
                 raise self._replaced(message)
             await self._clock.sleep(next(waits))
         self._in_flight.done(message)
 
     async def _asked(self, message: GroupMessage, deadline: Deadline) -> bool:
         try:
-            # A repeated acknowledgement is answered like the first (docs/evidence/jetstream.md#j11), so that a lost
-            # answer is no reason to undo what the server has taken.
+            # The server answers a repeated acknowledgement like the first one (docs/evidence/jetstream.md#j11), so a
+            # lost answer is no reason to undo what the server has accepted.
             reply, wait = message._reply.decode(), min(_ANSWER_WITHIN, self._limits.ack_wait)
             await self._connection.requests.call(reply, ACK, timeout=wait)
             return True
@@ -83,7 +83,7 @@ class Acks:
             message.doubtful = True
             raise
         except RequestTimeout:
-            # An ack of a delivery by a consumer that is gone counts for nothing, and one under the same name is silent.
+            # The server ignores acks for a deleted consumer's deliveries; a new one of the same name does not answer.
             if await self._created() != message.holding[0]:
                 raise self._replaced(message) from None
             if deadline.expired:
@@ -102,18 +102,18 @@ class Acks:
         )
 
     def _cannot_come(self, consumer: str) -> bool:
-        """Whether what we hold of this consumer leaves no place for another delivery."""
+        """Whether the messages held from this consumer leave no room for another delivery."""
         return 0 < self._limits.max_pending <= self._in_flight.count_under(consumer)
 
     def working(self, message: GroupMessage) -> None:
-        """Ask for another `ack_wait`."""
+        """Request another `ack_wait` (in progress)."""
         self._in_loop(self._working, message)
 
     def _working(self, message: GroupMessage) -> None:
         self._puller.send(message._reply, IN_PROGRESS, late=False)
 
     def _in_loop(self, act: Callable[[GroupMessage], None], message: GroupMessage) -> None:
-        """The connection belongs to one thread; a plain handler runs in another."""
+        """The connection belongs to one thread; a synchronous handler runs in another."""
         if threading.get_ident() == self._thread:
             act(message)
         else:

@@ -1,4 +1,4 @@
-"""Changes of an elastic group's membership, as pure functions: what is previewed is what is done, and refused alike."""
+"""Changes of an elastic group's membership as pure functions: preview and real change give the same result or error."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from parti.groups.rules import check_mappings
 from parti.groups.store import NewMembership
 
 MembershipChange = Callable[[ElasticRecord], NewMembership]
-"""What a record's membership becomes; raises what forbids it."""
+"""Returns a record's new membership; raises if the change is not allowed."""
 
 
 def adding(members: Iterable[str]) -> MembershipChange:
-    """These members too; blank names are ignored, those already there are no change."""
+    """Add these members; blank names are ignored, existing members change nothing."""
     wanted = check_members(name for name in members if name.strip())
     if not wanted:
         raise NoMembersGiven("no member to add: give at least one name")
@@ -30,7 +30,7 @@ def adding(members: Iterable[str]) -> MembershipChange:
 
 
 def dropping(members: Iterable[str]) -> MembershipChange:
-    """Without these members; unknown names are ignored."""
+    """Remove these members; unknown names are ignored."""
     unwanted = set(members)
     if not unwanted:
         raise NoMembersGiven("no member to drop: give at least one name")
@@ -45,7 +45,7 @@ def dropping(members: Iterable[str]) -> MembershipChange:
 
 
 def mapping_to(mappings: Sequence[MemberMapping]) -> MembershipChange:
-    """Explicit partitions for each member; the list of members is dropped."""
+    """Explicit partitions for each member; the list of members is removed."""
     if not mappings:
         raise NoMembersGiven("no mapping given: map every partition, or delete the mappings")
     for mapping in mappings:
@@ -59,7 +59,7 @@ def mapping_to(mappings: Sequence[MemberMapping]) -> MembershipChange:
 
 
 def unmapping() -> MembershipChange:
-    """Without mappings; a list of members stays."""
+    """Remove the mappings; a list of members stays."""
     return lambda record: NewMembership(record.members)
 
 

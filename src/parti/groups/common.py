@@ -1,4 +1,4 @@
-"""What the administration of both kinds shares: reading records, looking at members, stepping down."""
+"""Administration shared by both kinds of groups: read records, inspect members, step down."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parti.wire.stored import parse_time
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """One member, as the record and the server see it now."""
+    """One member, from the record and from the server's current state."""
 
     member: str
     listed: bool
@@ -26,21 +26,21 @@ class MemberInfo:
     active: bool
     """An instance is joined: a static member has a waiting pull, an elastic one a consumer."""
     pinned: str | None
-    """The server's id of the instance that gets the messages; None while there is none."""
+    """The server's id of the instance that receives the messages, or None."""
     waiting: int
-    """Pulls that wait at the server; about the number of instances that are joined."""
+    """Pulls waiting at the server; about the number of joined instances."""
     pending: int
     """Messages not delivered yet."""
     in_flight: int
     """Messages delivered and not acknowledged."""
     redelivered: int
     ack_floor: int
-    """Stream sequence up to which everything of this member is acknowledged."""
+    """Stream sequence up to which every message of this member is acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeletePlan:
-    """What deleting the group would remove, for a person to look at first."""
+    """What deleting the group would remove, for a person to check first."""
 
     kind: GroupKind
     stream: str
@@ -49,11 +49,11 @@ class DeletePlan:
     consumers: tuple[str, ...]
     streams: tuple[str, ...]
     messages: int
-    """Messages in those streams that no member has processed."""
+    """Messages in those streams that were not processed."""
 
 
 class GroupCalls(ABC, Generic[R]):
-    """The administration of one kind of groups over one connection."""
+    """The administration of one kind of group over one connection."""
 
     kind: GroupKind
 
@@ -83,16 +83,16 @@ class GroupCalls(ABC, Generic[R]):
         return [await self._info(stored, stream, group, member) for member in stored.record.member_names]
 
     async def active_members(self, stream: str, group: str) -> list[str]:
-        """The listed members of which an instance is joined."""
+        """The listed members with a joined instance."""
         return [info.member for info in await self.members(stream, group) if info.active]
 
     async def member_info(self, stream: str, group: str, member: str) -> MemberInfo:
-        """One member, also one that is not listed."""
+        """One member, listed or not."""
         stored = await self.get(stream, group)
         return await self._info(stored, stream, group, check_member(member))
 
     async def step_down(self, stream: str, group: str, member: str) -> None:
-        """The pinned instance of the member loses its pin; another waiting one is pinned at once, if there is one."""
+        """Unpin the member's pinned instance; the server at once pins another waiting one, if there is one."""
         await self.get(stream, group)
         place = self.consumer_place(stream, check_group(group), check_member(member))
         try:
@@ -128,26 +128,26 @@ class GroupCalls(ABC, Generic[R]):
 
 
 def is_group_consumer(config: dict[str, Any]) -> bool:
-    """Whether a consumer was made by a member of some group: nobody else names this priority group."""
+    """Whether a group member created this consumer: no other client uses this priority group."""
     return list(config.get("priority_groups") or []) == [PRIORITY_GROUP]
 
 
 def pinned_id(info: dict[str, Any]) -> str | None:
-    """Who is pinned, from a consumer's info."""
+    """The id of the pinned instance, from a consumer's info."""
     return _pin(info).get("pinned_client_id") or None
 
 
 def pinned_at(info: dict[str, Any]) -> int:
-    """When that one was pinned, in nanoseconds; it grows with every change."""
+    """When that instance was pinned, in nanoseconds; grows with every change."""
     return parse_time(_pin(info)["pinned_ts"])
 
 
 def stray_pin(info: dict[str, Any]) -> str | None:
-    """A pin that nobody has, though the server says so: it shuts everybody out until its time to live is over.
+    """A pin that no instance holds, though the server reports it: it blocks every instance until its TTL ends.
 
-    The server pins a pull that waits, and looks afterwards whether anybody still listens there (2.15.1): where no other
-    waits, an instance that has just ended gets it. A pin travels only with messages, and one under which none was ever
-    sent is known to nobody. Where the server may pause between pinning and sending, nothing can be said.
+    The server pins a waiting pull and checks only afterwards whether its client still listens (2.15.1): an instance
+    that has just ended can get the pin. Pin ids travel only with messages, so no instance knows a pin without a message
+    sent. With a rate limit the server may pause between pinning and sending: then this cannot be decided.
     """
     pin = pinned_id(info)
     if pin is None or info["config"].get("rate_limit_bps"):
@@ -157,7 +157,7 @@ def stray_pin(info: dict[str, Any]) -> str | None:
 
 
 def holder(info: dict[str, Any]) -> str | None:
-    """Who is pinned, and can know it."""
+    """The id of the pinned instance, unless the pin is stray."""
     return None if stray_pin(info) else pinned_id(info)
 
 

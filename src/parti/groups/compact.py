@@ -1,9 +1,9 @@
 """The compact layout: one filter for a whole block of partitions, for groups without members in other languages.
 
-With one filter per partition a member that is behind on a file stream is slow: 16 filters over 2,000 keys deliver 2,500
-messages a second where one filter delivers 45,000 (the filter cliff, docs/evidence/jetstream.md#j8). Here the work
-queue carries the partition as nested residues of the same hash, `h mod 2 . h mod 4 . ... . h mod n`: a member that owns
-every partition with the same remainder has one filter for all of them.
+With one filter per partition a member with a backlog on a file stream is slow: 16 filters over 2,000 keys deliver 2,500
+messages per second, one filter delivers 45,000 (the filter cliff, docs/evidence/jetstream.md#j8). Here the subjects of
+the work queue carry the partition as nested residues of the same hash, `h mod 2 . h mod 4 . ... . h mod n`: a member
+that owns every partition with the same remainder needs one filter for all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from parti.groups.records import PartitioningFilter
 
 
 def depth(partitions: int) -> int:
-    """How many leading tokens of a subject are residues; the last of them is the partition."""
+    """The number of leading subject tokens that are residues; the last one is the partition."""
     return max(1, partitions.bit_length() - 1)
 
 
@@ -23,7 +23,7 @@ def moduli(partitions: int) -> list[int]:
 
 
 def block_order(partitions: int) -> list[int]:
-    """The partitions so that neighbours share remainders: a block of them is covered by few filters."""
+    """The partitions ordered so that neighbours share remainders: few filters cover a block of them."""
     bits = partitions.bit_length() - 1
     return [int(f"{place:0{bits}b}"[::-1], 2) if bits else 0 for place in range(partitions)]
 

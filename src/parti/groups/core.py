@@ -1,19 +1,20 @@
-"""What a joined instance is made of: its parts, what it knows of its consumer, and the deadline of its handlers."""
+"""The parts of a joined instance, what it knows about its consumer, and the time limit of its handlers."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, Generic
 
-from parti.backoff import Backoff
+from parti.backoff import FOREVER
 from parti.clock import SystemClock
+from parti.dead_letters import DeadLetterWriter, LetterExtension, LetterKind
 from parti.errors import PartiError
 from parti.groups.acks import Acks
 from parti.groups.freeze_detector import FreezeDetector, Frozen, Limits
 from parti.groups.in_flight import InFlight
-from parti.groups.letters import letters_of
 from parti.groups.member_status import MemberStatus
 from parti.groups.message import GroupHandler, Holding
 from parti.groups.names import GroupKind, check_group, check_member, check_stream
@@ -25,11 +26,11 @@ from parti.wire.columns import Deliveries
 from parti.wire.connect import Connection
 from parti.wire.errors import ConsumerNotFound
 
-STOP_WITHIN = 10.0  # a supervisor gives a process about that long between SIGTERM and SIGKILL
+STOP_WITHIN = 10.0  # supervisors allow a process about this long between SIGTERM and SIGKILL
 
 
 class Core(MemberStatus, Signals, ABC, Generic[R]):
-    """The parts of an instance; what it does with them is in `Pinned`, `Leaving` and `GroupConsumer`."""
+    """The parts of an instance; `Pinned`, `Leaving` and `GroupConsumer` use them."""
 
     kind: GroupKind
 
@@ -75,7 +76,14 @@ class Core(MemberStatus, Signals, ABC, Generic[R]):
             settle=lambda message, body: self._puller.send(message._reply, body),
             still_fresh=self._freeze_detector.fresh,
             certain=lambda: not self._uncertain,
-            dead_letters=letters_of(self._api, self.kind, self.stream, self.group),
+            dead_letters=DeadLetterWriter(
+                self._api,
+                self.stream,
+                self.group,
+                extension=LetterExtension(LetterKind.GROUP, self.group),
+                # The stream of a static group takes only subjects that begin with the partition.
+                subject_of=(lambda message: message.queue_subject) if self.kind is GroupKind.STATIC else None,
+            ),
             clock=clock,
             metrics=self._metrics,
         )
@@ -90,47 +98,47 @@ class Core(MemberStatus, Signals, ABC, Generic[R]):
             self._created_now,
         )
         self._held: tuple[str, ...] = ()
-        """The filters of the consumer that we pull from, or pulled from last."""
+        """The filters of the consumer this instance pulls from, or pulled from last."""
         self._created = ""
-        """When that consumer was made; one under the same name that was made at another time is somebody else's."""
+        """Creation time of that consumer; a consumer of the same name with another creation time is a different one."""
         self._pin: str | None = None
         self._uncertain = False
-        """Something happened since the last settled pin: what is in hand may be somebody else's."""
+        """Something happened since the pin was last settled: messages in flight may belong to another instance."""
         self._waits = self._backoff()
         self._ending = False
         self._stopping = asyncio.Event()
-        """Somebody asked the instance to stop: whatever it waits for must not take longer than `_stop_within`."""
+        """A stop was requested: no wait may take longer than `_stop_within`."""
         self._stop_within = STOP_WITHIN
         self._tried = asyncio.Event()
-        """The first attempt to join is over, whatever came of it."""
+        """The first attempt to join is over, successful or not."""
         self._ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failure: PartiError | None = None
 
     def _backoff(self) -> Any:
-        return Backoff(base=0.05, cap=max(0.2, min(2.0, self._template.ack_wait / 2)), max_tries=None).delays()
+        return replace(FOREVER, cap=max(0.2, min(FOREVER.cap, self._template.ack_wait / 2))).delays()
 
     def _stuck(self) -> str | None:
         return self._in_flight.stuck()
 
     def _holding_now(self) -> Holding:
-        """Under which consumer and pin messages come now."""
+        """The consumer and pin of current deliveries."""
         return (self._created, self._puller.pin)
 
     async def _found(self) -> dict[str, Any] | None:
-        """The consumer that the server has under our name, whoever made it."""
+        """The server's consumer of this name, whichever instance created it."""
         try:
             return await self._api.consumer_info(self._queue_stream, self._consumer)
         except ConsumerNotFound:
             return None
 
     async def _info_of_ours(self) -> dict[str, Any] | None:
-        """The consumer's info, when it is the one that we pulled from."""
+        """The consumer's info, if it is the one that this instance pulled from."""
         info = await self._found()
         return info if info is not None and self._created and info["created"] == self._created else None
 
     async def _created_now(self) -> str:
-        """When that one was made; empty when there is none."""
+        """Creation time of the server's consumer; empty when there is none."""
         found = await self._found()
         return str(found["created"]) if found is not None else ""
 
@@ -144,16 +152,16 @@ class Core(MemberStatus, Signals, ABC, Generic[R]):
 
     @abstractmethod
     def _beat(self) -> None:
-        """Three times per `ack_wait`."""
+        """Called three times per `ack_wait`."""
 
     @abstractmethod
     def _thaw(self, frozen: Frozen) -> None:
-        """The process stood still until just now."""
+        """The process was frozen until now."""
 
     @abstractmethod
     def _on_batch(self, deliveries: Deliveries, lost: bool) -> None:
-        """Messages came; `lost` when one before them did not."""
+        """Messages arrived; `lost` if an earlier one is missing."""
 
     @abstractmethod
     async def _troubled(self, error: PartiError) -> None:
-        """The pull told of a trouble; other than for a lost pin it has stopped."""
+        """The pull reported an error; except for a lost pin, it has stopped."""

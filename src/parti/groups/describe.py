@@ -16,12 +16,12 @@ from parti.wire.api import JetStreamApi
 from parti.wire.errors import MessageNotFound, StreamNotFound
 from parti.wire.stored import AnsweredElsewhere
 
-_TRIES = 5  # of a count that a lagging replica gives
+_TRIES = 5  # of a count that a lagging replica answered
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """One partition as it stands now. What belongs to the owner's consumer is the same for all of its partitions."""
+    """One partition's current state. The figures of the owner's consumer are the same for all its partitions."""
 
     group: str
     partition: int
@@ -31,12 +31,12 @@ class PartitionLag:
     state: str
     """`active`, `standby` (instances wait, none is pinned yet), `absent` (no instance), `unowned` (no member)."""
     ack_floor: int | None
-    """Of the owner's consumer, in the stream that it reads."""
+    """Of the owner's consumer, in the stream it reads."""
     last_seq: int | None
     lag: int | None
     """Messages not acknowledged; None where the stream does not allow direct gets, or only a mirror answers them."""
     lag_seconds: float | None
-    """Age of the oldest of them."""
+    """Age of the oldest unacknowledged message."""
     in_flight: int
     redelivered: int
 
@@ -44,7 +44,7 @@ class PartitionLag:
 async def describe(
     groups: ElasticGroups | StaticGroups, stream: str, group: str, *, clock: Clock | None = None
 ) -> list[PartitionLag]:
-    """Every partition of the group with its owner and its lag, in order."""
+    """Every partition of the group with its owner and lag, in order."""
     clock = clock or SystemClock()
     stored = await groups.get(stream, group)
     members = {info.member: info for info in await groups.members(stream, group)}
@@ -58,7 +58,7 @@ async def describe(
             f"the stream {read!r} of group {group!r} does not exist: create the group again"
         ) from None
     direct = bool(info["config"].get("allow_direct"))
-    # A work queue holds only what is not acknowledged, and of a mapped group everything belongs to its members.
+    # A work queue holds only unacknowledged messages, and all messages of a mapped group belong to its members.
     filters = (">",) if elastic or not stored.record.members else filters_of(stored.record) or (">",)
     rows = []
     for partition in range(stored.record.max_members):
@@ -80,7 +80,7 @@ class _Lag:
 
 
 async def _lag(api: JetStreamApi, stream: str, subjects: list[str], start: int) -> _Lag | None:
-    """What the leader says; None when nobody but a mirror counts the messages."""
+    """The leader's figures; None when only a mirror can count the messages."""
     count, oldest, last = 0, None, None
     for subject in subjects:
         try:
@@ -101,10 +101,10 @@ async def _lag(api: JetStreamApi, stream: str, subjects: list[str], start: int) 
 
 
 async def _count(api: JetStreamApi, stream: str, subject: str, first: int) -> int | None:
-    """How many messages of the subject there are from `first` on, which the leader holds.
+    """The number of messages of the subject from `first` on; the leader has `first`.
 
-    Only Direct Get counts. A replica that lags is seen by its not having `first`; one that is behind at the other end
-    counts too few for a moment.
+    Only Direct Get counts messages. A lagging replica is recognised because it lacks `first`; one that lacks the newest
+    messages counts too few for a moment.
     """
     for _ in range(_TRIES):
         try:

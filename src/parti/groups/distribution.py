@@ -1,4 +1,4 @@
-"""Who owns which partition, as pure functions: the reference's cut, filter subjects, and moves that are minimal."""
+"""Assigns partitions to members with pure functions: the reference's split, filter subjects, and minimal moves."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from parti.subjects import matches, partition_of
 def balanced(
     members: Sequence[str], max_members: int, order: Sequence[int] | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """The reference's cut: blocks of equal size in the order of names, then the rest one each (section 5).
+    """The reference's split: equal blocks in the order of names, then the remainder one by one (section 5).
 
-    `order` is the order in which partitions are cut; theirs is 0, 1, 2 and so on.
+    `order` is the order in which partitions are split; the reference uses 0, 1, 2 and so on.
     """
     names = sorted(set(members))[:max_members]
     if not names:
@@ -65,9 +65,9 @@ def filters_of(record: GroupMembership) -> tuple[str, ...]:
 def partition_filters(record: GroupMembership, member: str) -> tuple[str, ...]:
     """The filter subjects of a member's consumer, in text and order exactly as the reference sends them.
 
-    Balanced: `<partition>.<filter>`, all partitions for the first filter, then for the next. Mapped: `<partition>.>`
-    whatever the filters are; with two filters the reference lists each of them twice, which the server refuses
-    (10138), so that there the repeats are dropped.
+    Balanced: `<partition>.<filter>`, all partitions for the first filter, then for the next. Mapped: `<partition>.>`,
+    whatever the filters are; with two filters the reference lists each of them twice, which the server refuses (10138),
+    so the repeats are dropped here.
     """
     partitions = partitions_of(record, member)
     if isinstance(record, CompactRecord):
@@ -79,7 +79,7 @@ def partition_filters(record: GroupMembership, member: str) -> tuple[str, ...]:
 
 
 def transform(each: PartitioningFilter, max_members: int) -> dict[str, str]:
-    """The subject transform of one partitioning filter, as text: the server compares it as such (10058)."""
+    """The subject transform of one partitioning filter; the server compares it as text (10058)."""
     indexes = "".join(f",{index}" for index in each.wildcards)
     tokens, star = [], 0
     for token in each.filter.split("."):
@@ -91,7 +91,7 @@ def transform(each: PartitioningFilter, max_members: int) -> dict[str, str]:
 
 
 def transforms(record: ElasticRecord) -> list[dict[str, str]]:
-    """The subject transforms of the group's work queue; without filters every subject takes part."""
+    """The subject transforms of the group's work queue; without filters every subject is included."""
     filters = record.partitioning_filters or (PartitioningFilter(">"),)
     if isinstance(record, CompactRecord):
         return [compact.transform(each, record.max_members) for each in filters]
@@ -99,7 +99,7 @@ def transforms(record: ElasticRecord) -> list[dict[str, str]]:
 
 
 def predict(record: ElasticRecord, subject: str) -> int | None:
-    """The partition that the server will give to `subject`; None when the group does not take it."""
+    """The partition that the server will assign to `subject`; None when the group excludes it."""
     for each in record.partitioning_filters or (PartitioningFilter(">"),):
         if matches(each.filter, subject):
             if not each.wildcards:
@@ -112,19 +112,19 @@ def predict(record: ElasticRecord, subject: str) -> int | None:
 
 
 def partition_subject(record: GroupMembership, partition: int) -> str:
-    """The filter of one partition alone, in the stream that the group's members read."""
+    """The filter of one partition, in the stream that the group's members read."""
     if isinstance(record, CompactRecord):
         return compact.cover([partition], record.max_members)[0]
     return f"{partition}.>"
 
 
 def partition_depth(record: GroupMembership) -> int:
-    """How many leading tokens of a subject tell the partition; the last of them is its number."""
+    """The number of leading subject tokens that encode the partition; the last one is its number."""
     return compact.depth(record.max_members) if isinstance(record, CompactRecord) else 1
 
 
 def next_mapping(record: GroupMembership, members: Sequence[str]) -> tuple[MemberMapping, ...]:
-    """The group's partitions mapped to `members` with the fewest moves from where they are now."""
+    """The group's partitions mapped to `members` with the fewest moves from their current owners."""
     return least_moves(assignment(record), members, record.max_members, _order(record))
 
 
@@ -134,10 +134,10 @@ def least_moves(
     max_members: int,
     order: Sequence[int] | None = None,
 ) -> tuple[MemberMapping, ...]:
-    """An even mapping of all partitions to `members` that takes away from nobody more than it must.
+    """An even mapping of all partitions to `members` with the fewest moves.
 
-    Members that stay keep what they own up to their share; only the surplus and what nobody owns moves. From 2 to 3
-    members over 10 partitions 3 move; the reference's cut moves 6. Members beyond the number of partitions get none.
+    Members that stay keep their partitions up to their share; only the surplus and unowned partitions move. From 2 to 3
+    members over 10 partitions 3 move; the reference's split moves 6. Members beyond the number of partitions get none.
     """
     names = sorted(set(members))[:max_members]
     if not names:
@@ -150,7 +150,7 @@ def least_moves(
         mine = sorted({p for p in current.get(name, ()) if 0 <= p < max_members and p not in taken}, key=place)
         kept[name] = mine
         taken.update(mine)
-    # Those who own most keep the larger shares: any other choice would move one more partition.
+    # The members that own most keep the larger shares: any other choice would move one more partition.
     by_size = sorted(names, key=lambda name: (-len(kept[name]), name))
     share = {name: low + (1 if rank < larger else 0) for rank, name in enumerate(by_size)}
     free = [p for p in range(max_members) if p not in taken]

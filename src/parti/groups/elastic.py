@@ -1,4 +1,4 @@
-"""Joining an elastic group: a member that follows the record, and touches its consumer only when it must."""
+"""Joins an elastic group: a member follows the record, and changes its consumer only when necessary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from parti.wire.errors import (
     WorkQueueFilterNotUnique,
 )
 
-_BLOCKED_POLL = (0.15, 0.25)  # the server tells when a consumer goes; this is for when that message got lost
+_BLOCKED_POLL = (0.15, 0.25)  # the server sends an advisory when a consumer is deleted; this covers a lost advisory
 
 
 async def elastic_consume(
@@ -44,12 +44,11 @@ async def elastic_consume(
     automatic: AutomaticMembership | None = None,
     compact: bool = False,
 ) -> ElasticMember:
-    """Join the group as an instance of `member`; messages come while the member is listed and this instance pinned.
+    """Join the group as an instance of `member`; messages arrive while it is listed and this instance pinned.
 
-    A member that is not listed waits until it is; with `automatic` it is listed while an instance of it is joined, and
-    no administrator is needed. `compact` joins a group of the compact layout. Raises `GroupNotFound`,
-    `WorkQueueMissing`, `BadTemplate`; later outages are waited out. End it with `await consumer.stop()`, or use it in
-    `async with`.
+    A member that is not listed waits until it is; with `automatic` it is listed while an instance of it is joined,
+    without an administrator. `compact` joins a group of the compact layout. Raises `GroupNotFound`, `WorkQueueMissing`,
+    `BadTemplate`; waits out later outages. End it with `await consumer.stop()`, or use it in `async with`.
     """
     options = options or MemberOptions()
     options.template.check_kind(GroupKind.ELASTIC)
@@ -76,7 +75,7 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
 
     kind = GroupKind.ELASTIC
     _blocked = False
-    """Another member's consumer still has one of our partitions: its end is worth a look at once."""
+    """Another member's consumer still has one of this member's partitions: retry as soon as it is deleted."""
     registrar: Registrar | None = None
     """This instance's part in automatic membership."""
 
@@ -91,11 +90,11 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
 
     @contextlib.asynccontextmanager
     async def _advised(self) -> AsyncIterator[None]:
-        """Learn at once that another member's consumer is gone, so that its partitions can be taken."""
+        """Notice at once when another member's consumer is deleted, so that its partitions can be taken."""
 
         async def wake(advisory: Any) -> None:
-            # Our own name: the pinned instance makes it anew, and a create at the same moment fails (500). Nor does
-            # another member's end shorten what we leave to the pinned instance of our own.
+            # Not for the own name: the pinned instance recreates it, and a concurrent create fails (500). Nor does
+            # another member's leaving shorten the time left to the pinned instance of this member.
             if self._blocked and advisory.subject.split(".")[-1] != self._consumer:
                 self._soon()
                 self._signal(look_again)
@@ -129,8 +128,8 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
                 self._tell(EventKind.TEMPLATE_DIFFERS, detail=differs)
             return followed
         except ApiError as error:
-            # Two instances that make a consumer while it is deleted can leave one that works, and whose folder is gone:
-            # the server then answers every further create, also one that changes nothing, with 500 (2.15.1).
+            # Two instances that create a consumer while it is deleted can leave one that works but has lost its folder:
+            # the server then answers every further create, even one that changes nothing, with 500 (2.15.1).
             if error.code < SERVER_FAILED or (found := await self._found()) is None:
                 raise
             return await self._existing(found, filters)
@@ -142,9 +141,9 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
             self._tell(EventKind.BLOCKED, partitions=partitions_of(self.record, self.member), detail=what)
 
     async def _existing(self, info: dict[str, Any], filters: tuple[str, ...]) -> dict[str, Any] | None:
-        """The member's consumer exists, maybe with another configuration: follow it, or have it made anew.
+        """The member's consumer exists, maybe with another configuration: use it, or have it recreated.
 
-        The reference deletes it at once, which makes two instances with different templates fight for ever.
+        The reference deletes it at once, which makes two instances with different templates fight forever.
         """
         config = info["config"]
         if not is_group_consumer(config) or config["ack_policy"] != "explicit":
@@ -154,8 +153,8 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
             )
         if tuple(config.get("filter_subjects") or ()) == filters:
             return info
-        # Made from an older record. Its pinned instance finishes and replaces it; without one it goes `ack_wait` after
-        # its last message could have been in hand (the server knows who asks for more time, and we do not).
+        # Created from an older record. Its pinned instance finishes and replaces it; without one, it lapses `ack_wait`
+        # after its last message can have been in flight (only the server knows who requested more time).
         unused = holder(info) is None and not info["num_ack_pending"]
         if unused and (info["created"] == self._created or await self._is_unused(info["created"])):
             await self._delete_consumer()
@@ -170,31 +169,31 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
             return
         wanted = partition_filters(self.record, self.member)
         if wanted == self._held and self._puller.pulling:
-            return  # others come and go; this member's partitions stay, and so does its consumer
+            return  # other members changed; this member's partitions stay, and so does its consumer
         owned = partitions_of(self.record, self.member)
         lost = tuple(partition for partition in self._owned if partition not in owned)
         self._soon()
         if not self._puller.pulling and not self._in_flight.running:
             self._lose(lost)
             return
-        # Finish and acknowledge before the consumer goes: then nothing of it is delivered twice, nor started by the
-        # next owner while it runs here.
+        # Finish and acknowledge before the consumer is deleted: then none of its messages is delivered twice, or
+        # started by the next owner while it runs here.
         await self._drain(self._drain_within, unpin=False)
         self._be(MemberState.JOINING)
         self._lose(lost)
-        # With the pin that we had at the end, also one that was not settled yet: nobody else gives it back.
+        # With the last pin, even if it was not settled yet: no other instance can release it.
         if not await self._remove_ours(self._drained_pin) and wanted:
             self._leave_to_others(self._random.uniform(*OTHERS_FIRST))
 
     async def _let_partitions_go(self) -> bool:
-        """A consumer under our name is left from before, by whomever: nobody else looks after it."""
+        """A consumer of this member's name is left over: no other member removes it."""
         found = await self._found()
         if found is None or not is_group_consumer(found["config"]):
             return True
         if await self._is_unused(found["created"]):
             with contextlib.suppress(GroupNotFound):
                 stored = await self._store.get(self.stream, self.group)
-                if not partition_filters(stored.record, self.member):  # or another instance knows that we are back
+                if not partition_filters(stored.record, self.member):  # else it is listed again
                     await self._delete_consumer()
         return False
 

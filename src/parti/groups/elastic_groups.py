@@ -1,4 +1,4 @@
-"""Elastic groups: create, change the membership, look at, delete."""
+"""Elastic groups: create, change the membership, inspect, delete."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from parti.wire.kv_model import KeyExists
 
 
 class ElasticGroups(GroupCalls[ElasticRecord]):
-    """Groups on any stream; each has a work queue of its own, and its membership may change at any time."""
+    """Groups on any stream; each has its own work queue, and its membership may change at any time."""
 
     kind = GroupKind.ELASTIC
 
     def __init__(self, connection: Connection, *, compact: bool = False) -> None:
-        """`compact`: the groups in the compact layout, which only parti's members can read; see `compact.py`."""
+        """`compact`: groups in the compact layout, which only parti's members can read; see `compact.py`."""
         super().__init__(connection, elastic_store(JetStreamApi(connection), compact=compact))
         if compact:
             self.kind = GroupKind.COMPACT
@@ -47,11 +47,11 @@ class ElasticGroups(GroupCalls[ElasticRecord]):
         start_sequence: int | None = None,
         start_time: datetime | None = None,
     ) -> Stored[ElasticRecord]:
-        """The group with its work queue, created as far as it is not there; its members are kept.
+        """The group with its work queue; missing parts are created, members are kept.
 
-        Other settings than those of an existing group are `GroupExists`. When the work queue cannot be made, no
-        record is left behind. `start_sequence` or `start_time` skip what is older in the stream; without them the
-        whole stream is replayed. (With a start the reference can join the group, but not create it again: 10058.)
+        Settings that differ from an existing group raise `GroupExists`. If the work queue cannot be created, no record
+        is left behind. `start_sequence` or `start_time` skip older messages of the stream; without them the whole
+        stream is replayed. (With a start the reference can join the group, but not create it again: 10058.)
         """
         check_stream(stream)
         check_group(group)
@@ -130,25 +130,25 @@ class ElasticGroups(GroupCalls[ElasticRecord]):
             error.add_note(f"the record could not be taken back: {second}")
 
     async def add_members(self, stream: str, group: str, members: Iterable[str]) -> tuple[str, ...]:
-        """All members of the group afterwards; blank names are ignored, those already there are no change."""
+        """Add members and return all members of the group; blank names are ignored, existing members change nothing."""
         change = adding(members)
         return (await self.store.edit(check_stream(stream), group, change)).record.members
 
     async def drop_members(self, stream: str, group: str, members: Iterable[str]) -> tuple[str, ...]:
-        """The members that are left; unknown names are ignored."""
+        """Drop members and return the remaining ones; unknown names are ignored."""
         change = dropping(members)
         return (await self.store.edit(check_stream(stream), group, change)).record.members
 
     async def set_mappings(self, stream: str, group: str, mappings: Sequence[MemberMapping]) -> Stored[ElasticRecord]:
-        """The group owned by explicit mappings from now on; the list of members is dropped."""
+        """Use explicit mappings from now on; the list of members is removed."""
         return await self.store.edit(check_stream(stream), group, mapping_to(mappings))
 
     async def delete_mappings(self, stream: str, group: str) -> Stored[ElasticRecord]:
-        """The group without mappings; it has no members then, unless it was not mapped at all."""
+        """Remove the mappings; the group then has no members, unless it had no mappings."""
         return await self.store.edit(check_stream(stream), group, unmapping())
 
     async def plan_delete(self, stream: str, group: str) -> DeletePlan:
-        """What `delete` would remove: the record, and the work queue with what is still in it."""
+        """What `delete` would remove: the record, and the work queue with its remaining messages."""
         stored = await self.get(stream, group)
         name = work_queue(stream, group)
         try:
@@ -165,7 +165,7 @@ class ElasticGroups(GroupCalls[ElasticRecord]):
         )
 
     async def delete(self, stream: str, group: str) -> DeletePlan:
-        """After this returns the group and its work queue are gone; a work queue that was gone before is no error."""
+        """After this returns the group and its work queue are deleted; a missing work queue is not an error."""
         plan = await self.plan_delete(stream, group)
         await self.store.delete(stream, group, revision=plan.revision)
         for name in plan.streams:
@@ -184,7 +184,7 @@ def work_queue_config(
     start_sequence: int | None = None,
     start_time: datetime | None = None,
 ) -> dict[str, Any]:
-    """The work queue as the reference asks for it; storage and replicas are the source stream's."""
+    """The work queue's configuration as the reference sends it; storage and replicas are the source stream's."""
     start: dict[str, Any] = {}
     if start_sequence is not None:
         start["opt_start_seq"] = start_sequence
@@ -215,7 +215,7 @@ def _is_queue_of(config: dict[str, Any], stream: str) -> bool:
 
 
 def _serves(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Whether an existing stream is this group's work queue, whatever its start, storage or replicas."""
+    """Whether an existing stream is this group's work queue, with any start, storage or replicas."""
     source = wanted["sources"][0]
     if not _is_queue_of(found, source["name"]):
         return False

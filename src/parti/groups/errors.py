@@ -1,4 +1,4 @@
-"""What can be wrong with a group: one class for each rule, so that a caller need not read texts."""
+"""The errors of groups: one class per rule, so that callers need not parse messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from parti.errors import Category, ConfigError, FatalError, TransientError
 
 
 class GroupError(FatalError):
-    """Something about a consumer group forbids the call; the message says what to do."""
+    """The state of a consumer group does not allow the call; the message says what to do."""
 
     category: ClassVar[Category] = Category.POLICY
 
@@ -24,15 +24,15 @@ class GroupExists(GroupError):
 
 
 class GroupChanged(GroupError):
-    """What may never change in a group was changed while members ran: restart the members against the new group."""
+    """Settings that may never change were changed while members ran: restart the members with the new group."""
 
 
 class RecordUnreadable(GroupError):
-    """The group's record is no JSON, or not of the known shape: repair it, or delete and create the group anew."""
+    """The group's record is not JSON, or has an unknown shape: repair it, or delete and recreate the group."""
 
 
 class OldRecord(GroupError):
-    """The record carries field names of an earlier format: it can be read, but not changed; recreate the group."""
+    """The record has field names of an earlier format: it can be read, but not changed; recreate the group."""
 
 
 class NotListed(GroupError):
@@ -40,7 +40,7 @@ class NotListed(GroupError):
 
 
 class GroupIsMapped(GroupError):
-    """The group has explicit mappings, so that members cannot be added or dropped: change the mappings instead."""
+    """The group has explicit mappings, so members cannot be added or dropped: change the mappings instead."""
 
 
 class WorkQueueMissing(GroupError):
@@ -48,15 +48,15 @@ class WorkQueueMissing(GroupError):
 
 
 class NameCollision(GroupError):
-    """Another group or somebody else already uses a stream or consumer name that this one needs: choose other names."""
+    """Another group or client already uses a stream or consumer name that this one needs: choose other names."""
 
 
 class ForeignConsumer(GroupError):
-    """A consumer under the member's name is not one of this group: rename the member, or remove that consumer."""
+    """A consumer with the member's name does not belong to this group: rename the member, or remove that consumer."""
 
 
 class WriteContended(TransientError):
-    """Others changed the record between every read and write of ours: try again later."""
+    """Other writers changed the record between every read and write: try again later."""
 
 
 class InvalidGroup(ConfigError):
@@ -64,7 +64,7 @@ class InvalidGroup(ConfigError):
 
 
 class BadName(InvalidGroup):
-    """A name cannot be a stream, group or member name."""
+    """A name is not valid for a stream, group or member."""
 
 
 class BadMaxMembers(InvalidGroup):
@@ -96,15 +96,15 @@ class MappingRepeatsPartition(InvalidGroup):
 
 
 class MappingIncomplete(InvalidGroup):
-    """A partition is mapped to nobody."""
+    """A partition is not mapped to any member."""
 
 
 class BadFilter(InvalidGroup):
-    """A filter is empty or no subject."""
+    """A filter is empty or not a valid subject."""
 
 
 class FilterWithoutWildcard(InvalidGroup):
-    """A partitioning filter has neither a `*` nor a `>` at its end, so that all messages would share one partition."""
+    """A partitioning filter has neither a `*` nor a `>` at its end, so all messages would share one partition."""
 
 
 class TooManyWildcards(InvalidGroup):
@@ -128,14 +128,14 @@ class BadLimit(InvalidGroup):
 
 
 class BadTemplate(InvalidGroup):
-    """The consumer template asks for what a group cannot do."""
+    """The consumer template requests something that a group does not support."""
 
 
 class NoActiveInstance(GroupError):
-    """No instance of the member is joined, so that there is nothing to step down."""
+    """No instance of the member is joined, so none can step down."""
 
     category: ClassVar[Category] = Category.NOT_FOUND
 
 
 class OwnershipLost(GroupError):
-    """The message may belong to another instance by now: undo what was prepared, and do not try again."""
+    """The message may belong to another instance by now: undo what was prepared, and do not retry."""

@@ -1,4 +1,4 @@
-"""What happens to a member, told as values: to callbacks, to whoever waits, and to the log."""
+"""A member's events as values, for callbacks, iterators and the log."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ _REMEMBERED = 1_000
 
 
 class MemberState(StrEnum):
-    """Where an instance stands."""
+    """The state of an instance."""
 
     STARTING = "starting"
     WAITING = "waiting"
-    """The member owns no partition: it is not listed, or beyond the number of partitions."""
+    """The member owns no partition: it is not listed, or there are more members than partitions."""
     JOINING = "joining"
-    """The member owns partitions, and its consumer is not there yet: another member still has them, or an outage."""
+    """The member owns partitions, but has no consumer yet: another member still has them, or NATS is unreachable."""
     STANDBY = "standby"
-    """Pulling; another instance of the member is pinned, or nothing has come yet."""
+    """Pulling; another instance of the member is pinned, or no message has arrived yet."""
     ACTIVE = "active"
-    """Pinned: this instance gets the member's messages."""
+    """Pinned: this instance receives the member's messages."""
     DRAINING = "draining"
     STOPPED = "stopped"
     FAILED = "failed"
 
 
 class EventKind(StrEnum):
-    """The turns in a member's life."""
+    """Kinds of events of a member."""
 
     ASSIGNED = "assigned"
-    """Partitions were gained; `partitions` are all that are owned now."""
+    """Partitions were gained; `partitions` are all owned ones."""
     REVOKED = "revoked"
-    """Partitions were lost; `partitions` are the lost ones. All their messages in hand are settled."""
+    """Partitions were lost; `partitions` are the lost ones. All their messages in flight are settled."""
     WAITING = "waiting"
     BLOCKED = "blocked"
     """Another member's consumer still has one of the partitions."""
@@ -46,11 +46,11 @@ class EventKind(StrEnum):
     UNPINNED = "unpinned"
     CONSUMER_LOST = "consumer_lost"
     FROZEN = "frozen"
-    """The process stood still for so long that its pin may be gone: everything not started was dropped."""
+    """The process was frozen for so long that its pin may be gone: everything not started was dropped."""
     TEMPLATE_DIFFERS = "template_differs"
-    """Another instance made the consumer with other settings; they are followed."""
+    """Another instance created the consumer with other settings; this instance uses them."""
     RECORD_INVALID = "record_invalid"
-    """The record was overwritten with something unreadable; the last good one stays in force."""
+    """The record was overwritten with unreadable data; the last valid record stays in force."""
     OLD_NAMES = "old_names"
     GROUP_DELETED = "group_deleted"
     STOPPED = "stopped"
@@ -59,7 +59,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GroupEvent:
-    """One turn."""
+    """One event."""
 
     kind: EventKind
     at: float
@@ -72,7 +72,7 @@ Listener = Callable[[GroupEvent], None]
 
 
 class GroupEvents:
-    """The last events, and those to come. A listener that raises is reported and stops nobody."""
+    """The most recent events, and a subscription to later ones. A listener that raises is logged and stops no other."""
 
     def __init__(self, *, stream: str, group: str, member: str) -> None:
         self.recent: deque[GroupEvent] = deque(maxlen=_REMEMBERED)
@@ -85,12 +85,12 @@ class GroupEvents:
         return f"<GroupEvents {len(self.recent)} last={self.recent[-1].kind.value if self.recent else '-'}>"
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Tell `listener` of every event from now on; the returned function ends that."""
+        """Call `listener` for every event from now on; the returned function unsubscribes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
     async def follow(self) -> AsyncIterator[GroupEvent]:
-        """The events from now on, until the member has ended."""
+        """All events from now on, until the member has ended."""
         if self._closed:
             return
         queue: asyncio.Queue[GroupEvent | None] = asyncio.Queue(maxsize=_REMEMBERED)
@@ -121,7 +121,7 @@ class GroupEvents:
 
 def _offer(queue: asyncio.Queue[GroupEvent | None], event: GroupEvent | None) -> None:
     if queue.full():
-        queue.get_nowait()  # whoever does not keep up misses the oldest, and memory stays bounded
+        queue.get_nowait()  # a reader that does not keep up misses the oldest events; memory stays bounded
     queue.put_nowait(event)
 
 

@@ -1,4 +1,4 @@
-"""Exactly once: prepare the effects, let the server confirm the acknowledgement, then commit; or roll back."""
+"""Exactly once: prepare the effects, have the server confirm the acknowledgement, then commit; or roll back."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from parti.errors import NoResponders
 from parti.groups.errors import OwnershipLost
 from parti.groups.message import GroupMessage
 from parti.observe.logs import get_logger
-from parti.worker.outcomes import Outcome, Retry, describe
+from parti.outcomes import Outcome, Retry, describe
 
 log = get_logger("groups")
 
 
 class Transaction(Protocol):
-    """The effects of one message on a system of record that knows two phases."""
+    """The effects of one message on a system of record with two-phase commit."""
 
     async def prepare(self) -> None:
-        """After this, `commit` cannot fail for reasons of content."""
+        """After this, `commit` cannot fail because of the content."""
         ...
 
     async def commit(self) -> None: ...
@@ -31,11 +31,11 @@ Handler = Callable[[GroupMessage], Awaitable[Outcome]]
 
 
 def exactly_once(process: Process) -> Handler:
-    """A handler that commits the effects of a message only when the server has taken its acknowledgement.
+    """A handler that commits a message's effects only after the server has confirmed its acknowledgement.
 
-    `process` does the work and returns the open transaction. When the acknowledgement fails, because this process was
-    frozen or its membership changed meanwhile, somebody else gets the message and the transaction is rolled back. What
-    remains is a crash between acknowledgement and commit: the system of record must finish prepared transactions.
+    `process` does the work and returns the open transaction. If the acknowledgement fails, because this process was
+    frozen or its membership changed, another instance gets the message and the transaction is rolled back. One case
+    remains, a crash between acknowledgement and commit: the system of record must finish prepared transactions.
     """
 
     async def handler(message: GroupMessage) -> Outcome:

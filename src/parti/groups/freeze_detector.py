@@ -1,4 +1,4 @@
-"""A member's sense of time: whether its process stood still, and when messages in hand need another `ack_wait`."""
+"""Detects that the process was frozen, and times the renewals of `ack_wait` for messages in flight."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from parti.errors import TransientError
 
 
 class Frozen(TransientError):
-    """The process stood still for longer than its pin is safe; it must join again before it handles anything."""
+    """The process was frozen for longer than its pin is safe; it must join again before it handles any message."""
 
 
 @dataclass(slots=True)
 class Limits:
-    """The times of the consumer in use; those of the template until there is one."""
+    """The time limits of the current consumer; those of the template until there is one."""
 
     ack_wait: float
     pin_ttl: float
@@ -26,10 +26,10 @@ class Limits:
     """Whether messages are acknowledged at all."""
     max_batch: int = 0
     max_expires: float = 0.0
-    """What one pull may ask for; 0: no limit."""
+    """Limit of one pull's expiry; 0: no limit."""
 
     def follow(self, config: Mapping[str, Any]) -> None:
-        """Take the limits of a consumer as it is, also when somebody else made it: fields may be left out."""
+        """Use the limits of an existing consumer, created by any client: fields may be missing."""
         self.acks = config.get("ack_policy") != "none"
         self.ack_wait = int(config.get("ack_wait") or 0) / 1e9 or self.ack_wait
         self.pin_ttl = int(config.get("priority_timeout") or 0) / 1e9 or self.pin_ttl
@@ -39,10 +39,10 @@ class Limits:
 
 
 class FreezeDetector:
-    """Beats while the event loop runs. `fresh()` is false from half a pin's life after the last beat on.
+    """Beats while the event loop runs. `fresh()` turns false half a pin's TTL after the last beat.
 
-    A process that was stopped reads deliveries that waited in its socket as if they were new; somebody else may have
-    had them since. The clock counts while the process is stopped, so that the first look after it tells.
+    A process that was stopped reads deliveries waiting in its socket as if they were new; another instance may have
+    handled them since. The clock also counts while the process is stopped: the first check afterwards detects it.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class FreezeDetector:
         self._beat_at = 0.0
 
     def fresh(self) -> bool:
-        """Whether this process ran all the time lately."""
+        """Whether this process ran without a freeze recently."""
         return self._clock.now() - self._alive_at < self._limits.pin_ttl / 2
 
     def look(self) -> bool:
-        """`fresh()`; tells of a freeze when it ended just now."""
+        """`fresh()`; also reports a freeze that has just ended."""
         if self.fresh():
             return True
         stood = self._clock.now() - self._alive_at
@@ -69,7 +69,7 @@ class FreezeDetector:
         return False
 
     async def run(self) -> None:
-        """Beat for ever; `on_beat` is called three times per `ack_wait`."""
+        """Beat forever; `on_beat` is called three times per `ack_wait`."""
         while True:
             await self._clock.sleep(min(0.25, self._limits.pin_ttl / 10))
             self.look()

@@ -1,7 +1,7 @@
-"""What a member has in hand, and the handlers that run on it: strictly in order, or in lanes by key.
+"""A member's messages in flight and their handlers: strictly in order, or in lanes by key.
 
-It outlives the consumer and the connection that its messages came through. A message that comes again while its handler
-runs is not run twice; one that was done, and whose acknowledgement got lost, is acknowledged again and not repeated.
+It outlives the consumer and the connection of its messages. A message redelivered while its handler runs is not run
+twice; a done message whose acknowledgement was lost is acknowledged again and not repeated.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from parti.backoff import PATIENT
 from parti.clock import Clock
+from parti.dead_letters import until_stored
 from parti.errors import PartiError
 from parti.groups.message import GroupHandler, GroupMessage, Holding, KeyOf
 from parti.model import Lease, Partition, PartitionId
 from parti.observe import group_metrics as m
 from parti.observe.logs import get_logger
 from parti.observe.metrics import Metrics
+from parti.outcomes import Again, Bury, Decision, Retry, RetryPolicy, describe
 from parti.wire.acks import ACK, NAK
 from parti.worker.handler import AdaptedHandler
 from parti.worker.lanes import LanePool, Runner
 from parti.worker.ledger import PartitionState
-from parti.worker.outcomes import Again, Bury, Decision, Retry, RetryPolicy, describe
 
 log = get_logger("groups")
-_DONE_REMEMBERED = 4_096  # acknowledgements that may have got lost; far more than can be in flight at once
+_DONE_REMEMBERED = 4_096  # acknowledgements that may have been lost; far more than can be in flight at once
 UNLIMITED = 1 << 62
-"""Attempts without a limit: a message is delivered until it is acknowledged, and what is behind it waits."""
+"""Unlimited attempts: a message is delivered until it is acknowledged, and later messages wait."""
 _CANCELLED = object()  # the outcome of a handler that was cancelled
-_STUCK_AFTER = 60.0  # seconds of failed attempts at one message before health says so
+_STUCK_AFTER = 60.0  # seconds of failed attempts at one message before the health check reports it
 
 
 class Order(StrEnum):
-    """What must happen one after the other."""
+    """The scope within which messages are handled one after the other."""
 
     STRICT = "strict"
-    """Everything of the member."""
+    """All messages of the member."""
     PARTITION = "partition"
-    """Messages of one partition; partitions side by side."""
+    """Messages of one partition; partitions run concurrently."""
     KEY = "key"
-    """Messages of one key: the subject, or what the caller's function makes of a message."""
+    """Messages of one key: the subject, or the result of the caller's key function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,21 +51,21 @@ class HandlerOptions:
     """How handlers run."""
 
     order: Order = Order.STRICT
-    concurrency: int = 64  # handlers at once when the order is not strict; they mostly wait
+    concurrency: int = 64  # concurrent handlers when the order is not strict; they mostly wait
     key: KeyOf | None = None
     retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(max_deliver=UNLIMITED))
-    """How far apart attempts are. With `max_deliver` a message that failed so often goes to the dead-letter stream, and
-    what is behind it goes on; by default nothing passes it."""
+    """The delays between attempts. With `max_deliver`, a message that failed that often goes to the dead-letter stream
+    and later messages continue; by default nothing passes it."""
 
 
 class GroupDeadLetters(Protocol):
-    """Where messages rest that no handler could take."""
+    """Stores messages that no handler could process."""
 
     async def bury(self, message: GroupMessage, decision: Bury) -> None: ...
 
 
 class InFlight:
-    """The messages in hand. Nothing starts while it is held; nothing that was dropped starts any more."""
+    """The messages in flight. Nothing starts while they are held; a dropped message never starts."""
 
     def __init__(
         self,
@@ -79,11 +79,11 @@ class InFlight:
         clock: Clock,
         metrics: Metrics,
     ) -> None:
-        """`still_fresh`: the process ran all the time lately; `certain`: nothing endangered the settled pin since."""
+        """`still_fresh`: no freeze recently; `certain`: nothing has put the settled pin in doubt since."""
         self.in_hand: dict[int, GroupMessage] = {}
         self.holding = True
         self._keeping = False
-        """Held, and what was not started stays in hand until somebody knows whose it is."""
+        """Held, and messages not started are kept until their owner is known."""
         self._options = options
         concurrency = 1 if options.order is Order.STRICT else options.concurrency
         adapted: Any = handler
@@ -108,16 +108,16 @@ class InFlight:
 
     @property
     def running(self) -> int:
-        """Handlers that run now."""
+        """Number of running handlers."""
         return self._state.running
 
     @property
     def lane(self) -> Any:
-        """Where a message stands before its own lane is known."""
+        """The lane of a message before its own lane is known."""
         return self._state.main
 
     def accept(self, messages: Iterable[GroupMessage]) -> None:
-        """Take what was delivered: new messages get their turn in order; known ones only learn their new reply."""
+        """Add delivered messages: new ones are queued in order; known ones only get their new reply subject."""
         for message in messages:
             known = self.in_hand.get(message.queue_sequence)
             if known is not None and known.stored_ns == message.stored_ns:
@@ -134,7 +134,7 @@ class InFlight:
         self._metrics.set(m.IN_HAND, len(self.in_hand))
 
     def held_under(self, holding: Holding) -> set[int]:
-        """What is in hand that came under this consumer and pin, or came again under it, or runs and is surely ours."""
+        """Messages last delivered under this consumer and pin, and running ones that certainly belong here."""
 
         def ours(message: GroupMessage) -> bool:
             runs = message.started and not message.doubtful and message.holding[0] == holding[0]
@@ -143,13 +143,13 @@ class InFlight:
         return {sequence for sequence, message in self.in_hand.items() if ours(message)}
 
     def count_under(self, consumer: str) -> int:
-        """How much is in hand of this consumer, under whatever pin."""
+        """The number of messages held from this consumer, under any pin."""
         return sum(message.holding[0] == consumer for message in self.in_hand.values())
 
     def release(self, epoch: int, holding: Holding) -> None:
-        """Let what is held go, in the order of the stream, and whatever comes from now on.
+        """Start held messages in stream order, and let later ones start too.
 
-        What came under another pin and was not started is forgotten: it may be somebody else's, or comes again.
+        A message of another pin that was not started is forgotten: another instance has it, or it is redelivered.
         """
         for message in [each for each in self.in_hand.values() if each.holding != holding and not each.started]:
             self._forget(message)
@@ -169,24 +169,24 @@ class InFlight:
             message.doubtful = message.doubtful and message.holding != holding
 
     def hold(self) -> None:
-        """From now on what comes waits for `release`; what is queued already is not touched."""
+        """From now on new messages wait for `release`; messages already queued are not affected."""
         self.holding = True
 
     def suspend(self) -> None:
-        """Start nothing more, and keep what was not started in hand until `release` or `drop`; what runs goes on."""
+        """Start nothing more, and keep messages not started until `release` or `drop`; running handlers continue."""
         self.holding = self._keeping = True
         for message in self.in_hand.values():
             if not message.started and not message.parked:
                 self._park(message)
 
     def _park(self, message: GroupMessage) -> None:
-        message.parked = True  # its lane passes it over when its turn comes
+        message.parked = True  # its lane skips it when its turn comes
         self._held.append(message)
         if (retrying := self._retrying.get(message.queue_sequence)) is not None:
             retrying.set()
 
     def drop(self) -> list[GroupMessage]:
-        """Forget all that was not started, and return it; handlers that run go on. Nothing starts until `release`."""
+        """Forget and return all messages not started; running handlers continue. Nothing starts until `release`."""
         self.holding, self._keeping = True, False
         self._held.clear()
         dropped = [message for message in self.in_hand.values() if not message.started]
@@ -195,28 +195,28 @@ class InFlight:
         return dropped
 
     def _forget(self, message: GroupMessage) -> None:
-        del self.in_hand[message.queue_sequence]  # its lane passes it over when its turn comes
+        del self.in_hand[message.queue_sequence]  # its lane skips it when its turn comes
         self._failing.pop(message.queue_sequence, None)
         if (retrying := self._retrying.get(message.queue_sequence)) is not None:
             retrying.set()
 
     def ours(self) -> list[GroupMessage]:
-        """What is in hand, but for what runs on after the pin went and may be another's."""
+        """The messages in flight, without running ones that may belong to another instance since the pin was lost."""
         return [message for message in self.in_hand.values() if self._keeping or not message.doubtful]
 
     def doubt(self) -> None:
-        """What runs may be somebody else's by now."""
+        """Messages in flight may belong to another instance by now."""
         for message in self.in_hand.values():
             message.doubtful = True
 
     def forget_done(self) -> None:
-        """The group is another one under the same name: what was done for the old one is to be done for it too."""
+        """The group was recreated under the same name: messages done for the old one must be done again."""
         self._done.clear()
 
     def cancel(self, why: str, *, keep: bool) -> None:
-        """Cancel the handlers that run. Their messages go back to the server, or with `keep` wait for `drop`.
+        """Cancel the running handlers. Their messages go back to the server, or with `keep` wait for `drop`.
 
-        A plain function in a thread cannot be made to end: its result counts no more.
+        A synchronous function in a thread cannot be stopped: its result is ignored.
         """
         for sequence, task in list(self._calls.items()):
             message = self.in_hand.get(sequence)
@@ -227,7 +227,7 @@ class InFlight:
                 task.cancel()
 
     def stuck(self) -> str | None:
-        """In words, the message that fails since longest, when that is long; what is behind it waits."""
+        """Describes the message that has been failing longest, if that is long; later messages wait behind it."""
         if not self._failing:
             return None
         since, message = min(self._failing.values(), key=lambda each: each[0])
@@ -237,7 +237,7 @@ class InFlight:
         return f"message {message.sequence} fails for {took:.0f} s, {message.attempt} attempts: {message.last_error}"
 
     async def idle(self, timeout: float) -> bool:
-        """Wait until no handler runs; False when some still did after `timeout` seconds."""
+        """Wait until no handler runs; False if some still run after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 await self._pool.idled()
@@ -252,10 +252,10 @@ class InFlight:
         self._handler.close()
 
     def finish(self, message: GroupMessage) -> None:
-        """The message is handled: acknowledge it, unless it may be somebody else's by now.
+        """The message is handled: acknowledge it, unless another instance may have it by now.
 
-        That one handles it too, and counts what is in hand against what the server has pending: a late ack from here
-        would make a message pass unnoticed that is still on its way there. So it waits for the pin to be settled.
+        That instance handles it too, and compares the messages it holds with what the server has pending: a late ack
+        from here would hide a message that is still on its way there. So the ack waits until the pin is settled.
         """
         message.acknowledged = True
         message.doubtful = message.doubtful or not self._still_fresh()
@@ -271,7 +271,7 @@ class InFlight:
             self._park(message)
 
     def done(self, message: GroupMessage) -> None:
-        """The message is settled: it must not be run again, also when its acknowledgement gets lost."""
+        """The message is settled: it must not run again, even if its acknowledgement is lost."""
         self.in_hand.pop(message.queue_sequence, None)
         self._failing.pop(message.queue_sequence, None)
         self._done[message.queue_sequence] = message.stored_ns
@@ -291,11 +291,11 @@ class InFlight:
         self._pool.push(message)
 
     async def _serve(self, message: Any, runner: Runner) -> float | None:  # noqa: ARG002 - the pool's signature
-        """Attempt after attempt until the message is settled or dropped. None: the lane goes on."""
+        """Attempt repeatedly until the message is settled or dropped. Returns None: the lane continues."""
         assert isinstance(message, GroupMessage)
         while self.in_hand.get(message.queue_sequence) is message and not message.parked:
             if not self._still_fresh():
-                self._park(message)  # whose it is by now is found out before anything starts
+                self._park(message)  # its owner must be known before anything starts
                 return None
             message.attempt += 1
             outcome = await self._call(message)
@@ -309,7 +309,7 @@ class InFlight:
         return None
 
     async def _call(self, message: GroupMessage) -> Any:
-        """The handler's outcome; whatever it raises is one, but for what ends the process."""
+        """The handler's outcome; an exception is an outcome too, except one that ends the process."""
         task = asyncio.current_task()
         assert task is not None
         message.started = True
@@ -330,7 +330,7 @@ class InFlight:
             message.started = False
             self._calls.pop(message.queue_sequence, None)
             if message.cancelled:
-                task.uncancel()  # the runner's task goes on; one that ended well all the same is done
+                task.uncancel()  # the runner's task continues; a handler that still ended well is done
                 message.cancelled = False
 
     def _failed(self, message: GroupMessage, error: BaseException) -> Retry:
@@ -338,12 +338,12 @@ class InFlight:
         return Retry(error=describe(error))
 
     def _given_up(self, message: GroupMessage) -> float | None:
-        """It was cancelled: the server gives the message to whoever is next; a number when that is us again by now."""
+        """Cancelled: the server redelivers the message; returns a delay if this instance is pinned again by now."""
         self._count("retry")
         if self.in_hand.get(message.queue_sequence) is not message:
             return None
         if not self.holding and not message.doubtful:
-            return 0.0  # its handler took so long to end that the pin is ours again: what is behind it waits for it
+            return 0.0  # its handler took so long to end that this instance is pinned again: later messages wait for it
         if self._keeping and not message.handed_back:
             self._park(message)
             return None
@@ -353,7 +353,7 @@ class InFlight:
         return None
 
     async def _pause(self, message: GroupMessage, seconds: float) -> None:
-        """Wait for the next attempt; the lane waits with it, so that nothing overtakes. `drop` ends it at once."""
+        """Wait for the next attempt; the lane waits too, so that no message overtakes. `drop` ends the wait at once."""
         dropped = self._retrying[message.queue_sequence] = asyncio.Event()
         try:
             async with asyncio.timeout(seconds):
@@ -371,7 +371,7 @@ class InFlight:
             message.doubtful = True
         decision: Decision = self._options.retry.decide(outcome, message.attempt)
         if message.doubtful and isinstance(decision, Again | Bury):
-            self.in_hand.pop(message.queue_sequence, None)  # whoever has it now decides
+            self.in_hand.pop(message.queue_sequence, None)  # its new owner decides
             self._failing.pop(message.queue_sequence, None)
             return None
         if isinstance(decision, Again):
@@ -383,7 +383,7 @@ class InFlight:
             if self._keeping:
                 self._park(message)
                 return None
-            # The pin or the consumer went meanwhile: whoever has it now tries again.
+            # The pin or the consumer was lost meanwhile: the new owner retries.
             self.in_hand.pop(message.queue_sequence, None)
             self._failing.pop(message.queue_sequence, None)
             self._settle(message, NAK)
@@ -397,15 +397,14 @@ class InFlight:
         return None
 
     async def _bury(self, message: GroupMessage, decision: Bury) -> None:
-        """Try until the letter is stored; the message is not let go before."""
-        waits = PATIENT.delays()
-        while True:
-            try:
-                await self._dead_letters.bury(message, decision)
-                return
-            except PartiError as error:
-                log.warning("group.dead_letter_failed", sequence=message.sequence, error=str(error))
-            await self._clock.sleep(next(waits))
+        """Retry until the dead letter is stored; the message is not acknowledged before. Health reports it."""
+
+        def failed(error: PartiError, _: float) -> None:
+            message.last_error = f"its dead letter cannot be stored: {error}"
+            self._failing.setdefault(message.queue_sequence, (self._clock.now(), message))
+            log.warning("group.dead_letter_failed", sequence=message.sequence, error=str(error))
+
+        await until_stored(lambda: self._dead_letters.bury(message, decision), clock=self._clock, on_failure=failed)
 
     def _count(self, outcome: str) -> None:
         self._metrics.count(m.MESSAGES, outcome=outcome)

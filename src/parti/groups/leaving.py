@@ -1,8 +1,8 @@
-"""Letting go: finish what runs, give back what did not start, and remove a consumer only when that harms nobody.
+"""Leaving: finish what runs, return what did not start, and delete a consumer only when no other instance needs it.
 
-A consumer goes by its name, and instances in other languages use the same one. So none is deleted whose `created` is
-not the one that we pulled from, none under which somebody holds the pin or a message, and none that somebody pulls
-from: the reference never makes a consumer anew that was deleted under it (docs/evidence/groups.md#g9).
+A consumer is identified by its name, which instances in other languages share. So a consumer is not deleted if its
+`created` differs from the one pulled from, if another instance holds its pin or one of its messages, or if another
+instance pulls from it: the reference never recreates a consumer that was deleted under it (docs/evidence/groups.md#g9).
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 from abc import abstractmethod
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from typing import Generic
 
-from parti.backoff import Backoff
+from parti.backoff import FAST
 from parti.errors import PartiError
 from parti.groups.common import holder, pinned_id
 from parti.groups.events import EventKind, MemberState
@@ -26,30 +27,30 @@ from parti.observe.logs import get_logger
 from parti.waiting import first_of
 
 log = get_logger("groups")
-_PATIENCE = 2.0  # for each call to the server while leaving
-_CANCEL_WITHIN = 1.0  # for handlers to end when they are cancelled; one that does not is left behind
-SECOND_LOOK = 0.1  # a pull of the reference ends and the next one comes within a few milliseconds
-_OTHERS = Backoff(base=0.003, cap=0.05, max_tries=None)  # others mostly end within milliseconds
+_PATIENCE = 2.0  # seconds for each call to the server while leaving
+_CANCEL_WITHIN = 1.0  # for cancelled handlers to end; one that does not is left behind
+SECOND_LOOK = 0.1  # between two pulls of the reference there is a gap of a few milliseconds
+_OTHERS = replace(FAST, base=0.003, cap=0.05)  # other instances mostly end within milliseconds
 
 
 class MemberLeaving(Pinned[R], Generic[R]):
-    """The part of an instance that ends things."""
+    """The part of an instance that drains, returns messages and deletes consumers."""
 
     _given_back = 0
-    """Messages that the server still counts as pending, and that were ours since we joined."""
+    """Messages that the server still counts as pending, and that this instance held since it joined."""
     _unread = 0
-    """Messages that the server sent to a pull that we had withdrawn: it has them, and counts them as pending too."""
+    """Messages that the server sent to a withdrawn pull: never received here, but counted as pending too."""
     _drained_pin: str | None = None
-    """The pin that we had when the last drain ended."""
+    """The pin when the last drain ended."""
     _unreturned: Sequence[GroupMessage] = ()
-    """Those of the last drain; they are free when the consumer goes, or when they are handed back."""
+    """Messages of the last drain; they become free when the consumer is deleted, or when they are handed back."""
 
     async def _drain(self, timeout: float, *, unpin: bool = True) -> bool:
-        """Start nothing more, finish what runs, settle it, give the pin back; whether all handlers ended in time.
+        """Start nothing more, finish and settle what runs, release the pin; returns whether all handlers ended in time.
 
-        Handlers that take longer than a part of the pin's life get a pull beside them, so that consumer and pin stay
-        whatever `ack_wait` is; what comes is kept and handed back at the end. A handler that still runs after `timeout`
-        is cancelled and its message handed back.
+        Handlers that take longer than a part of the pin's TTL get a pull beside them, so that consumer and pin stay
+        alive whatever `ack_wait` is; messages that arrive are kept and handed back at the end. A handler that still
+        runs after `timeout` is cancelled and its message handed back.
         """
         self._in_flight.suspend()
         began = self._clock.now()
@@ -74,10 +75,10 @@ class MemberLeaving(Pinned[R], Generic[R]):
         return finished
 
     async def _look_back(self, pin: str | None, *, unpin: bool) -> None:
-        """After this no pull of ours waits at the server, and it counts nobody as pinned because of one.
+        """After this no pull of this instance waits at the server, and the server has pinned none because of one.
 
-        It forgets withdrawn pulls when it is asked for the consumer's info, and not before. The pin is given back when
-        it is still ours: whoever has it by now must not lose it.
+        The server forgets withdrawn pulls only when the consumer's info is requested. The pin is released if this
+        instance still has it: another instance that has it by now must not lose it.
         """
         info = await self._info_of_ours()
         if info is None:
@@ -90,7 +91,7 @@ class MemberLeaving(Pinned[R], Generic[R]):
             await self._api.consumer_unpin(self._queue_stream, self._consumer, PRIORITY_GROUP)
 
     async def _idle(self, timeout: float) -> bool:
-        """Wait for the handlers; `stop()` makes the wait as short as it says."""
+        """Wait for the handlers; `stop()` shortens the wait to its own limit."""
         if await self._in_flight.idle(0):
             return True
         idle = asyncio.create_task(self._in_flight.idle(timeout))
@@ -103,17 +104,17 @@ class MemberLeaving(Pinned[R], Generic[R]):
             idle.cancel()
 
     async def _withdraw(self) -> str | None:
-        """Pull no more; the pin that we had at the end of it."""
+        """Stop pulling; returns the last pin."""
         pulled = self._puller.pulling
         await self._shortly(self._puller.withdraw())
         self._puller.stop()
         return self._puller.final_pin if pulled else None
 
     async def _remove_ours(self, pin: str | None) -> bool:
-        """We are done: delete the consumer if we were pinned and it still is the one that we pulled from.
+        """Delete the consumer if this instance was pinned and the consumer is still the one it pulled from.
 
-        False when it stays, because it is another instance's turn, or was all the time. Whoever that is gets at once
-        what we had and did not start; nobody else may give it back.
+        False when the consumer stays, because another instance is pinned. That instance at once gets the messages that
+        were not started here; only this instance can hand them back.
         """
         gone = False
         try:
@@ -124,9 +125,11 @@ class MemberLeaving(Pinned[R], Generic[R]):
         return gone
 
     async def _await_others_and_delete(self, pin: str) -> bool:
-        """Messages that another instance of the member still has in hand are waited for: with the consumer gone, the
-        next owner of their partitions would start them too. They end, or come to nobody for `ack_wait`. Whoever stops
-        us does not wait for that: then the consumer stays, without anything of ours.
+        """Delete the consumer once no other instance of the member has its messages in flight.
+
+        Deleted earlier, the next owner of their partitions would start them too. The wait ends when they are done, or
+        when none was done for `ack_wait` and no pull waits. `stop()` does not wait for that: then the consumer stays,
+        without messages of this instance.
         """
         deadline = self._clock.now() + self._drain_within + self._limits.ack_wait
         quiet_since, last = self._clock.now(), -1
@@ -137,7 +140,7 @@ class MemberLeaving(Pinned[R], Generic[R]):
             now, others = self._clock.now(), int(info["num_ack_pending"]) - self._given_back - self._unread
             if others != last:
                 quiet_since, last = now, others
-            # In hand of an instance that died, or of the reference, which asks for no more time.
+            # In flight at an instance that died, or at the reference, which never requests more time.
             lapsed = now - quiet_since > self._limits.ack_wait and not info.get("num_waiting")
             if others <= 0 or lapsed or now > deadline:
                 await self._delete_consumer()
@@ -156,14 +159,14 @@ class MemberLeaving(Pinned[R], Generic[R]):
         await self._shortly(self._look_back(pin, unpin=True))
 
     async def _remove_unused(self) -> None:
-        """Nobody else uses the consumer: it would only keep its partitions from others until it lapses."""
+        """Delete the consumer if no other instance uses it: it would only block its partitions until it lapses."""
         if self._created and await self._is_unused(self._created):
             await self._delete_consumer()
 
     async def _is_unused(self, created: str) -> bool:
-        """Nobody pulls from this consumer, is pinned to it or has a message of it: its last user has ended."""
+        """Whether no instance pulls from this consumer, holds its pin or one of its messages."""
         freed = self._given_back + self._unread if created == self._created else 0
-        for wait in (0.0, SECOND_LOOK):  # the reference has no pull open for a moment after each
+        for wait in (0.0, SECOND_LOOK):  # the reference has no open pull for a moment after each one
             await self._clock.sleep(wait)
             info = await self._found()
             if info is None or info["created"] != created or holder(info) or info.get("num_waiting"):
@@ -173,9 +176,9 @@ class MemberLeaving(Pinned[R], Generic[R]):
         return True
 
     async def _remove_outdated(self) -> int | None:
-        """The group is gone or another one: its consumer goes with it, when it is the one that we pulled from.
+        """The group was deleted or recreated: delete its consumer too, if it is the one that this instance pulled from.
 
-        Returns up to where everything was done, which nobody can ask for afterwards.
+        Returns the sequence up to which everything was done, which cannot be read afterwards.
         """
         with contextlib.suppress(PartiError):
             if (info := await self._info_of_ours()) is not None:
@@ -188,7 +191,7 @@ class MemberLeaving(Pinned[R], Generic[R]):
 
     @staticmethod
     async def _shortly(act: Awaitable[None]) -> None:
-        """Try it; leaving must not hang on a server that is gone, and what is left behind lapses by itself."""
+        """Try it; leaving must not hang on an unreachable server, and whatever is left behind lapses by itself."""
         with contextlib.suppress(PartiError, TimeoutError):
             async with asyncio.timeout(_PATIENCE):
                 await act
@@ -208,4 +211,4 @@ class MemberLeaving(Pinned[R], Generic[R]):
 
     @abstractmethod
     async def _leave(self) -> None:
-        """Everything in hand is settled and the pin is given back: remove what nobody needs any more."""
+        """All messages in flight are settled and the pin is released: remove what is no longer needed."""

@@ -1,6 +1,6 @@
-"""One instance of a member: joins, pulls, heals itself, follows the record, and leaves without a trace.
+"""One instance of a member: joins, pulls, recovers, follows the record, and leaves nothing behind.
 
-A supervising task owns every decision and all API calls; callbacks of the connection only put signals into its queue.
+A supervising task makes every decision and all API calls; connection callbacks only put signals into its queue.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from parti.wire.api_consumers import filters_of
 from parti.wire.errors import ApiError, ConsumerCreateFailed, ConsumerNotFound
 from parti.wire.kv_model import Change, Operation
 
-_TELL_AGAIN = 10.0  # seconds after which a member that still cannot join says so once more
-SERVER_FAILED = 500  # such as a consumer that is made while its predecessor's files are being removed
+_TELL_AGAIN = 10.0  # seconds after which a member that still cannot join reports it again
+SERVER_FAILED = 500  # such as for a consumer that is created while its predecessor's files are being removed
 
 
 class GroupConsumer(MemberLeaving[R], Generic[R]):
-    """A joined instance. `state` says where it stands, `events` what happened, `wait()` when and how it ended."""
+    """A joined instance with its `state` and its `events`; `wait()` returns when it has ended, or raises its error."""
 
     def __repr__(self) -> str:
         return (
@@ -40,14 +40,14 @@ class GroupConsumer(MemberLeaving[R], Generic[R]):
 
     @abstractmethod
     async def _join(self, filters: tuple[str, ...]) -> dict[str, Any] | None:
-        """Make or find the consumer and return its info; None when it must be tried again later."""
+        """Create or find the consumer and return its info; None to retry later."""
 
     @abstractmethod
     async def _changed(self, before: R) -> None:
         """The record was replaced by another valid one."""
 
     async def _let_partitions_go(self) -> bool:
-        """The member owns nothing: nothing of it may keep partitions from others. False: it must be looked at again."""
+        """The member owns no partition: it must not block partitions of others. False: check again later."""
         return True
 
     async def _group_deleted(self) -> None:
@@ -60,7 +60,7 @@ class GroupConsumer(MemberLeaving[R], Generic[R]):
         return len(self._in_flight.in_hand)
 
     async def drain(self, timeout: float = STOP_WITHIN) -> bool:
-        """Take nothing more, finish what is in hand, give the pin back; the instance stays joined until `stop()`.
+        """Take no more messages, finish those in flight, release the pin; the instance stays joined until `stop()`.
 
         False when a handler still ran after `timeout` seconds.
         """
@@ -74,13 +74,13 @@ class GroupConsumer(MemberLeaving[R], Generic[R]):
             drained.set()
 
         self._signal(draining)
-        await first_of(drained.wait(), self._ended.wait())  # who has ended sets nothing any more
+        await first_of(drained.wait(), self._ended.wait())  # an instance that has ended sets no event any more
         return finished
 
     async def stop(self, timeout: float = STOP_WITHIN) -> None:
-        """Leave: finish what is in hand (for at most `timeout` seconds), acknowledge it, give the pin back.
+        """Leave: finish the messages in flight (for at most `timeout` seconds), acknowledge them, release the pin.
 
-        After this returns nothing of this instance runs, and a successor starts at once. Calling it again is fine.
+        After this returns nothing of this instance runs, and a successor starts at once. Calling it again is allowed.
         """
         self._stop_within = timeout
         self._ending = True
@@ -89,7 +89,7 @@ class GroupConsumer(MemberLeaving[R], Generic[R]):
         await self._ended.wait()
 
     async def wait(self) -> None:
-        """Return when the member has ended: stopped, or its group deleted. Raises what made it fail."""
+        """Return when the member has ended: stopped, or its group deleted. Raises the error if it failed."""
         await self._ended.wait()
         if self._failure is not None:
             raise self._failure
@@ -103,7 +103,7 @@ class GroupConsumer(MemberLeaving[R], Generic[R]):
     # -- the supervising task --------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin, and return after the first attempt to join; raises what makes joining impossible."""
+        """Start, and return after the first attempt to join; raises if joining is impossible."""
         if self.record.old_names:
             self._tell(EventKind.OLD_NAMES, detail=f"the record uses the old names {', '.join(self.record.old_names)}")
         self._task = asyncio.create_task(self._run(), name=f"parti-group-{self.member}")
@@ -128,7 +128,7 @@ class GroupConsumer(MemberLeaving[R], Generic[R]):
             await asyncio.gather(following, return_exceptions=True)
             await (
                 self._finish()
-            )  # while in-progress acks are sent: what a handler finishes after `ack_wait` must still be ours
+            )  # while in-progress acks are sent: a message finished after `ack_wait` must still belong to this instance
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
             self._ended.set()
@@ -151,7 +151,7 @@ class GroupConsumer(MemberLeaving[R], Generic[R]):
                 await self._converge()
 
     async def _converge(self) -> None:
-        """Make what is fit what should be; what may pass by itself is waited out, anything else ends the member."""
+        """Bring the actual state to the wanted state; waits out transient errors, any other error ends the member."""
         if self.state is MemberState.DRAINING:
             return
         try:
@@ -165,14 +165,14 @@ class GroupConsumer(MemberLeaving[R], Generic[R]):
             self._retry(error)
 
     def _may_pass(self, error: PartiError) -> bool:
-        """Whether trying again can help. A member that was joined once gives up only when its group has changed."""
+        """Whether a retry can help. A member that was joined once gives up only when its group has changed."""
         if isinstance(error, GroupError):
             return False
         server_failed = isinstance(error, ApiError) and error.code >= SERVER_FAILED
         return error.retriable or error.category is Category.TRANSIENT or server_failed or bool(self._held)
 
     async def _begin(self, wanted: tuple[str, ...]) -> None:
-        """Have the right consumer, and pull from it."""
+        """Get the right consumer, and pull from it."""
         if not wanted:
             if self.state is not MemberState.WAITING:
                 self._be(MemberState.WAITING)
@@ -190,26 +190,26 @@ class GroupConsumer(MemberLeaving[R], Generic[R]):
             return
         self._limits.follow(info["config"])
         if info["created"] != self._created:
-            self._in_flight.drop()  # it comes again, to whoever has its partition now; what runs goes on
+            self._in_flight.drop()  # redelivered to the current owner of the partition; running handlers continue
         self._created, self._given_back, self._unread = info["created"], 0, 0
         await self._puller.start(self._queue_stream, self._consumer, self._limits)
         self._held, self._waits = wanted, self._backoff()
         self._gain(partitions_of(self.record, self.member))
         self._be(MemberState.STANDBY)
         self._tell(EventKind.JOINED, partitions=self._owned)
-        self._signal(look_again)  # the pin may have outlived an outage, and with it what is in hand
+        self._signal(look_again)  # the pin may have survived an outage, and with it the messages in flight
         await self._clear_stray(info)
 
     async def _make(self, config: dict[str, Any]) -> dict[str, Any] | None:
-        """The consumer as this configuration asks for it, made if it is not there; None when it is gone already.
+        """The consumer with this configuration, created if missing; None when it is already deleted again.
 
-        Its info is asked for: a server that was restarted answers a create of what exists with another `created`
-        (measured on 2.15.1), and whoever believed that would take the consumer for somebody else's.
+        Reads the consumer's info, because a restarted server answers the create of an existing consumer with another
+        `created` (measured on 2.15.1), which would make it look like another consumer.
         """
         try:
             await self._api.consumer_create(self._queue_stream, config, action="create")
         except ConsumerCreateFailed:
-            # Made just when somebody deleted it, its folder may be gone at the server: it works, and each further
+            # Created during a deletion, the consumer may have lost its folder on the server: it works, but each further
             # create fails (10012) until it is deleted again.
             found = await self._found()
             if found is None or filters_of(found["config"]) != filters_of(config):
@@ -228,7 +228,7 @@ class GroupConsumer(MemberLeaving[R], Generic[R]):
         self._be(MemberState.JOINING)
         last = self.events.recent[-1] if self.events.recent else None
         detail = f"cannot join: {why}"
-        # Who waits says why, and the same reason does not flood the log.
+        # A waiting member reports its reason, but the same reason does not flood the log.
         if (
             last is None
             or (last.kind, last.detail) != (EventKind.CONSUMER_LOST, detail)

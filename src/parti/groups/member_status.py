@@ -1,4 +1,4 @@
-"""Where an instance stands, and how it tells: state, owned partitions, events and metrics always agree."""
+"""The visible status of an instance: state, owned partitions, events and metrics always agree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parti.observe.metrics import Metrics
 
 
 class MemberStatus:
-    """The part of a joined instance that others look at."""
+    """The observable part of a joined instance."""
 
     def __init__(
         self, place: tuple[str, str, str], *, clock: Clock, metrics: Metrics, on_event: Listener | None
@@ -27,11 +27,11 @@ class MemberStatus:
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """The partitions of this member, whether or not this instance is the active one."""
+        """The partitions of this member, whether or not this instance is active."""
         return self._owned
 
     def health_check(self) -> HealthCheck:
-        """Fails while the member should consume and does not."""
+        """Fails while the member should consume but does not."""
 
         def probe() -> str | None:
             if self.state in (MemberState.FAILED, MemberState.JOINING):
@@ -44,7 +44,7 @@ class MemberStatus:
         return HealthCheck(f"group-{self.group}-{self.member}", probe)
 
     def _stuck(self) -> str | None:
-        """In words, what has kept later messages waiting for long; None when nothing has."""
+        """Describes what has blocked later messages for a long time; None when nothing has."""
         return None
 
     def _be(self, state: MemberState) -> None:

@@ -1,4 +1,4 @@
-"""One message of a group as a handler sees it: without the partition token, and with its first place in the stream."""
+"""One message of a group for a handler: without the partition token, with its sequence in the source stream."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SOURCE = b"\r\nNats-Stream-Source:"
 
 
 Holding = tuple[str, str | None]
-"""When the consumer was made from which a message came, and the pin under which it came."""
+"""The creation time of the message's consumer, and the pin of its delivery."""
 
 
 class SettleMessage(Protocol):
-    """What a message needs of the member that holds it, to be settled."""
+    """The calls that a message makes to its member in order to be settled."""
 
     def settled(self, message: GroupMessage) -> None: ...
 
@@ -30,10 +30,10 @@ class SettleMessage(Protocol):
 
 
 class GroupMessage(Message):
-    """A message of a partition that this member owns; a worker's message, so that the same handlers take both.
+    """A message of a partition that this member owns; it is a worker's message too, so the same handlers accept both.
 
-    `subject` is the publisher's. `sequence` is the message's place in the source stream, for static and elastic groups
-    alike; `queue_sequence` its place in the stream that the member reads. `lease.epoch` is the moment the server
+    `subject` is the publisher's. `sequence` is the message's sequence in the source stream, in static and elastic
+    groups; `queue_sequence` is its sequence in the stream that the member reads. `lease.epoch` is when the server
     pinned this instance, in nanoseconds: it grows with every change of owner, so that a sink can refuse an older one.
     """
 
@@ -57,26 +57,26 @@ class GroupMessage(Message):
     """The partition."""
     queue_sequence: int
     queue_subject: str
-    """The subject with the partition token, as it is in the stream that the member reads."""
+    """The subject with the partition token, as in the stream that the member reads."""
     stored_ns: int
     acknowledged: bool
     started: bool
     doubtful: bool
-    """The process stood still while the handler ran: somebody else may have the message by now."""
+    """The process was frozen while the handler ran: another instance may have the message by now."""
 
     holding: Holding
-    """Under which consumer and pin it came, or came again."""
+    """The consumer and pin of its last delivery."""
     parked: bool
-    """It was not started, and must not be before somebody knows whose it is."""
+    """Not started, and must not start before its owner is known."""
     cancelled: bool
     handed_back: bool
     finished: bool
-    """Handled, and its acknowledgement waits until it is known whose it is."""
+    """Handled; the acknowledgement waits until the message's owner is known."""
 
     _settle: SettleMessage
 
     def ack(self) -> None:
-        """Acknowledge now, before the handler returns; its outcome then counts no more. Nothing confirms it.
+        """Acknowledge now, before the handler returns; its outcome is then ignored. The server does not confirm it.
 
         A handler that runs in a thread may call it from there.
         """
@@ -85,21 +85,21 @@ class GroupMessage(Message):
             self._settle.settled(self)
 
     async def double_ack(self) -> None:
-        """After this returns the server has taken the acknowledgement. An error means: undo what was prepared.
+        """After this returns the server has confirmed the acknowledgement. An error means: undo what was prepared.
 
-        Raises `OwnershipLost` when somebody else may have the message, and `NoResponders` when the consumer is gone.
+        Raises `OwnershipLost` when another instance may have the message, `NoResponders` when the consumer is gone.
         """
         if not self.acknowledged:
             await self._settle.confirmed(self)
             self.acknowledged = True
 
     def in_progress(self) -> None:
-        """Ask the server for another `ack_wait`. The member does this by itself while a handler runs."""
+        """Request another `ack_wait` from the server. The member does this itself while a handler runs."""
         self._settle.working(self)
 
 
 KeyOf = Callable[[GroupMessage], str]
-"""What orders messages in lanes: those with the same key are handled one after the other."""
+"""The key for ordering in lanes: messages with the same key are handled one after the other."""
 
 GroupHandler = Callable[[GroupMessage], Awaitable[object] | object]
 """Takes a message; returns None, Ack(), Retry() or Reject()."""
@@ -116,9 +116,9 @@ def messages_of(
     received_at: float,
     holding: Holding,
 ) -> list[GroupMessage]:
-    """The messages of a read, in order; each owns its bytes, since the receive buffer is used again.
+    """The messages of a read, in order; each owns its bytes, because the receive buffer is reused.
 
-    `depth` is how many leading tokens tell the partition, of which the last is its number.
+    `depth` is the number of leading tokens that encode the partition; the last one is its number.
     """
     made: list[GroupMessage] = []
     for raw_subject, reply, head, data, delivered, sequence, stored_ns in items_of(deliveries):
@@ -159,7 +159,7 @@ def _partition(token: str) -> Partition:
 
 
 def original_sequence(head: bytes) -> int | None:
-    """The place in the source stream that the header `Nats-Stream-Source` tells; None where there is none."""
+    """The sequence in the source stream from the header `Nats-Stream-Source`, or None."""
     start = head.find(_SOURCE)
     if start < 0:
         return None

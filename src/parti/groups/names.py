@@ -1,4 +1,4 @@
-"""Names: which ones a group may use, and what is derived from them."""
+"""Valid names of groups, and the names derived from them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from parti.groups.errors import BadName
 PRIORITY_GROUP: Final = "PCG"
 """The priority group of every member's consumer."""
 
-# The record's key is `<stream>.<group>`, so that both must be fit for a key (ADR-8) and for a stream name: no '/'.
+# The record's key is `<stream>.<group>`, so both must be valid in a key (ADR-8) and in a stream name: no '/'.
 _KEY_TOKEN = re.compile(r"[-_=a-zA-Z0-9]+")
 _MEMBER = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
 _LONGEST = 255  # the server's limit for names
 
 
 class GroupKind(StrEnum):
-    """The kinds of groups. A compact one is an elastic one that only parti's members can read."""
+    """The kinds of groups. A compact group is an elastic one that only parti's members can read."""
 
     STATIC = "static"
     ELASTIC = "elastic"
@@ -44,17 +44,17 @@ def check_member(name: str) -> str:
 
 
 def check_members(names: Iterable[str]) -> tuple[str, ...]:
-    """The names sorted and without repeats, as an elastic group's are written."""
+    """The names sorted and without repeats, as an elastic group stores them."""
     return tuple(sorted({check_member(name) for name in names}))
 
 
 def given_members(names: Iterable[str]) -> tuple[str, ...]:
-    """The names as given, without repeats: Go compares a static group's members in their order when it creates it."""
+    """The names as given, without repeats: on create, Go compares a static group's members in order."""
     return tuple(dict.fromkeys(check_member(name) for name in names))
 
 
 def can_exist(name: str) -> bool:
-    """Whether a stream or consumer can have this name; the reference also writes records of groups that cannot."""
+    """Whether a stream or consumer can have this name; the reference also writes records of impossible groups."""
     return bool(_MEMBER.fullmatch(name)) and len(name) <= _LONGEST
 
 
@@ -73,7 +73,7 @@ def record_key(stream: str, group: str) -> str:
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Stream and group of a key. A stream name holds no dot, so that everything behind the first one is the group."""
+    """Stream and group of a key. A stream name contains no dot, so everything after the first dot is the group."""
     stream, _, group = key.partition(".")
     return stream, group
 
@@ -84,5 +84,5 @@ def work_queue(stream: str, group: str) -> str:
 
 
 def static_consumer(group: str, member: str) -> str:
-    """The durable of a static member, on the source stream. An elastic member's consumer is named like the member."""
+    """The durable of a static member, on the source stream. An elastic member's consumer has the member's name."""
     return f"{group}-{member}"

@@ -1,4 +1,4 @@
-"""How an instance joins, whatever the kind of its group."""
+"""Options for joining a group of any kind."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from parti.observe.metrics import NO_METRICS, Metrics
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """What every join has in common, with defaults that fit most."""
+    """Options common to every join, with defaults that suit most."""
 
     template: ConsumerTemplate = field(default_factory=ConsumerTemplate)
     handlers: HandlerOptions = field(default_factory=HandlerOptions)
     on_event: Listener | None = None
-    """Told of every event: partitions gained and lost, pinned and unpinned, troubles and their end."""
-    drain_timeout: float = 30.0  # seconds; longer than most handlers, short enough for an operator who waits
-    """How long a planned change of the membership, a deletion of the group or a lost pin waits for handlers that run;
-    then they are cancelled, and their messages handed back. `stop()` has a limit of its own."""
+    """Called for every event: partitions gained and lost, pinned and unpinned, problems and recoveries."""
+    drain_timeout: float = 30.0  # seconds; longer than most handlers, short enough for a waiting operator
+    """How long a planned membership change, a deletion of the group or a lost pin waits for running handlers; then they
+    are cancelled, and their messages handed back. `stop()` has its own limit."""
     metrics: Metrics = NO_METRICS
     clock: Clock | None = None
 

@@ -1,8 +1,8 @@
-"""Being the one that gets the messages: nothing starts before the server confirms the pin and all earlier ones are in.
+"""The pinned instance: nothing starts before the server confirms the pin and all earlier messages have arrived.
 
-What is in hand is known by the consumer and the pin under which it came. After a freeze or a cut it is kept, and not
-started: under the same pin it is still ours and goes on at once; under another it is somebody else's, and is dropped
-without a word, since a NAK would make the server deliver again what that one has in hand (NAKs count by sequence).
+Each message in flight remembers the consumer and the pin of its delivery. After a freeze or a lost connection it is
+kept, not started. Under the same pin it still belongs to this instance and continues at once; under another pin it is
+dropped without a NAK, which would make the server redeliver what another instance holds (NAKs count by sequence).
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ log = get_logger("groups")
 
 
 class ConsumerReplaced(TransientError):
-    """The consumer under our name is not the one that we pulled from: join again."""
+    """The consumer of this name is not the one that this instance pulled from: join again."""
 
 
 OTHERS_FIRST = (0.6, 0.7)
-"""Seconds that an instance which is not pinned leaves to the pinned one; one of the reference takes 0.4 to 0.5, counted
-from when it learns of a change, which may be a little later than when we do."""
+"""Seconds that an unpinned instance leaves to the pinned one. An instance of the reference takes 0.4 to 0.5, counted
+from when it notices a change, which may be a little later than here."""
 _SETTLE_EVERY = (0.02, 0.04)
 
 
 class Pinned(Core[R], Generic[R]):
-    """The part of an instance that takes messages, and lets them go when the pin goes."""
+    """The part of an instance that receives messages, and releases them when it loses the pin."""
 
     _pin_since = 0.0
     _told_waiting = False
     _unpinned_at: float | None = None
-    """When the pin went while handlers ran; they have `drain_timeout` to end."""
+    """When the pin was lost while handlers ran; they have `drain_timeout` to end."""
 
     async def _settle_pin(self) -> None:
-        """Pinned by the first message: handle nothing before the server confirms it and earlier deliveries are in."""
+        """Pinned by the first message: start nothing until the server confirms it and earlier messages have come."""
         pin = self._puller.pin
         if pin != self._pin:
             self._pin, self._pin_since, self._told_waiting = pin, self._clock.now(), False
         holding = self._holding_now()
-        # What came or went while the answer was on its way must not be weighed against it: a message that another
-        # instance still holds would be taken for ours.
+        # Messages that came or went while the answer was on its way must not be compared with it: a message that
+        # another instance still holds would be counted as this instance's.
         before = self._in_flight.held_under(holding)
         info = await self._api.consumer_info(self._queue_stream, self._consumer)
         if self._holding_now() != holding or not self._puller.pulling:
@@ -84,16 +84,16 @@ class Pinned(Core[R], Generic[R]):
             self._tell(EventKind.PINNED, partitions=self._owned)
 
     async def _clear_stray(self, info: dict[str, Any]) -> None:
-        """Take away a pin that nobody has; the next pull that waits gets it."""
+        """Remove a pin that no instance holds; the next waiting pull gets it."""
         if (pin := stray_pin(info)) is not None:
             log.info("group.stray_pin", member=self.member, consumer=self._consumer, pin=pin)
             await self._api.consumer_unpin(self._queue_stream, self._consumer, PRIORITY_GROUP)
 
     def _await_others(self, count: int) -> None:
-        """Messages of whoever was pinned before us come again, below those that we hold: they must go first.
+        """The previously pinned instance's messages are redelivered and must be handled before those held here.
 
-        They come `ack_wait` after that one's last sign of life; one that lives and works on them ends within its
-        `drain_timeout`. So this ends by itself, and is told when it takes long.
+        They arrive `ack_wait` after that instance's last sign of life; a live instance finishes them within its
+        `drain_timeout`. So this wait ends by itself, and is reported when it takes long.
         """
         self._later(self._random.uniform(*_SETTLE_EVERY))
         if not self._told_waiting and self._clock.now() - self._pin_since > 2 * self._limits.pin_ttl:
@@ -130,31 +130,31 @@ class Pinned(Core[R], Generic[R]):
         self._in_flight.accept(messages)
 
     def _thaw(self, frozen: Frozen) -> None:
-        """Whatever was not started waits until we know whose it is, and what runs may be somebody else's by now."""
+        """Messages not started wait until their owner is known; running ones may belong to another instance by now."""
         self._puller.stop()
         self._suspect()
         self._in_flight.doubt()
         self._signal(lambda: self._troubled(frozen))
 
     def _suspect(self) -> None:
-        """Nothing starts until the pin is settled anew."""
+        """Nothing starts until the pin is settled again."""
         self._uncertain = True
         self._in_flight.suspend()
 
     async def _troubled(self, error: PartiError) -> None:
         if isinstance(error, WrongPinId):
-            if self._puller.pin is None:  # otherwise we are pinned again since
+            if self._puller.pin is None:  # otherwise pinned again since
                 self._unpinned(str(error))
             return
         if isinstance(error, ReaderBroke):
             self._fail(error)
             return
         if self._puller.pulling:
-            return  # it was healed meanwhile
+            return  # recovered meanwhile
         self._suspect()
         self._metrics.set(m.PINNED, 0)
         if self.state is MemberState.STANDBY and isinstance(error, ConsumerDeleted | NoResponder):
-            # Whoever is pinned makes it anew; a create at the same moment fails for one of the two (500, 10012).
+            # The pinned instance recreates it; two concurrent creates fail for one of the two (500, 10012).
             self._leave_to_others(self._random.uniform(*OTHERS_FIRST))
         if self.state in (MemberState.ACTIVE, MemberState.STANDBY):
             self._be(MemberState.JOINING)
@@ -162,7 +162,7 @@ class Pinned(Core[R], Generic[R]):
         self._tell(kind, detail=str(error))
 
     def _unpinned(self, why: str) -> None:
-        """Another instance is pinned: what was not started is its work now, and comes to it at once by a NAK."""
+        """Another instance is pinned: it handles the messages not started here, which a NAK sends to it at once."""
         self._pin = None
         if self._uncertain:
             self._in_flight.doubt()
@@ -174,17 +174,17 @@ class Pinned(Core[R], Generic[R]):
             self._tell(EventKind.UNPINNED, detail=why)
 
     def _hand_back(self, messages: Sequence[GroupMessage]) -> None:
-        """In the order of the stream, in which the server then delivers them; not what may be somebody else's."""
+        """NAK in stream order, the order of redelivery; not if the messages may belong to another instance."""
         if self._uncertain:
             return
         for message in sorted(messages, key=lambda each: each.queue_sequence):
             self._puller.send(message._reply, NAK)
 
     def _beat(self) -> None:
-        """Keep the messages in hand ours for as long as their handlers take; without the pin that has a limit.
+        """Extend `ack_wait` of messages in flight while their handlers run; without the pin only for a limited time.
 
-        While it is uncertain whose they are nothing is asked for: the instance that may be pinned by now waits for them
-        to come from the server, and each request would make it wait for another `ack_wait`.
+        While their owner is uncertain nothing is sent: the instance that may be pinned by now waits for the server to
+        redeliver them, and each request would delay that by another `ack_wait`.
         """
         for message in () if self._uncertain else self._in_flight.ours():
             self._acks.working(message)

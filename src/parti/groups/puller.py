@@ -1,4 +1,4 @@
-"""The connection that carries a member's messages in and its acknowledgements out, opened again when it breaks."""
+"""The connection for a member's messages and acknowledgements; it is reopened when it breaks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from parti.wire.live import LiveConnection
 from parti.wire.options import ConnectOptions
 from parti.wire.pull import LivePull, PullSettings
 
-_BATCH = 500  # the reference's; the consumer's max_ack_pending decides how many really come at once
-_MOST_HELD = 1_000  # of a consumer without a limit that somebody else made
-_UNSENT = 4_096  # acknowledgements kept while there is no connection
+_BATCH = 500  # as in the reference; the consumer's max_ack_pending decides how many arrive at once
+_MOST_HELD = 1_000  # for a consumer without a limit, created by another client
+_UNSENT = 4_096  # acknowledgements kept while disconnected
 
 
 class Puller:
-    """Pulls from one consumer at a time. After a trouble other than a lost pin it has stopped by itself."""
+    """Pulls from one consumer at a time. After any error except a lost pin it has stopped itself."""
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class Puller:
         self._live: LiveConnection | None = None
         self._pull: LivePull | None = None
         self._expected: tuple[str | None, int] = (None, 0)
-        """The pin under which messages come, and the consumer's sequence that is next."""
+        """The pin of current deliveries, and the next consumer sequence."""
         self._last_pin: str | None = None
         self.final_pin: str | None = None
-        """The pin at the end of the last pull that was withdrawn; its last message may have brought it."""
+        """The pin at the end of the last withdrawn pull; its last message may have brought it."""
         self._unsent: deque[tuple[str, bytes]] = deque(maxlen=_UNSENT)
 
     def __repr__(self) -> str:
@@ -54,20 +54,20 @@ class Puller:
 
     @property
     def pin(self) -> str | None:
-        """The id under which the server pinned us; None while it did not."""
+        """The id under which the server pinned this instance, or None."""
         return self._pull.pin if self._pull is not None else None
 
     def forget_pin(self) -> None:
-        """The pin is not ours any more: ask without it from now on."""
+        """The pin is lost: pull without it from now on."""
         self._last_pin = None
         if self._pull is not None:
             self._pull.pin = None
 
     async def start(self, stream: str, consumer: str, limits: Limits, *, pin: str | None = None) -> None:
-        """Pull from this consumer. A pull goes out at least every half time to live of the pin, whatever handlers do.
+        """Pull from this consumer. A pull is sent at least every half TTL of the pin, independent of handlers.
 
-        That is what keeps the pin: the reference pulls between two calls of its handler, and loses the pin when one
-        takes longer than `ack_wait` (docs/evidence/groups.md#g10).
+        That keeps the pin: the reference pulls between two calls of its handler, and loses the pin when a call takes
+        longer than `ack_wait` (docs/evidence/groups.md#g10).
         """
         self.stop()
         live = await self._connected()
@@ -87,15 +87,15 @@ class Puller:
             ),
             exclusive=False,
         )
-        # Still pinned after a short outage: without the id the server would let nobody in until the pin lapses.
+        # Still pinned after a short outage: without the id the server would accept no pull until the pin lapses.
         self._pull.pin = pin or self._last_pin
         self._pull.start()
 
     def _deliver(self, deliveries: Deliveries) -> None:
-        """Hand over, and tell whether one got lost before these.
+        """Hand over the messages, and report whether an earlier one was lost.
 
-        While we are pinned every delivery is ours, so that the consumer's sequence has no gap
-        (docs/evidence/cluster.md#c3). One that is missing comes again after `ack_wait`, behind later ones of its key.
+        While this instance is pinned it gets every delivery, so the consumer's sequence has no gap
+        (docs/evidence/cluster.md#c3). A missing message is redelivered after `ack_wait`, behind later ones of its key.
         """
         first, last = int(deliveries.consumer_seq[0]), int(deliveries.consumer_seq[-1])
         pin, following = self._expected
@@ -104,9 +104,9 @@ class Puller:
         self._on_batch(deliveries, lost)
 
     def undelivered(self, pin: str, last: int) -> int:
-        """How much was sent to us under this pin, up to the consumer's sequence `last`, and never came.
+        """How many messages were sent under this pin, up to the consumer's sequence `last`, and never arrived.
 
-        The server takes back what it sends to a pull that has just been withdrawn, and gives it to whoever is next.
+        The server takes back what it sends to a pull that has just been withdrawn, and redelivers it.
         """
         known, following = self._expected
         return max(0, last + 1 - following) if pin == known else 0
@@ -124,18 +124,18 @@ class Puller:
 
     def _on_trouble(self, error: PartiError) -> None:
         if not isinstance(error, WrongPinId):
-            self.stop()  # a pull from a consumer that is gone is answered at once, again and again
+            self.stop()  # the server answers a pull from a deleted consumer at once, again and again
         self._tell(error)
 
     def stop(self) -> None:
-        """Nothing more is handed over after this returns; what is on its way stays pending at the server."""
+        """After this returns nothing more is handed over; messages on their way stay pending at the server."""
         pull, self._pull = self._pull, None
         if pull is not None:
             self._last_pin = pull.pin
             pull.stop()
 
     async def withdraw(self) -> None:
-        """Stop, after everything that the server sent was handed over; raises when the connection is lost."""
+        """Stop after everything that the server sent was handed over; raises when the connection is lost."""
         pull = self._pull
         if pull is not None:
             try:
@@ -145,17 +145,17 @@ class Puller:
                 self._pull = self._last_pin = None
 
     def send(self, reply: bytes, body: bytes, *, late: bool = True) -> None:
-        """Answer a message; without a connection it is sent when there is one again, unless it is of no use `late`."""
+        """Answer a message; while disconnected, queue the answer, unless it is useless when `late`."""
         if self._live is None or self._live.lost.done():
             if late:
                 self._unsent.append((reply.decode(), body))
         else:
             self._live.publish(reply.decode(), body)
             if self._in_hand() <= 1:
-                self._live.send_now()  # strictly in order: the next message comes when this answer is there
+                self._live.send_now()  # strictly in order: the next message is sent when this answer arrives
 
     async def flush(self) -> None:
-        """After this returns the server has taken every answer sent so far."""
+        """After this returns the server has received every answer sent so far."""
         if self._live is not None:
             await self._live.ping()
 

@@ -1,4 +1,4 @@
-"""The records of groups: what the reference writes, read and written so that nothing untouched ever changes.
+"""The records of groups in the reference's format; a write never changes anything that was not edited.
 
 Go compares what it reads with what it holds, and quits on a difference: `null` rewritten as `[]` ends every running Go
 member (docs/evidence/groups.md#g11). So an edit replaces the edited field's bytes and keeps all others.
@@ -27,7 +27,7 @@ _ORDER = (
     "member_mappings",
 )
 _OLD_NAMES = ("filter", "partitioning_wildcards", "partitioning-wildcards", "msg-buffer-size", "member-mappings")
-_LARGEST = 1 << 20  # partitions; far above what a consumer's filters can carry, and low enough to iterate over
+_LARGEST = 1 << 20  # partitions; far more than a consumer's filters can carry, and few enough to iterate over
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class MemberMapping:
 
 @dataclass(frozen=True, slots=True)
 class PartitioningFilter:
-    """Which subjects take part, and which `*` of theirs make the key; no index means the whole subject."""
+    """Which subjects are included, and which of their `*` tokens make the key; no index means the whole subject."""
 
     filter: str
     wildcards: tuple[int, ...] = ()
@@ -48,13 +48,13 @@ class PartitioningFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMembership:
-    """What both kinds share: the number of partitions, and who owns them."""
+    """Shared by both kinds: the number of partitions, and their owners."""
 
     max_members: int
     members: tuple[str, ...] = ()
     mappings: tuple[MemberMapping, ...] = ()
     old_names: tuple[str, ...] = ()
-    """Field names of an earlier format that the record was read from; empty for today's format."""
+    """Field names of an earlier format in the stored record; empty for the current format."""
 
     @property
     def member_names(self) -> tuple[str, ...]:
@@ -74,12 +74,12 @@ class ElasticRecord(GroupMembership):
     """An elastic group: a work queue sources the stream and adds the partition token."""
 
     partitioning_filters: tuple[PartitioningFilter, ...] | None = None
-    """None and an empty tuple mean the same, and are written as they were found: `null` and `[]`."""
+    """None and an empty tuple mean the same, and are written back as read: `null` and `[]`."""
     max_buffered_msgs: int = 0
     max_buffered_bytes: int = 0
 
     def same_stream(self, other: ElasticRecord) -> bool:
-        """Whether both ask for the same work queue: all but the membership, which alone may change."""
+        """Whether both describe the same work queue: equal in everything but the membership, which alone may change."""
         return (
             self.max_members == other.max_members
             and (self.partitioning_filters or ()) == (other.partitioning_filters or ())
@@ -118,7 +118,7 @@ def encode(record: StaticRecord | ElasticRecord) -> bytes:
 
 
 def _filter_json(each: PartitioningFilter) -> dict[str, Any]:
-    # Go has no list where nobody gave indexes, and a later create by it compares: `[]` would be another group.
+    # Go writes no list when no indexes were given, and compares on a later create: `[]` would be another group.
     return {"filter": each.filter, "partitioning_wildcards": list(each.wildcards) or None}
 
 
@@ -152,7 +152,7 @@ def _put(fields: dict[str, bytes], name: str, value: bytes | None) -> None:
     elif name in fields:
         fields[name] = value
     else:
-        # Behind the last field that Go writes before it, as Go would have written it.
+        # After the last field that Go writes before it, as Go would have written it.
         before = {known for known in _ORDER[: _ORDER.index(name)] if known in fields}
         names = list(fields)
         at = max((names.index(known) + 1 for known in before), default=0)
@@ -210,7 +210,7 @@ def _decode_elastic(raw: bytes, kind: type[ElasticRecord]) -> ElasticRecord:
 
 
 class _Reader:
-    """Typed looks into a record that somebody else may have written."""
+    """Typed reads of a record that another program may have written."""
 
     def __init__(self, raw: bytes) -> None:
         self._found = _decoded(raw, dict[str, Any])

@@ -1,4 +1,4 @@
-"""The rules that a group's settings must keep (docs/evidence/groups.md#g3), each with an error of its own."""
+"""The rules for a group's settings (docs/evidence/groups.md#g3), each with its own error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from parti.subjects import overlaps, validate_subject
 
 
 def check_membership(record: GroupMembership) -> None:
-    """What the reference checks of every record it reads."""
+    """The reference's checks on every record it reads."""
     if record.max_members < 1:
         raise BadMaxMembers(f"max_members is {record.max_members}: a group has at least one partition")
     if record.members and record.mappings:
@@ -66,7 +66,7 @@ def check_mappings(mappings: Sequence[MemberMapping], max_members: int) -> None:
 
 
 def check_static(record: StaticRecord) -> None:
-    """What a new static group must keep; the reference does not look at the filters at all."""
+    """The rules for a new static group; the reference does not check the filters at all."""
     check_membership(record)
     for each in record.filters:
         _check_filter(each)
@@ -74,7 +74,7 @@ def check_static(record: StaticRecord) -> None:
 
 
 def check_elastic_record(record: ElasticRecord) -> None:
-    """What the reference checks of every elastic record."""
+    """The reference's checks on every elastic record."""
     check_membership(record)
     if isinstance(record, CompactRecord) and record.max_members & (record.max_members - 1):
         raise BadMaxMembers(f"max_members is {record.max_members}: the compact layout needs a power of two")
@@ -83,7 +83,7 @@ def check_elastic_record(record: ElasticRecord) -> None:
 
 
 def check_elastic(record: ElasticRecord) -> None:
-    """What a new elastic group must keep: the record's rules, and what the server would refuse only later."""
+    """The rules for a new elastic group: the record's rules, and whatever the server would refuse only later."""
     check_elastic_record(record)
     for each in record.partitioning_filters or ():
         _check_filter(each.filter)

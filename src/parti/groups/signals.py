@@ -1,4 +1,4 @@
-"""What wakes a supervising task: signals in the order they came, or a time that it set itself."""
+"""Wakes a supervising task: signals in order of arrival, or a time that it set itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from parti.clock import Clock
 
 Signal = Callable[[], Awaitable[None] | None]
-"""What to do because of it; run by the supervisor, so that two things never happen at once."""
+"""An action for the supervisor, which runs one at a time."""
 
 
 class Signals:
@@ -19,9 +19,9 @@ class Signals:
     def __init__(self) -> None:
         self._signals: asyncio.Queue[Signal] = asyncio.Queue()
         self._wake_at: float | None = None
-        """When to look again without a signal; while it is set, joining waits."""
+        """When to check again without a signal; while it is set, joining waits."""
         self._not_before = 0.0
-        """Whatever happens, nothing is tried before this."""
+        """No attempt is made before this time, whatever happens."""
 
     def _signal(self, act: Signal) -> None:
         self._signals.put_nowait(act)
@@ -30,12 +30,12 @@ class Signals:
         self._wake_at = self._clock.now() + seconds
 
     def _leave_to_others(self, seconds: float) -> None:
-        """Try nothing for so long, whatever happens meanwhile."""
+        """Make no attempt for this long, whatever happens meanwhile."""
         self._later(seconds)
         self._not_before = self._clock.now() + seconds
 
     def _soon(self) -> None:
-        """What was waited for may be there: look now, or when others have had their time."""
+        """The awaited change may have happened: check now, or when the time left to others is over."""
         self._wake_at = self._not_before if self._not_before > self._clock.now() else None
 
     async def _next_signal(self) -> Signal | None:
@@ -50,4 +50,4 @@ class Signals:
 
 
 async def look_again() -> None:
-    """A signal that only makes the supervisor look again."""
+    """A signal that only makes the supervisor check again."""

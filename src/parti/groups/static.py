@@ -1,4 +1,4 @@
-"""Joining a static group: a durable that keeps the member's position, and is put back where it was when it is lost."""
+"""Joins a static group: a durable stores the member's position; a lost durable is restored at that position."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
 from parti.wire.errors import ConsumerAlreadyExists
 
-_NOTE_EVERY = 0.25  # seconds; what was done since the last note may be repeated when durable and pinned one go at once
+_NOTE_EVERY = 0.25  # seconds; work since the last note may repeat if durable and pinned instance are lost together
 _RESETTABLE = frozenset({"all", "by_start_sequence"})
-"""Where a durable may start for a reset to be allowed; with any other start the server refuses it (10204)."""
+"""Deliver policies of a durable that allow a reset; with any other the server refuses it (10204)."""
 
 
 async def static_consume(
@@ -34,10 +34,10 @@ async def static_consume(
     handler: GroupHandler,
     options: MemberOptions | None = None,
 ) -> StaticMember:
-    """Join the group as an instance of `member`; messages come while this instance is the pinned one.
+    """Join the group as an instance of `member`; messages arrive while this instance is pinned.
 
-    Raises `GroupNotFound`, `NotListed`, `StreamNotFound`, `ForeignConsumer`; later outages are waited out. End it
-    with `await consumer.stop()`, or use it in `async with`.
+    Raises `GroupNotFound`, `NotListed`, `StreamNotFound`, `ForeignConsumer`; waits out later outages. End it with
+    `await consumer.stop()`, or use it in `async with`.
     """
     options = options or MemberOptions()
     options.template.check_kind(GroupKind.STATIC)
@@ -60,11 +60,11 @@ class StaticMember(GroupConsumer[StaticRecord]):
 
     kind = GroupKind.STATIC
     _floor: int | None = None
-    """Everything of this member up to here is acknowledged or not asked for, as far as this instance knows."""
+    """Every message of this member up to here is acknowledged or was excluded, as far as this instance knows."""
     _floor_revision = 0
-    """The record under which that was so: another group under the same name starts by itself."""
+    """The record's revision at that time: another group of the same name has its own start."""
     _outdated = False
-    """The record gives this member other partitions now: its durable serves nobody any more."""
+    """The record now gives this member other partitions: its durable is no longer used."""
 
     def _consumer_place(self) -> tuple[str, str]:
         return self.stream, static_consumer(self.group, self.member)
@@ -80,7 +80,7 @@ class StaticMember(GroupConsumer[StaticRecord]):
     async def _join(self, filters: tuple[str, ...]) -> dict[str, Any] | None:
         same = not self._created or await self._same_group()
         if same is None:
-            self._later(next(self._waits))  # the group is deleted; the watch tells, or it is there again
+            self._later(next(self._waits))  # the group is deleted; the watch reports that, or it was recreated
             return None
         config = self._template.config(self.kind, self._consumer, filters)
         wanted = self._resumed(config) if same else config
@@ -101,17 +101,17 @@ class StaticMember(GroupConsumer[StaticRecord]):
         return info
 
     def _resumed(self, config: dict[str, Any]) -> dict[str, Any]:
-        """The durable as it must be made now: behind what was done, where a reset cannot move it there afterwards."""
+        """The durable's configuration with a start after the last done message, where a reset cannot move it later."""
         if self._floor is None or (self._api.can_reset and config["deliver_policy"] in _RESETTABLE):
             return config
         start = {"deliver_policy": "by_start_sequence", "opt_start_seq": self._floor + 1}
         return {name: value for name, value in config.items() if name != "opt_start_time"} | start
 
     async def _same_group(self) -> bool | None:
-        """Whether the record is the one under which the position was noted; None when there is none at all.
+        """Whether the record is the one under which the position was noted; None when there is no record.
 
-        A process that stood still while the group was deleted and created again sees only another revision; with a new
-        durable, that is another group, which starts where its members say.
+        A process that was frozen while the group was deleted and recreated sees only another revision; with a new
+        durable, that is another group, which starts where its members configure it.
         """
         try:
             stored = await self._store.get(self.stream, self.group)
@@ -122,11 +122,11 @@ class StaticMember(GroupConsumer[StaticRecord]):
     async def _put_back(
         self, info: dict[str, Any], config: dict[str, Any], wanted: dict[str, Any], floor: int
     ) -> dict[str, Any]:
-        """A durable that somebody deleted is new, and would replay the stream or pass over what came meanwhile: set it
-        to where the old one was.
+        """Set a recreated durable to the position of the deleted one.
 
-        By a reset where the server can, so that its configuration stays the one that other instances send. Otherwise
-        `wanted` has the place in it, and what another instance made meanwhile without it is made anew.
+        Without this it would replay the stream, or skip messages that came meanwhile. Uses a reset if the server
+        supports it, so that the configuration stays the one that other instances send. Otherwise `wanted` contains the
+        position, and a durable that another instance created without it is recreated.
         """
         if wanted is config:
             await self._api.consumer_reset(self.stream, self._consumer, floor + 1)
@@ -161,7 +161,7 @@ class StaticMember(GroupConsumer[StaticRecord]):
         await self._remove_outdated()
 
     async def _leave(self) -> None:
-        # As the reference does: a durable with other filters keeps the new ones out (10148). Its position is told.
+        # As the reference does: a durable with other filters blocks the new ones (10148). The error has its position.
         if self._outdated and (done := await self._remove_outdated()) is not None:
             self._failure = GroupChanged(
                 f"{self._failure}; its durable is removed. All of this member up to sequence {done} was done: "
@@ -169,9 +169,9 @@ class StaticMember(GroupConsumer[StaticRecord]):
             )
 
     async def _noting(self) -> None:
-        """Keep up with the position, also as a standby: whoever heals a lost durable must know it.
+        """Track the position, also as a standby: the instance that restores a lost durable must know it.
 
-        The pinned instance remembers by itself what it has done; a standby has only this.
+        The pinned instance knows what it has done; a standby knows only this.
         """
         beats = 0
         while True:

@@ -1,4 +1,4 @@
-"""Static groups: create, look at, delete. Their membership is fixed for life."""
+"""Static groups: create, inspect, delete. Their membership never changes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StaticGroups(GroupCalls[StaticRecord]):
         mappings: Sequence[MemberMapping] = (),
         filters: Sequence[str] = (),
     ) -> Stored[StaticRecord]:
-        """The group, created if it is not there; the same settings again are accepted, others are `GroupExists`."""
+        """The group, created if missing; the same settings are accepted, different ones raise `GroupExists`."""
         check_stream(stream)
         check_group(group)
         for mapping in mappings:
@@ -91,7 +91,7 @@ class StaticGroups(GroupCalls[StaticRecord]):
         return stored
 
     async def _refuse_collisions(self, stream: str, group: str, record: StaticRecord) -> None:
-        """`a-b` + `c` and `a` + `b-c` make the same durable; two groups, or a user's own, would share a position."""
+        """`a-b` + `c` and `a` + `b-c` make the same durable: two groups, or a user's own, would share a position."""
         names = {static_consumer(group, member): member for member in record.member_names}
         for name, (other, member) in (await self._claimed(stream, except_group=group)).items():
             if name in names:
@@ -123,7 +123,7 @@ class StaticGroups(GroupCalls[StaticRecord]):
         return claimed
 
     async def plan_delete(self, stream: str, group: str) -> DeletePlan:
-        """What `delete` would remove: the record, and of the consumers only those that are the group's own."""
+        """What `delete` would remove: the record, and only those consumers that belong to the group."""
         stored = await self.get(stream, group)
         claimed = await self._claimed(stream, except_group=group)
         own = []
@@ -140,14 +140,14 @@ class StaticGroups(GroupCalls[StaticRecord]):
         return DeletePlan(self.kind, stream, group, stored.revision, tuple(own), (), 0)
 
     async def delete(self, stream: str, group: str) -> DeletePlan:
-        """After this returns the group is gone, and so are its members' consumers, and nobody else's."""
+        """After this returns the group and its members' consumers are deleted, and no other consumer."""
         plan = await self.plan_delete(stream, group)
         await self.store.delete(stream, group, revision=plan.revision)
         for consumer in plan.consumers:
             try:
                 await self.api.consumer_delete(stream, consumer)
             except ConsumerNotFound:
-                continue  # its own instance was faster: it sees the deletion too
+                continue  # its own instance was faster: it notices the deletion too
         return plan
 
 

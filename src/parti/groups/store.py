@@ -1,4 +1,4 @@
-"""The bucket of records: reads from the leader, and writes that never undo somebody else's."""
+"""The bucket of records: reads from the leader, and writes that never undo another writer's change."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from parti.wire.kv_model import Change, KeyExists, KeyNotFound, SnapshotDone
 
 R = TypeVar("R", bound=GroupMembership)
 
-# Ten tries take about a second; ten administrators who write at once all get through in fewer.
+# Ten tries take about a second; ten administrators writing at once all succeed with fewer.
 _WRITES = replace(FAST, max_tries=10)
 
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[R]):
-    """A record with its exact bytes and the revision that the next write must name."""
+    """A record with its exact bytes and the revision for the next CAS."""
 
     record: R
     raw: bytes
@@ -45,14 +45,14 @@ class Stored(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class NewMembership:
-    """What a record's membership shall become."""
+    """A record's new membership."""
 
     members: tuple[str, ...] = ()
     mappings: tuple[MemberMapping, ...] = ()
 
 
 class RecordStore(Generic[R]):
-    """The records of one kind. Every write is a compare-and-set, repeated on a fresh read when somebody was faster."""
+    """The records of one kind. Every write is a CAS, repeated on a fresh read when another writer was faster."""
 
     def __init__(self, api: JetStreamApi, kind: GroupKind, decode: Callable[[bytes], R], *, clock: Clock) -> None:
         self.kv = KeyValue(api, kind.bucket)
@@ -65,13 +65,13 @@ class RecordStore(Generic[R]):
 
     async def ensure_bucket(self, replicas: int) -> None:
         """Create the bucket as the reference does, with the replicas of the first group's stream."""
-        # Not `KeyValue.ensure`: its buckets hold TTLs, which the reference's does not, and a later create by the
-        # reference must find the stream as it would have made it.
+        # Not `KeyValue.ensure`: its buckets allow TTLs, which the reference's does not, and a later create by the
+        # reference must find the stream as it would have created it.
         with contextlib.suppress(StreamNameExists):
             await self.kv.api.stream_create(bucket_config(self.kv.bucket, replicas))
 
     async def get(self, stream: str, group: str) -> Stored[R]:
-        """The valid record; raises `GroupNotFound`, `RecordUnreadable` or the error of the rule it breaks."""
+        """The valid record; raises `GroupNotFound`, `RecordUnreadable` or the error of the broken rule."""
         missing = f"there is no {self.kind} group {group!r} on stream {stream!r}: create it, or correct the name"
         try:
             entry = await self.kv.get(record_key(stream, group))
@@ -80,13 +80,13 @@ class RecordStore(Generic[R]):
         return Stored(self.decode(entry.value), entry.value, entry.revision)
 
     def decode(self, raw: bytes) -> R:
-        """The record of these bytes, if it keeps the rules."""
+        """The record of these bytes, if it is valid."""
         record = self._decode(raw)
         check_record(record)
         return record
 
     async def create(self, stream: str, group: str, raw: bytes) -> Stored[R]:
-        """The record, written if the key had none; raises `KeyExists` when somebody else's is there."""
+        """Write the record if the key has none; raises `KeyExists` when another one exists."""
         key = record_key(stream, group)
         try:
             revision = await self.kv.create(key, raw)
@@ -98,7 +98,7 @@ class RecordStore(Generic[R]):
         return Stored(self.decode(raw), raw, revision)
 
     async def edit(self, stream: str, group: str, change: Callable[[R], NewMembership]) -> Stored[R]:
-        """The record with the membership that `change` makes of the present one; no write when nothing changes."""
+        """Replace the membership by the result of `change`; returns the record. Writes nothing if nothing changes."""
         waits = _WRITES.delays()
         while True:
             found = await self.get(stream, group)
@@ -131,14 +131,14 @@ class RecordStore(Generic[R]):
         return [split_key(key) for key in keys]
 
     def watch(self, stream: str, group: str) -> AsyncGenerator[Change | SnapshotDone, None]:
-        """Each state of the record from now on, also across outages; close the iterator to end it."""
+        """Every later state of the record, also across outages; close the iterator to end it."""
         changes: Any = self.kv.watch(record_key(stream, group))
         found: AsyncGenerator[Change | SnapshotDone, None] = changes
         return found
 
 
 def bucket_config(bucket: str, replicas: int) -> dict[str, Any]:
-    """The bucket's stream as the reference asks for it."""
+    """The bucket's stream configuration as the reference sends it."""
     return {
         "name": f"KV_{bucket}",
         "subjects": [f"$KV.{bucket}.>"],

@@ -1,4 +1,4 @@
-"""Gauges that several instances of one process set: the process shows their sum, not the last one's value."""
+"""Gauges set by several instances of one process: the process shows their sum, not the last value."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _gauges: WeakKeyDictionary[Metrics, dict[str, dict[int, float]]] = WeakKeyDictio
 
 
 class SummedGauges:
-    """A `Metrics` for one instance: counters pass, gauges add up with those of the others over the same metrics."""
+    """A `Metrics` for one instance: counters pass through, gauges are summed over instances with the same metrics."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._all: dict[str, dict[int, float]] = {}
-        with contextlib.suppress(TypeError):  # a user's own class may allow no weak references: then each is alone
+        with contextlib.suppress(TypeError):  # a user's class may lack weak references: then no sum over instances
             self._all = _gauges.setdefault(metrics, self._all)
 
     def __repr__(self) -> str:
@@ -40,7 +40,7 @@ class SummedGauges:
         self._metrics.observe_all(metric, values, **labels)
 
     def leave(self, *metrics: Metric) -> None:
-        """This instance has ended: its parts go."""
+        """This instance has ended: remove its values from the sums."""
         for metric in metrics:
             parts = self._all.get(metric.name, {})
             parts.pop(id(self), None)

@@ -1,4 +1,4 @@
-"""The consumer of a member: what the caller may choose, and the exact configuration that goes to the server."""
+"""A member's consumer: what the caller may choose, and the exact configuration for the server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parti.groups.errors import BadTemplate
 from parti.groups.names import PRIORITY_GROUP, GroupKind
 
 _NANOSECONDS = 1_000_000_000
-_SHORTEST_TTL = 1.0  # the reference's floor of the pin's time to live
+_SHORTEST_TTL = 1.0  # the reference's minimum of the pin's TTL
 _OWNED = frozenset(
     {
         "name",
@@ -27,42 +27,42 @@ _OWNED = frozenset(
         "idle_heartbeat",
     }
 )
-"""Fields that make a consumer the group's: nobody else may set them."""
-_MOST_PENDING = 65_536  # what a member may hold in memory; the server's own default is 1,000
+"""Fields that the group sets itself; callers may not set them."""
+_MOST_PENDING = 65_536  # messages that a member may hold in memory; the server's own default is 1,000
 
 
 def nanoseconds(seconds: float) -> int:
-    """As Go has it: `4.1` is 4,100,000,000, where cutting off would give one less, and with it another consumer."""
+    """As Go computes it: `4.1` is 4,100,000,000; truncation would give one less, and with it another consumer."""
     return round(seconds * _NANOSECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerTemplate:
-    """What a member's consumer is made from. Instances of one member, in whatever language, should use the same.
+    """The choices for a member's consumer. All instances of one member, in any language, should use the same.
 
-    Name, filters and everything about pinning are the group's and cannot be chosen.
+    The group itself decides name, filters and everything about pinning.
     """
 
     ack_wait: float = 5.0  # the reference's default; a crashed instance is replaced after this
     max_ack_pending: int = 1  # strictly one after the other; more only together with lanes
     ack_policy: Literal["explicit", "none"] = "explicit"
-    """`none` is for static groups whose handler may lose messages; `all` has no meaning beside lanes."""
-    max_deliver: int | None = None  # unlimited: a message that the server gives up on would block nobody, and be lost
+    """`none` is for static groups whose handler may lose messages; `all` makes no sense with lanes."""
+    max_deliver: int | None = None  # unlimited: a message that the server gives up on would be lost without a trace
     backoff: tuple[float, ...] = ()
     headers_only: bool = False
-    num_replicas: int = 0  # as the stream
+    num_replicas: int = 0  # as the stream's
     mem_storage: bool = False
     inactive_threshold: float | None = None
-    """Static groups only; an elastic member's consumer always goes after `ack_wait` without a pull."""
+    """Static groups only; an elastic member's consumer is always deleted after `ack_wait` without a pull."""
     start_sequence: int | None = None
-    """Static groups only, and only when the member's durable is first made; an elastic group's start is set when it
-    is created."""
+    """Static groups only, and only when the member's durable is first created; an elastic group's start is set when the
+    group is created."""
     start_time: datetime | None = None
     new_only: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Any other field of a consumer's configuration, as the server names it and with its values (durations are in
-    nanoseconds): `description`, `metadata`, `sample_freq`, `max_waiting`, `max_batch`,
-    `deliver_policy`, and whatever servers will know. Only what is the group's own is refused."""
+    """Any other field of a consumer's configuration, with the server's names and values (durations in nanoseconds):
+    `description`, `metadata`, `sample_freq`, `max_waiting`, `max_batch`, `deliver_policy`, and fields of later servers.
+    Only the group's own fields are refused."""
 
     def __post_init__(self) -> None:
         self._check_extra()
@@ -91,7 +91,7 @@ class ConsumerTemplate:
         return max(self.ack_wait, _SHORTEST_TTL)
 
     def check_kind(self, kind: GroupKind) -> None:
-        """Refuse what this kind of group cannot do, before anything is sent."""
+        """Refuse settings that this kind of group does not support, before anything is sent."""
         if kind is GroupKind.STATIC:
             return
         if self.ack_policy != "explicit":
@@ -102,7 +102,7 @@ class ConsumerTemplate:
             raise BadTemplate("an elastic member's inactive_threshold is its ack_wait: leave it out")
 
     def config(self, kind: GroupKind, name: str, filters: tuple[str, ...]) -> dict[str, Any]:
-        """The configuration as the reference sends it; any difference makes the server refuse it (10148)."""
+        """The configuration as the reference sends it; the server refuses any difference (10148)."""
         elastic = kind is GroupKind.ELASTIC
         optional: dict[str, Any] = {
             "max_deliver": self.max_deliver,

@@ -17,10 +17,10 @@ from parti.manager.host import Host
 from parti.manager.predecessors import Predecessors
 from parti.model import Claim, ClaimState, Lease, Member, PartitionId, Tried, WorkerId
 from parti.observe.logs import get_logger
+from parti.outcomes import DONE, Bury, DeadLetterReason, Done
 from parti.wire.kv_model import KeyNotFound, SnapshotDone
 from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
-from parti.worker.outcomes import DONE, Bury, DeadLetterReason, Done
 
 _KEYS = "lives."
 _TURN = 0.02  # seconds until another lane asks again whether it is its turn

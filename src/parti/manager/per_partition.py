@@ -29,6 +29,7 @@ from parti.control.signals import (
     StopLane,
     WriteClaim,
 )
+from parti.dead_letters import DeadLetterWriter
 from parti.errors import ConfigError, PartiError
 from parti.manager.host import Host
 from parti.manager.slot_acks import AcksUnconfirmed, confirm
@@ -42,7 +43,6 @@ from parti.wire.api_consumers import filters_of
 from parti.wire.errors import MessageNotFound, SequenceNotFound
 from parti.wire.live import LiveConnection, ReaderBroke
 from parti.worker.attempts import Attempts
-from parti.worker.dead_letters import DeadLetterWriter
 from parti.worker.health import Part
 from parti.worker.info import Shown
 from parti.worker.lanes import LanePool

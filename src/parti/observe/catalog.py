@@ -1,4 +1,4 @@
-"""Every metric parti can emit, in one place; each part declares its own and is added here."""
+"""Every metric parti can emit. Each part declares its own metrics; this module collects them."""
 
 from __future__ import annotations
 
@@ -33,4 +33,4 @@ CATALOG: Final[tuple[Metric, ...]] = (
     *GROUP_METRICS,
     *DELIVERY_METRICS,
 )
-"""What `/metrics` can show. A later part adds its metrics here."""
+"""All metrics of `/metrics`. A new part adds its metrics here."""

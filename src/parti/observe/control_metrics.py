@@ -1,4 +1,4 @@
-"""The metrics of the control plane; names of handoff metrics are those of docs/requirements.md#r-111."""
+"""The metrics of the control plane; the handoff metrics have the names of docs/requirements.md#r-111."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The metrics of task delivery: the four of docs/requirements.md#r-304, then ours.
+"""The metrics of task delivery: the four of docs/requirements.md#r-304, then parti's own.
 
 `trigger.consume.count` is `trigger_consume_count_total`, `trigger.consume.latency` is
 `trigger_consume_latency_seconds`, `trigger.worker.active` and `trigger.worker.queue_size` only lose their dots.
-Databases are told by the data: the first 50 keep their name. A `worker_id` is one of 16 groups of lanes.
+Database names come from the data: the first 50 keep their name. A `worker_id` is one of 16 groups of lanes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The metrics of consumer groups. A process that joins several groups adds them up; the log tells them apart."""
+"""The metrics of consumer groups. A process in several groups reports their sum; the log distinguishes the groups."""
 
 from __future__ import annotations
 

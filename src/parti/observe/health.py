@@ -1,8 +1,8 @@
-"""Health checks, and the small web server that shows them beside the metrics.
+"""Health checks, and the small web server that shows them together with the metrics.
 
-- `/healthz`: is the process worth keeping? Runs the checks marked `live`; 503 asks the supervisor for a restart.
-- `/readyz`: can it do its work now? Runs every check; 503 takes it out of rotation, and says which check failed.
-- `/metrics`: the registry, in the Prometheus or OpenMetrics text format, whichever the scraper asks for.
+- `/healthz`: should the process keep running? Runs the checks marked `live`; 503 asks the supervisor for a restart.
+- `/readyz`: can it work now? Runs every check; 503 takes it out of rotation, and says which check failed.
+- `/metrics`: the registry, in the Prometheus or OpenMetrics text format, as the scraper requests.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from parti.errors import ConfigError, PartiError, UsageError
 from parti.observe.catalog import READY
 from parti.observe.metrics import NO_METRICS, Metrics
 
-CHECK_TIMEOUT: Final = 2.0  # below the 3 s and more that supervisors give a probe: the answer names the hanging check
+CHECK_TIMEOUT: Final = 2.0  # below the 3 s and more that supervisors allow a probe: the answer names the hanging check
 
 Probe = Callable[[], "str | Awaitable[str | None] | None"]
-"""Returns None when all is well, else the reason in words; may be async; raising is failing too."""
+"""Returns None when healthy, else the reason as text; may be async; an exception counts as a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """One named question. `live` checks also count for /healthz: use it only where a restart would help."""
+    """One named check. `live` checks also count for /healthz: use it only where a restart would help."""
 
     name: str
     probe: Probe
@@ -38,7 +38,7 @@ class HealthCheck:
 
 
 async def run_checks(checks: Iterable[HealthCheck], *, timeout: float = CHECK_TIMEOUT) -> dict[str, str]:
-    """Ask all checks at once; the failing ones by name, each with its reason. Never raises and never hangs."""
+    """Run all checks concurrently; returns the failing ones by name, with the reason. Never raises, never hangs."""
     failing: dict[str, str] = {}
 
     async def ask(check: HealthCheck) -> None:
@@ -50,7 +50,7 @@ async def run_checks(checks: Iterable[HealthCheck], *, timeout: float = CHECK_TI
             reason = f"no answer within {timeout:g}s"
         except PartiError as error:
             reason = str(error)
-        except Exception as error:  # a broken check is a failing check; its text may hold anything, so only its type
+        except Exception as error:  # a broken check is a failing check; its text may hold a secret: show only its type
             reason = f"the check raised {type(error).__name__}"
         if reason is not None:
             failing[check.name] = reason
@@ -62,7 +62,7 @@ async def run_checks(checks: Iterable[HealthCheck], *, timeout: float = CHECK_TI
 
 
 class ObservabilityServer:
-    """Serves /metrics, /healthz and /readyz from `start()` until `stop()`; port 0 takes any free one.
+    """Serves /metrics, /healthz and /readyz from `start()` until `stop()`; port 0 takes any free port.
 
     Usable as `async with ObservabilityServer(...) as server`. After `stop()` returns the port is free again.
     """
@@ -97,7 +97,7 @@ class ObservabilityServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port it listens on; only while it runs."""
+        """Host and port it listens on; available only while it runs."""
         if self._runner is None or not self._runner.addresses:
             raise UsageError("the observability server is not running: call start() first")
         host, port = self._runner.addresses[0][:2]
@@ -109,7 +109,7 @@ class ObservabilityServer:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def start(self) -> None:
-        """Listen. When this returns, a scrape is answered."""
+        """Listen. After this returns, scrapes are answered."""
         if self._runner is not None:
             raise UsageError("the observability server is already running")
         app = web.Application()
@@ -147,7 +147,7 @@ class ObservabilityServer:
         return f"<ObservabilityServer {state} checks={len(self._checks)}>"
 
     async def _scrape(self, request: web.Request) -> web.Response:
-        await self._ask(self._checks)  # so that a scrape shows readiness as of now
+        await self._ask(self._checks)  # so that a scrape shows the current readiness
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 

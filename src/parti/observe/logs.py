@@ -1,13 +1,13 @@
-"""Log events: a name plus fields, one line each, on stderr. No secret passes, whatever a caller logs.
+"""Log events: a name plus fields, one line each, on stderr. Secrets are masked in every event.
 
     log = get_logger("handoff")
     log.info("handoff.committed", partition=7, epoch=42, took=0.083)
 
-A program that configures structlog itself, or calls `configure_logging`, gets what it asked for. Where nobody did, as
-in a script or in Spark's worker processes, warnings and errors go to stderr, masked like all others.
+A program that configures structlog itself, or calls `configure_logging`, decides the output. Without configuration, as
+in a script or in Spark's worker processes, warnings and errors go to stderr, masked too.
 
-structlog is imported with the first event that is written, and so is the configuration: they take 0.12 s of CPU, and
-most of Spark's processes never write one.
+structlog and the configuration are imported with the first event that is written: importing them takes 0.12 s of CPU,
+and most of Spark's processes never write an event.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from parti.config.sections import LogFormat, ObserveSection
 
 _MUTED: Final = ContextVar("parti-muted", default=False)
-_DEPTH: Final = 4  # deeper than any event we write; a cycle in a caller's value must not hang the logger
+_DEPTH: Final = 4  # deeper than any event parti writes; a cycle in a caller's value must not hang the logger
 
 
 def get_logger(component: str, **fields: Any) -> structlog.typing.FilteringBoundLogger:
@@ -37,18 +37,18 @@ def get_logger(component: str, **fields: Any) -> structlog.typing.FilteringBound
 
 
 class _Logger:
-    """Looks at each use whether somebody has configured logging: modules make their loggers before that."""
+    """Checks on each use whether logging is configured, because modules create their loggers before that."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self._fields = fields
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
-            raise AttributeError(name)  # copying and pickling ask for such names before the fields are there
+            raise AttributeError(name)  # copying and pickling look up such names before the fields exist
         if _MUTED.get():
             return _nowhere
-        if "structlog" in sys.modules:  # what nobody has imported, nobody has configured
-            import structlog  # waits for another thread that is in the middle of it
+        if "structlog" in sys.modules:  # if it was never imported, it was never configured
+            import structlog  # waits for another thread that is importing it
 
             if structlog.is_configured():
                 return getattr(structlog.get_logger(**self._fields), name)
@@ -59,7 +59,7 @@ class _Logger:
 
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
-    """Nothing is written by this code and what it starts: a simulation tells its own story."""
+    """This code, and the tasks it starts, write no log: a simulation has its own event log."""
     token = _MUTED.set(True)
     try:
         yield
@@ -68,7 +68,7 @@ def muted() -> Iterator[None]:
 
 
 def _nowhere(event: str, *words: Any, **fields: Any) -> None:
-    """Events that nobody asked for."""
+    """Drops every event."""
 
 
 @lru_cache(maxsize=1)
@@ -82,7 +82,7 @@ def _last_resort(stream: TextIO) -> Any:
 
 
 def configure_logging(settings: ObserveSection | None = None, *, stream: TextIO | None = None) -> None:
-    """Send events to stderr (or `stream`) in the configured format and from the configured level on.
+    """Send events to stderr (or `stream`) in the configured format, from the configured level upwards.
 
     The last call wins. Secrets are masked before rendering, in both formats.
     """

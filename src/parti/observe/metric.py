@@ -1,7 +1,7 @@
-"""What one metric is: name, type, help, labels with all values they may take.
+"""One metric: name, type, help, and labels with all their possible values.
 
 Labels are bounded: a label value must be one of those declared here, so the number of time series is known before the
-first message. What is unbounded (subjects, worker ids, keys, error texts) belongs into logs, never into a label.
+first message. Unbounded values (subjects, worker ids, keys, error texts) belong in logs, never in a label.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from parti.errors import UsageError
 
 MAX_SERIES: Final = 200
-"""Series one metric may have (product of its label values): a page of /metrics stays readable and cheap to store."""
+"""Maximum series of one metric (product of its label values): a page of /metrics stays readable and cheap to store."""
 
 
 class MetricKind(StrEnum):
@@ -25,12 +25,12 @@ class MetricKind(StrEnum):
 
 
 OTHER: Final = "other"
-"""The label value of everything that came after the first ones."""
+"""The label value for all values after the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstSeen:
-    """Label values that only the data tells: the first `count` keep their name, all later ones become "other"."""
+    """Label values known only from the data: the first `count` keep their name, all later ones become "other"."""
 
     count: int
 
@@ -40,15 +40,15 @@ class FirstSeen:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. Malformed declarations are refused when the module is imported, not when a message arrives."""
+    """One metric. A malformed declaration is refused when the module is imported, not when a message arrives."""
 
     name: str
     kind: MetricKind
     help: str
     labels: Mapping[str, tuple[str, ...] | FirstSeen] = field(default_factory=dict)
-    """Label name -> every value it may take, or how many."""
+    """Label name -> all its possible values, or how many."""
     buckets: tuple[float, ...] = ()
-    """Upper bounds of a histogram, in the unit that the name ends with."""
+    """Upper bounds of a histogram, in the unit at the end of the metric's name."""
 
     def __post_init__(self) -> None:
         if (self.kind is MetricKind.HISTOGRAM) != bool(self.buckets):
@@ -65,11 +65,11 @@ class Metric:
 
     @property
     def series(self) -> int:
-        """How many time series this metric can have at most."""
+        """The maximum number of time series of this metric."""
         return math.prod(len(values) for values in self.labels.values())
 
     def check(self, labels: dict[str, str]) -> None:
-        """Refuse labels that were not declared: they would grow without bound."""
+        """Refuse undeclared labels: they would grow without bound."""
         if labels.keys() != self.labels.keys():
             raise UsageError(f"metric {self.name} has the labels {sorted(self.labels)}, not {sorted(labels)}")
         for name, value in labels.items():

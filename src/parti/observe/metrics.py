@@ -14,7 +14,7 @@ from parti.observe.catalog import Metric
 
 
 class Metrics(Protocol):
-    """Receives what happened. Calls are cheap, never block and never fail for a declared metric."""
+    """Receives measurements. Calls are cheap, never block and never fail for a declared metric."""
 
     def count(self, metric: Metric, amount: float = 1, /, **labels: str) -> None:
         """Add to a counter."""
@@ -29,7 +29,7 @@ class Metrics(Protocol):
         ...
 
     def observe_all(self, metric: Metric, values: Sequence[float], /, **labels: str) -> None:
-        """Add many observations at once, for what happens once a message."""
+        """Add many observations at once, for measurements made once per message."""
         ...
 
 

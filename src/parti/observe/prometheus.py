@@ -1,4 +1,4 @@
-"""Metrics in a prometheus-client registry: every declared metric, and no series that was not declared."""
+"""Metrics in a prometheus-client registry: every declared metric, and no undeclared series."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _TYPES: Final[dict[MetricKind, type[Counter] | type[Gauge]]] = {MetricKind.COUNT
 class PrometheusMetrics:
     """A `Metrics` over its own registry, so that two of them in one process, as in tests, do not collide.
 
-    Series of metrics without labels exist from the start: an alert on a counter that never moved must see 0.
+    Series of metrics without labels exist from the start: an alert on a counter that never increased must see 0.
     """
 
     def __init__(self, catalog: Iterable[Metric] = CATALOG, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
         self._instruments = {metric: self._instrument(metric) for metric in catalog}
-        # Bounded by the catalog: a series is looked up once and checked once.
+        # Bounded by the catalog: each series is looked up and checked once.
         self._series: dict[tuple[str, tuple[tuple[str, str], ...]], _Instrument] = {}
         self._bare: dict[str, _Instrument] = {}
         self._seen: dict[tuple[str, str], set[str]] = {}
@@ -58,7 +58,7 @@ class PrometheusMetrics:
         series = self._at(metric, labels)
         if not isinstance(series, Histogram):
             raise UsageError(f"metric {metric.name} is a {metric.kind}, not a histogram")
-        # What Histogram.observe does, with one lock a bucket in place of two a value (0.2 us a value, not 1.3).
+        # As Histogram.observe, with one lock per bucket instead of two per value (0.2 us per value, not 1.3).
         bounds, counts = series._upper_bounds, [0] * len(series._upper_bounds)
         for value in values:
             counts[bisect_left(bounds, value)] += 1
@@ -71,7 +71,7 @@ class PrometheusMetrics:
         return f"<PrometheusMetrics metrics={len(self._instruments)} series={len(self._series)}>"
 
     def _at(self, metric: Metric, labels: dict[str, str]) -> _Instrument:
-        if not labels and (bare := self._bare.get(metric.name)) is not None:  # once a message: half the cost
+        if not labels and (bare := self._bare.get(metric.name)) is not None:  # once per message: half the cost
             return bare
         key = (metric.name, tuple(sorted(labels.items())))
         found = self._series.get(key)
@@ -91,7 +91,7 @@ class PrometheusMetrics:
         return series
 
     def _known(self, metric: Metric, labels: dict[str, str]) -> dict[str, str]:
-        """The labels, with "other" in place of a value that came after the first ones."""
+        """The labels, with "other" for a value that came after the first ones."""
         known = dict(labels)
         for name, value in labels.items():
             if isinstance(limit := metric.labels[name], FirstSeen):
@@ -110,7 +110,7 @@ class PrometheusMetrics:
 
 
 def process_metrics(registry: CollectorRegistry) -> None:
-    """Add the process' own metrics (memory, descriptors, garbage collection), once for a process."""
+    """Add the process's own metrics (memory, descriptors, garbage collection), once per process."""
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)

@@ -1,4 +1,4 @@
-"""The metrics of the worker plane: exactly the names, labels and buckets of docs/requirements.md#metrics, then ours."""
+"""The worker plane's metrics: the exact names, labels and buckets of docs/requirements.md#metrics, then others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from parti.observe.metric import Metric, MetricKind
 
 _OPS = ("create", "update", "info", "iterate")
 _RECREATION = ("not_found", "iterator_error")
-# Around the SLO of a fast handler (1 ms) and of an HTTP call (1 s); three to four a decade.
+# Around the SLO of a fast handler (1 ms) and of an HTTP call (1 s); three to four buckets per decade.
 _LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _UPDATE = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 

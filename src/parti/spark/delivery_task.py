@@ -15,6 +15,7 @@ import random
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -23,32 +24,24 @@ import nats.errors
 from parti.clock import SystemClock
 from parti.config.deliver import DeliverSection
 from parti.delivery.courier import Courier
-from parti.delivery.dead_letters import DeliveryDeadLetters
 from parti.delivery.endpoints import PREFIX, Endpoints, disabled_endpoints
 from parti.delivery.engine_lock import spark_claim
 from parti.delivery.errors import Reason
 from parti.delivery.gate import Gate
 from parti.delivery.guard import AddressGuard
 from parti.delivery.journal import Try
+from parti.delivery.letters import TaskLetters
 from parti.delivery.names import DeliveryNames
 from parti.delivery.order import RuleBook, TaskOrder
 from parti.delivery.pending import Pending, TaskReader
-from parti.delivery.policy import (
-    UNSPENT,
-    AttemptOutcome,
-    Decision,
-    DeliveryAttempt,
-    GiveUp,
-    TryAgain,
-    decide,
-    schedule_of,
-)
+from parti.delivery.policy import UNSPENT, AttemptOutcome, DeliveryAttempt, decide, retry_policy
 from parti.delivery.recency import is_older
 from parti.delivery.recorder import DeliveryRecorder
 from parti.delivery.secrets import SecretStore
 from parti.delivery.transport import HttpTransport
 from parti.errors import PartiError
 from parti.observe.metrics import NO_METRICS
+from parti.outcomes import Again, Bury, Decision, Retry
 from parti.spark.pipeline.fence import StaleEpoch, fence_subject
 from parti.spark.pipeline.message import MessageRows, RowMessage
 from parti.spark.pipeline.outcomes import ParkedRows
@@ -58,7 +51,6 @@ from parti.wire.connect import Connection, connect
 from parti.wire.errors import MessageNotFound
 from parti.wire.kv import KeyValue
 from parti.wire.options import ConnectOptions
-from parti.worker.outcomes import Retry
 
 _LOOK_EVERY = 1.0
 _PATIENCE = 2.0  # seconds that a batch, and all in it, waits for the limits of a trigger; then the task is parked
@@ -185,7 +177,7 @@ class DeliverySession:
         delivery: Deliver,
         courier: Courier,
         gate: Gate,
-        letters: DeliveryDeadLetters,
+        letters: TaskLetters,
         ends: Endpoints,
         log: AttemptLog | None = None,
     ) -> None:
@@ -248,12 +240,12 @@ class DeliverySession:
         if attempt.outcome is AttemptOutcome.DELIVERED:
             return None
         match self._decide(held, attempt):
-            case GiveUp(reason, disable):
-                if disable:
+            case Bury(reason):
+                if reason is Reason.GONE:
                     why = f"status {attempt.status}"
                     await self._endpoints.disable(held.task, held.host, why, self._clock.wall())
                 return await self._bury(held, reason, attempt)
-            case TryAgain(wait):
+            case Again(wait):
                 return _later(held, wait, attempt.error, tried=attempt.outcome not in UNSPENT)
             case _:
                 return None
@@ -297,7 +289,7 @@ class DeliverySession:
             attempt,
             attempts=held.attempts,
             age=self._age(held),
-            schedule=schedule_of(held.task.retry_policy, config),
+            policy=retry_policy(held.task.retry_policy, config),
             config=config,
             rng=self._rng,
         )
@@ -305,7 +297,7 @@ class DeliverySession:
     def _age(self, held: Pending) -> float:
         return 0.0 if self._delivery.replay else self._clock.wall() - held.first_seen
 
-    async def _bury(self, held: Pending, reason: Reason, attempt: DeliveryAttempt) -> AlreadyDeadLettered:
+    async def _bury(self, held: Pending, reason: StrEnum, attempt: DeliveryAttempt) -> AlreadyDeadLettered:
         await self._letters.bury(held, reason, attempt)
         return AlreadyDeadLettered(f"{reason.value}: {attempt.error}")
 
@@ -385,7 +377,7 @@ async def _resources(delivery: Deliver, epoch: int, tasks: int) -> AsyncGenerato
         gate = _GATES.setdefault(delivery.name, Gate(config, clock, random.Random(), patience=_PATIENCE))
         gate.share = lambda: 1 / tasks
         fence = await _fence(js, delivery, epoch)
-        letters = DeliveryDeadLetters(js, names, f"{delivery.name}:" if delivery.replay else "", fence)
+        letters = TaskLetters(js, names, f"{delivery.name}:" if delivery.replay else "", fence)
         await transport.open()
         session = DeliverySession(delivery, courier, gate, letters, endpoints, AttemptLog(config, connection))
         if epoch:

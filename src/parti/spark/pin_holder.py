@@ -30,12 +30,12 @@ from parti.groups.names import GroupKind
 from parti.groups.options import MemberOptions
 from parti.groups.static import StaticMember
 from parti.groups.template import ConsumerTemplate
+from parti.outcomes import Retry, RetryPolicy
 from parti.spark.group_lookup import FoundGroup, find_group, owned
 from parti.spark.source_options import GroupSetting
 from parti.waiting import first_of
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
-from parti.worker.outcomes import Retry, RetryPolicy
 
 T = TypeVar("T")
 

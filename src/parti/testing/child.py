@@ -13,9 +13,9 @@ from concurrent.futures import Future
 _Job = tuple[Sequence[str], "Future[subprocess.Popen[bytes]]"]
 
 # Runs in the child before the real program: ask the kernel for a SIGKILL when the parent dies (PR_SET_PDEATHSIG = 1,
-# kept across exec), give up if it died already, then become the program. A fresh interpreter instead of `preexec_fn`,
-# because running Python between fork and exec can deadlock in a process with threads, and ours has them (JVM gateway,
-# proxy, log readers). Costs about 20 ms.
+# kept across exec), exit if the parent is already dead, then exec the program. A new interpreter instead of
+# `preexec_fn`, because running Python between fork and exec can deadlock in a process with threads, and parti has
+# threads (JVM gateway, proxy, log readers). Costs about 20 ms.
 _BECOME = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
@@ -26,10 +26,10 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start `command` with its output on one pipe (`stdout`); on Linux it dies with this process, whatever happens.
+    """Start `command` with its output on one pipe (`stdout`); on Linux it always dies with this process.
 
-    It runs in a session of its own, so that Ctrl-C reaches us and not it: we decide how it ends. Elsewhere than on
-    Linux there is no death signal, and only the callers' own clean-up ends it.
+    The child runs in its own session: Ctrl-C reaches only this process, which decides how the child ends. Other systems
+    have no death signal; there only the callers' own clean-up ends the child.
     """
     if sys.platform == "linux" and sys.executable:
         command = [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), *command]

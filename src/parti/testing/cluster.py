@@ -1,4 +1,4 @@
-"""A real cluster of nats-servers on loopback, whose nodes can be killed and brought back."""
+"""A real cluster of nats-servers on loopback, whose nodes can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _TRIES = 3
 
 
 class NatsCluster(Running):
-    """While the context is open, all nodes form one JetStream cluster with a leader; afterwards they are gone.
+    """While the context is open, all nodes form one JetStream cluster with a leader; afterwards they have ended.
 
-    Nodes have the names `n0`, `n1`, ... and are counted from 0. With `advertise=False` clients learn no addresses but
-    those they were given, so that a client behind a `FaultProxy` stays behind it.
+    Nodes are named `n0`, `n1`, ... With `advertise=False` clients only know the addresses they were given, so a client
+    behind a `FaultProxy` stays behind it.
     """
 
     def __init__(self, size: int = 3, *, config: str = "", advertise: bool = True) -> None:
@@ -34,7 +34,7 @@ class NatsCluster(Running):
 
     @property
     def urls(self) -> list[str]:
-        """One address per node, also of those that are down."""
+        """One address per node, including nodes that are down."""
         return [server.url for server in self.servers]
 
     def start(self) -> None:
@@ -44,7 +44,7 @@ class NatsCluster(Running):
             try:
                 self._each(NatsServer.start)
                 self._wait_current(_CURRENT_WITHIN, all_run=True)
-            # The port of a route was taken by somebody else; a server may notice that after it has called itself ready.
+            # Another process took the port of a route; a server may notice that after it has reported itself ready.
             except (PortTaken, NeverHappened):
                 self.stop()
                 if left == 0:
@@ -56,7 +56,7 @@ class NatsCluster(Running):
                 return
 
     def stop(self) -> None:
-        """After this returns, all processes and everything temporary of them are gone."""
+        """After this returns, all processes and all their temporary files are gone."""
         self._each(NatsServer.stop)
 
     def kill(self, index: int) -> None:
@@ -64,17 +64,17 @@ class NatsCluster(Running):
         self.servers[index].kill()
 
     def terminate(self, index: int) -> None:
-        """End one node in an orderly way; its store stays for `restart`."""
+        """Shut one node down cleanly; its store stays for `restart`."""
         self.servers[index].terminate()
 
     def restart(self, index: int, *, wait: bool = True) -> None:
-        """Bring one node (back) up on its store and port; with `wait`, until the whole cluster is current again."""
+        """Start one node (again) on its store and port; with `wait`, until the whole cluster is current again."""
         self.servers[index].restart()
         if wait:
             self.wait_current()
 
     def wait_current(self, timeout: float = _CURRENT_WITHIN) -> None:
-        """Return when every stream and consumer of the running nodes has a leader to which all of them are current."""
+        """Return when every stream and consumer of the running nodes has a leader and all its replicas are current."""
         self._wait_current(timeout, all_run=False)
 
     def _wait_current(self, timeout: float, *, all_run: bool) -> None:
@@ -98,11 +98,11 @@ class NatsCluster(Running):
         return self._leader("meta")
 
     def leader_of(self, stream: str, account: str = "$G") -> int | None:
-        """The node that leads `stream`, or None while it has no leader."""
+        """The node that leads `stream`, or None if there is no leader."""
         return self._leader(stream_label(account, stream))
 
     def wait_for_leader(self, stream: str, *, account: str = "$G", timeout: float = _CURRENT_WITHIN) -> int:
-        """The node that leads `stream`, as soon as there is one; it may take a moment more until it answers."""
+        """The node that leads `stream`, as soon as there is one; the leader may need a moment more until it answers."""
         found = eventually_blocking(
             lambda: [leader] if (leader := self.leader_of(stream, account)) is not None else [],
             timeout,
@@ -144,7 +144,7 @@ class NatsCluster(Running):
     def _reports(self) -> dict[str, NodeReport]:
         reports = {}
         for server in self.servers:
-            with contextlib.suppress(ServerNotRunning):  # it may die at any moment
+            with contextlib.suppress(ServerNotRunning):  # the node may die at any moment
                 reports[server.name] = NodeReport.of(server.monitor_url)
         return reports
 

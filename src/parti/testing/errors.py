@@ -1,4 +1,4 @@
-"""What can go wrong with an embedded nats-server, and what to do about it."""
+"""Errors of an embedded nats-server, and what to do about each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class ServerNotFound(FatalError):
 
 
 class PortTaken(FatalError):
-    """Something else listens on the asked port: stop it, or ask for another port."""
+    """Another process listens on the requested port: stop it, or use another port."""
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__(f"port {port} on {host} is taken: stop what listens there, or ask for another port")
@@ -19,11 +19,11 @@ class PortTaken(FatalError):
 
 
 class StoreInUse(FatalError):
-    """Another embedded server runs on this store directory: stop it, or take another directory."""
+    """Another embedded server runs on this store directory: stop it, or use another directory."""
 
 
 class ServerStartFailed(FatalError):
-    """nats-server ended or stayed silent instead of becoming ready; the message carries the end of its log."""
+    """nats-server exited or stayed silent instead of becoming ready; the message contains the end of its log."""
 
 
 class ServerNotRunning(FatalError):
@@ -31,4 +31,4 @@ class ServerNotRunning(FatalError):
 
 
 class NeverHappened(FatalError):
-    """A condition that was waited for did not come true in time; the message says which, and what was seen last."""
+    """A condition did not become true in time; the message names it, and the last value seen."""

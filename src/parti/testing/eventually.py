@@ -1,4 +1,4 @@
-"""Waiting for a condition that offers no event to wait for."""
+"""Waits for a condition that has no event to wait for."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from parti.testing.errors import NeverHappened
 
 T = TypeVar("T")
 
-PATIENCE = 60.0  # a machine at load 20 is 20 times slower; a condition that never comes true is rare
-_FIRST_PAUSE = 0.002  # most conditions come true within a few milliseconds
-_LONGEST_PAUSE = 0.05  # ... and the others must not burn a core while they wait
+PATIENCE = 60.0  # a machine at load 20 is 20 times slower; a condition that never becomes true is rare
+_FIRST_PAUSE = 0.002  # most conditions become true within a few milliseconds
+_LONGEST_PAUSE = 0.05  # ... and waiting for the others must not use up a core
 
 
 @overload
@@ -62,9 +62,9 @@ def eventually_blocking(predicate: Callable[[], T], timeout: float = PATIENCE, w
 
 
 async def insist(action: Callable[[], Awaitable[T]], timeout: float = PATIENCE, what: str = "the call") -> T:
-    """The answer of `action`, asked again while the error may pass: a cluster that elects answers 503 at once.
+    """The result of `action`, repeated while the error may be temporary: a cluster in an election answers 503 at once.
 
-    Only for actions that may run twice, since an error can hide that the first one was carried out.
+    Only for actions that may run twice, because the first try may have succeeded in spite of its error.
     """
     errors: list[PartiError] = []
 

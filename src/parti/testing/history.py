@@ -1,9 +1,9 @@
-"""The judge of every proof: what was published and what took effect decide, nothing else.
+"""The judge of every proof. It uses only what was published and what took effect.
 
-Feed it each publish that the server acknowledged and each effect that the sink accepted, in the sink's order; `verdict`
-says what was lost, duplicated, out of order per key, done by two owners within one epoch, or accepted from a stale one.
-Memory is bounded by the number of keys, producers and partitions, not by the number of messages: values are
-`(producer, counter)`, counters of a key only grow, and runs of them are kept as intervals.
+Feed it each publish that the server acknowledged and each effect that the sink accepted, in the sink's order. `verdict`
+counts what was lost, duplicated, out of order per key, done by two owners within one epoch, or accepted from a stale
+owner. Memory is bounded by the number of keys, producers and partitions, not of messages: values are `(producer,
+counter)`, the counters of a key only grow, and runs of them are stored as intervals.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-_EXAMPLES: Final = 10  # of each kind of violation: enough to look into, few enough to print
+_EXAMPLES: Final = 10  # of each kind of violation: enough to investigate, few enough to print
 _EPOCHS: Final = 16  # remembered per partition; older ones are stale anyway
 
 
 class Intervals:
-    """A set of integers that is cheap when they come in runs."""
+    """A set of integers, compact when they come in runs."""
 
     __slots__ = ("_ends", "_starts", "count")
 
@@ -29,7 +29,7 @@ class Intervals:
         self.count = 0
 
     def add(self, value: int) -> bool:
-        """True when it is new."""
+        """Add the value; True when it is new."""
         at = bisect_right(self._starts, value) - 1
         if at >= 0 and value <= self._ends[at]:
             return False
@@ -53,7 +53,7 @@ class Intervals:
         return at >= 0 and value <= self._ends[at]
 
     def missing_from(self, other: Intervals) -> Iterator[int]:
-        """Values of this set that `other` lacks, ascending; whole runs that both have cost nothing."""
+        """Values of this set that `other` lacks, ascending; runs that both have cost nothing."""
         for start, end in zip(self._starts, self._ends, strict=True):
             at = max(0, bisect_right(other._starts, start) - 1)
             value = start
@@ -86,7 +86,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class HistoryVerdict:
-    """Counts of each violation, and a few of each in words."""
+    """Counts of each violation, and a few examples of each as text."""
 
     published: int
     effects: int
@@ -96,11 +96,11 @@ class HistoryVerdict:
     two_owners: int
     stale_accepted: int
     phantom: int
-    """Effects of values that nobody published."""
+    """Effects of values that were never published."""
     examples: dict[str, tuple[str, ...]]
 
     def ok(self, *, duplicates: int = 0) -> bool:
-        """Whether every promise held; `duplicates` is the cap that crashes allow (at least once)."""
+        """Whether every promise held; `duplicates` is the allowed number of repeats after crashes (at least once)."""
         broken = self.lost + self.inversions + self.two_owners + self.stale_accepted + self.phantom
         return broken == 0 and self.duplicated <= duplicates
 
@@ -140,7 +140,7 @@ class History:
         self._lane(key, producer).published.add(counter)
 
     def maybe_published(self, key: str, producer: str, counter: int) -> None:
-        """The outcome of this publish is unknown: its effect may come or not."""
+        """The outcome of this publish is unknown: its effect may or may not come."""
         self._lane(key, producer).maybe.add(counter)
 
     def effect(self, effect: Effect) -> list[str]:
@@ -157,7 +157,7 @@ class History:
         return self._effects
 
     def verdict(self) -> HistoryVerdict:
-        """Judge all that was fed so far; call it at the end, when everything has had time to arrive."""
+        """Judge everything fed so far; call it at the end, when everything has had time to arrive."""
         lost = phantom = published = 0
         for (key, producer), lane in self._lanes.items():
             published += lane.published.count
@@ -194,7 +194,7 @@ class History:
         fresh = lane.done.add(effect.counter)
         if not fresh:
             yield "duplicated"
-        # A new owner may repeat what was in flight, from a point backwards; within an epoch, or for something never
+        # A new owner may repeat what was in flight, from an earlier point on. Within an epoch, or for a message never
         # done before, going backwards is an inversion.
         backwards = effect.counter < lane.highest if fresh else effect.counter < lane.last
         if backwards and (fresh or effect.epoch == lane.epoch):

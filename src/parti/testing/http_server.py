@@ -1,11 +1,11 @@
-"""An HTTP endpoint that misbehaves on demand, on loopback: for testing what delivers webhooks.
+"""An HTTP endpoint on loopback that fails on demand, for testing webhook delivery.
 
     async with FaultHttpServer() as server:
         server.on("/orders", Answer(503), Answer(429, {"Retry-After": "2"}), Hang(), Answer(200))
         ...
         assert [request.path for request in server.received] == ["/orders"] * 4
 
-Each request to a path takes the path's next reply; the last one repeats. What nobody scripted is answered with 200.
+Each request to a path takes the path's next reply; the last one repeats. A path without a script answers 200.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from typing import Any, Self, cast
 
 from parti.testing.eventually import PATIENCE
 
-_MOST_RECEIVED = 100_000  # requests remembered; older ones are forgotten, so that a long run does not fill the memory
+_MOST_RECEIVED = 100_000  # requests kept; older ones are dropped, so that a long run does not fill the memory
 _LARGEST_REQUEST = 8 << 20
 _HUGE_CHUNK = b"x" * 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedRequest:
-    """One request as it came in; header names are in lower case."""
+    """One request as received; header names are in lower case."""
 
     method: str
     path: str
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
     number: int
-    """Which request of its path it was, from 1."""
+    """The request's number within its path, from 1."""
 
     def json(self) -> Any:
         return json.loads(self.body)
@@ -44,7 +44,7 @@ class ReceivedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A complete answer, after `delay` seconds and not before `gate` is set."""
+    """A complete answer, sent after `delay` seconds and not before `gate` is set."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Hang:
 
 @dataclass(frozen=True, slots=True)
 class ResetConnection:
-    """The connection is aborted (RST) in place of an answer."""
+    """The connection is aborted (RST) instead of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Drip:
 
 @dataclass(frozen=True, slots=True)
 class Huge:
-    """A body of `size` bytes, sent as fast as the client takes it."""
+    """A body of `size` bytes, sent as fast as the client reads it."""
 
     size: int = 64 << 20
     status: int = 200
@@ -82,26 +82,26 @@ class Huge:
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Bytes that are no HTTP: to a client that asks by https, a broken TLS handshake."""
+    """Bytes that are not HTTP: for an https client, a broken TLS handshake."""
 
     data: bytes = b"\x00\x01garbage\r\n\r\n"
 
 
 def redirect(location: str, status: int = 302) -> Answer:
-    """An answer that sends the client elsewhere."""
+    """An answer that redirects the client."""
     return Answer(status, {"Location": location})
 
 
 Reply = Answer | Hang | ResetConnection | Drip | Huge | Garbage
 Script = Callable[[ReceivedRequest], Reply]
-"""Decides about each request of a path."""
+"""Chooses the reply to each request of a path."""
 
 
 class FaultHttpServer:
-    """Listens on loopback while the context is open; afterwards no connection of it is left."""
+    """Listens on loopback while the context is open; afterwards all its connections are closed."""
 
     def __init__(self, *, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Port 0 takes any free one."""
+        """Port 0 takes any free port."""
         self.received: deque[ReceivedRequest] = deque(maxlen=_MOST_RECEIVED)
         self.connections = 0
         """Connections accepted so far."""
@@ -127,7 +127,7 @@ class FaultHttpServer:
         return f"{self._host}/32@{self.port}"
 
     def on(self, path: str, *replies: Reply | Script) -> None:
-        """Script a path: replies in order, the last one repeated, or one function that decides about each request."""
+        """Script a path: replies in order, the last one repeated, or one function that chooses each reply."""
         if len(replies) == 1 and callable(replies[0]):
             self._scripts[path] = replies[0]
             return
@@ -135,17 +135,17 @@ class FaultHttpServer:
         self._scripts[path] = lambda _request: rest.popleft() if len(rest) > 1 else rest[0]
 
     def otherwise(self, reply: Reply | Script) -> None:
-        """What paths without a script get."""
+        """The reply for paths without a script."""
         self._default = reply if callable(reply) else lambda _request: reply
 
     def bodies(self, path: str) -> list[Any]:
-        """The JSON bodies that came for a path, in order."""
+        """The JSON bodies received for a path, in order."""
         return [request.json() for request in self.received if request.path == path]
 
     async def wait_for(
         self, count: int, *, path: str | None = None, timeout: float = PATIENCE
     ) -> list[ReceivedRequest]:
-        """Return when so many requests have come (for the path); `TimeoutError` when they do not."""
+        """Return when `count` requests have arrived (for the path); `TimeoutError` if they do not."""
         async with asyncio.timeout(timeout):
             while True:
                 found = [r for r in self.received if path is None or r.path == path]
@@ -160,7 +160,7 @@ class FaultHttpServer:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """After this returns, the port is free and every connection is gone. The port stays for a new start."""
+        """After this returns, the port is free and every connection is closed. A new start uses the same port."""
         if self._server is None:
             return
         server, self._server = self._server, None
@@ -179,7 +179,7 @@ class FaultHttpServer:
         await self.stop()
 
     def decide(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
-        """Remember a request and choose its reply."""
+        """Record a request and choose its reply."""
         number = self._counts[path] = self._counts.get(path, 0) + 1
         request = ReceivedRequest(method, path, headers, body, number)
         self.received.append(request)
@@ -188,7 +188,7 @@ class FaultHttpServer:
 
 
 class _Connection(asyncio.Protocol):
-    """One client: requests one after the other, each answered by the server's script."""
+    """One client: requests in sequence, each answered by the server's script."""
 
     def __init__(self, server: FaultHttpServer) -> None:
         self._server = server
@@ -235,7 +235,7 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None
         end = self._data.find(b"\r\n\r\n")
         if end < 0:
-            # A client that speaks TLS, or nonsense, would be waited for in vain.
+            # A TLS client, or one that sends garbage, would never complete a request.
             if self._data[:1] == b"\x16" or len(self._data) > _LARGEST_REQUEST:
                 self._transport.write(Garbage().data)
                 self._transport.close()

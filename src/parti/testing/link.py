@@ -11,20 +11,20 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 _CHUNK = 64 * 1024
-_QUEUED = 64  # chunks on their way through a delay: 4 MiB a direction, then the sender feels backpressure
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time to linger: closing sends RST instead of FIN
-_TICKS = 20  # a throttled direction hands on at most a twentieth of a second's bytes at once
+_QUEUED = 64  # chunks inside a delay: 4 MiB per direction, then the sender sees backpressure
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER with time 0: closing sends RST instead of FIN
+_TICKS = 20  # a throttled direction forwards at most a twentieth of a second's bytes at once
 
 
 class Direction(StrEnum):
-    """Which way bytes go."""
+    """The direction of the bytes."""
 
     TO_SERVER = "to_server"
     TO_CLIENT = "to_client"
 
 
 class Flow:
-    """The faults of one direction, shared by all connections; touched only by the proxy's own loop."""
+    """The faults of one direction, shared by all connections; accessed only by the proxy's own loop."""
 
     def __init__(self, randomness: random.Random) -> None:
         self.forwarded = 0
@@ -63,20 +63,20 @@ class Flow:
         self._wake()
 
     def swallows(self, size: int) -> bool:
-        """Whether this chunk is to vanish; counts it if so."""
+        """Whether to drop this chunk; counts it if so."""
         gone = self._drop > 0.0 and self._randomness.random() < self._drop
         self.swallowed += size * gone
         return gone
 
     async def passage(self, arrived: float) -> None:
-        """Return when what arrived at this loop time may go on: after the delay, and never while blocked."""
+        """Return when a chunk that arrived at this loop time may be forwarded: after the delay, not while blocked."""
         loop = asyncio.get_running_loop()
         while (wait := arrived + self._delay - loop.time()) > 0:
             await self._change(wait)
         await self._open.wait()
 
     async def allowance(self, wanted: int) -> int:
-        """How many of `wanted` bytes may go on now, after waiting for the throttle's turn."""
+        """How many of `wanted` bytes may be forwarded now, after waiting for the throttle."""
         if self._rate is None:
             return wanted
         loop = asyncio.get_running_loop()
@@ -89,11 +89,11 @@ class Flow:
         return piece
 
     def until_cut(self, wanted: int) -> int:
-        """How many of `wanted` bytes may be handed on before the armed cut, and count them; fewer means: cut now."""
+        """How many of `wanted` bytes may be forwarded before the armed cut; counts them. Fewer means: cut now."""
         if self._left_before_cut is None:
             return wanted
         granted = min(wanted, self._left_before_cut)
-        # Disarmed as it strikes: it cuts one connection, once.
+        # Disarmed when it fires: it cuts one connection, once.
         self._left_before_cut = None if granted < wanted else self._left_before_cut - granted
         return granted
 
@@ -118,11 +118,11 @@ class Flow:
 
 
 class _Cut(Exception):
-    """This connection is to be reset now."""
+    """Reset this connection now."""
 
 
 class ProxiedLink:
-    """One client connection joined to one connection to the target; cancelling `run()` resets both."""
+    """One client connection joined to one target connection; cancelling `run()` resets both."""
 
     def __init__(self, client: socket.socket, target: tuple[str, int], flows: Mapping[Direction, Flow]) -> None:
         family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
@@ -132,7 +132,7 @@ class ProxiedLink:
         self._flows = flows
 
     async def run(self) -> None:
-        """Carry bytes until both sides have ended; a reset of one side, a dead target or a cut resets the other."""
+        """Forward bytes until both sides have ended; a reset of one side, a dead target or a cut resets the other."""
         try:
             for end in (self._client, self._server):
                 end.setblocking(False)
@@ -147,14 +147,14 @@ class ProxiedLink:
             self.reset()
 
     def reset(self) -> None:
-        """After this returns, both sockets are closed; those that were still open by RST."""
+        """After this returns, both sockets are closed; those still open were closed by RST."""
         for end in (self._client, self._server):
             if end.fileno() >= 0:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 end.close()
 
     async def _carry(self, source: socket.socket, sink: socket.socket, flow: Flow) -> None:
-        """Hand on everything from `source` to `sink` until `source` ends; a reset becomes an error."""
+        """Forward everything from `source` to `sink` until `source` ends; a reset becomes an error."""
         chunks: asyncio.Queue[tuple[float, bytes | None]] = asyncio.Queue(_QUEUED)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read(source, flow, chunks))
@@ -167,7 +167,7 @@ class ProxiedLink:
             try:
                 data = await loop.sock_recv(source, _CHUNK)
             except OSError:
-                await flow.passage(loop.time())  # a black hole hides the other side's end as well
+                await flow.passage(loop.time())  # a black hole hides the other side's close too
                 raise
             if data and flow.swallows(len(data)):
                 continue
@@ -189,7 +189,7 @@ class ProxiedLink:
             while rest:
                 wanted = await flow.allowance(len(rest))
                 granted = flow.until_cut(wanted)
-                flow.forwarded += granted  # before sending, so that what a receiver has seen is always counted
+                flow.forwarded += granted  # before sending, so that bytes a receiver has seen are always counted
                 await loop.sock_sendall(sink, rest[:granted])
                 if granted < wanted:
                     raise _Cut

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster say about themselves over HTTP, and what it means for the cluster."""
+"""Reads the monitoring endpoints of a cluster's nodes, and derives the cluster's state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EVERYTHING = "/jsz?accounts=true&streams=true&consumers=true"
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """One node's answers; empty where it gave none."""
+    """One node's answers; empty if it did not answer."""
 
     jetstream: Mapping[str, Any]
     health: Mapping[str, Any]
@@ -29,7 +29,7 @@ class NodeReport:
         return int(self.jetstream.get("meta_cluster", {}).get("cluster_size", 0))
 
     def groups(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The Raft groups that the node takes part in, as (label, what it knows of the group)."""
+        """The node's Raft groups, as (label, the node's view of the group)."""
         yield "meta", self.jetstream.get("meta_cluster") or {}
         for account in self.jetstream.get("account_details") or []:
             for stream in account.get("stream_detail") or []:
@@ -40,12 +40,12 @@ class NodeReport:
 
 
 def stream_label(account: str, stream: str) -> str:
-    """How reports name the group of a stream."""
+    """The name of a stream's group in reports."""
     return f"{account} stream {stream}"
 
 
 def leader_of(reports: Mapping[str, NodeReport], label: str) -> str | None:
-    """The node that leads this group. Others may believe in an old leader, so only its own word counts."""
+    """The node that leads this group. Others may still report an old leader, so only the leader's own report counts."""
     for node, report in reports.items():
         if any(found == label and group.get("leader") == node for found, group in report.groups()):
             return node
@@ -53,7 +53,7 @@ def leader_of(reports: Mapping[str, NodeReport], label: str) -> str | None:
 
 
 def what_lags(reports: Mapping[str, NodeReport], size: int) -> list[str]:
-    """What keeps these nodes, of a cluster of `size`, from being current, in words; empty when nothing does."""
+    """Why these nodes, of a cluster of `size`, are not current, as text; empty when they are."""
     reasons: list[str] = []
     led: set[str] = set()
     replicated: set[str] = {"meta"}
@@ -82,13 +82,13 @@ def what_lags(reports: Mapping[str, NodeReport], size: int) -> list[str]:
 
 
 def ask(url: str) -> dict[str, Any]:
-    """The monitoring answer, or nothing while the node cannot give one."""
+    """The monitoring answer, or an empty one while the node cannot answer."""
     try:
         with urllib.request.urlopen(url, timeout=_ASK_WITHIN) as answer:  # noqa: S310 - http on loopback, made by us
             body = json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
-            body = json.load(error)  # /healthz says with a 503 what is wrong
+            body = json.load(error)  # /healthz explains the problem in the body of a 503
     except (OSError, ValueError):
         return {}
     return body if isinstance(body, dict) else {}

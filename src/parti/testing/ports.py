@@ -1,4 +1,4 @@
-"""Loopback ports that stay free for a server that is down for a moment."""
+"""Loopback ports that stay free while their server is down."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import random
 import socket
 from pathlib import Path
 
-_LOWEST = 10_000  # below live the well-known services of a developer's machine
+_LOWEST = 10_000  # lower ports belong to the well-known services of a developer's machine
 _RANDOM = random.SystemRandom()  # forked test workers must not draw the same ports
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether nobody listens on `host:port`; an `OSError` when one may not listen there at all."""
+    """Whether `host:port` has no listener; `OSError` when listening there is not permitted."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As Go does: a port whose old connections are in TIME_WAIT counts as free.
@@ -27,12 +27,12 @@ def is_free(host: str, port: int) -> bool:
 
 
 def pick_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now and that the kernel gives to nobody by itself.
+    """A port that is free now and that the kernel does not assign by itself.
 
-    Ports the kernel hands out (`bind(0)`) are the wrong choice for a server that gets killed and restarted on the same
-    port: meanwhile the kernel may give the port to an outgoing connection, and a client that keeps dialling the dead
-    port on loopback can even connect to itself (the kernel picks the same number as source port), which then blocks
-    the restart. So ports come from below the ephemeral range.
+    Ports assigned by the kernel (`bind(0)`) do not suit a server that is killed and restarted on the same port:
+    meanwhile the kernel may give the port to an outgoing connection, and a client that keeps dialling the dead port on
+    loopback can even connect to itself (the kernel picks the same number as source port), which then blocks the
+    restart. So ports come from below the ephemeral range.
     """
     highest = _first_ephemeral_port() - 1
     if highest > _LOWEST + 1_000:

@@ -1,4 +1,4 @@
-"""One process of nats-server, from its start to its end."""
+"""One nats-server process, from start to end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STOP_WITHIN = 10.0  # after SIGTERM; then SIGKILL
 
 
 class ServerProcess:
-    """One process of the server, from its start to its end, and the thread that reads its log."""
+    """One server process, from start to end, and the thread that reads its log."""
 
     def __init__(self, process: subprocess.Popen[bytes], log_path: Path, tail: deque[str]) -> None:
         self.process = process
@@ -31,7 +31,7 @@ class ServerProcess:
         self._reader.start()
 
     def wait_ready(self, timeout: float) -> None:
-        """Return when the server says that it is ready; its end or its silence is an error."""
+        """Return when the server reports that it is ready; an exit or a timeout is an error."""
         settled = self._settled.wait(timeout)
         if self._ready:
             return
@@ -42,10 +42,10 @@ class ServerProcess:
         raise ServerStartFailed(f"nats-server {what}; its log ends:\n" + "\n".join(list(self.tail)[-20:]))
 
     def freeze(self) -> None:
-        """After this returns, every thread of the process stands still (SIGSTOP) until as many calls of `thaw`."""
+        """After this returns, all threads are stopped (SIGSTOP) until `thaw` was called as often as `freeze`."""
         self._freezes += 1
         self.process.send_signal(signal.SIGSTOP)
-        # The signal alone leaves a busy server time to answer. Whoever freezes it a second time hears of the same stop.
+        # The signal alone leaves a busy server time to answer. A second freeze sees the same stop.
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def thaw(self) -> None:
@@ -55,22 +55,22 @@ class ServerProcess:
 
     def end(self, how: signal.Signals) -> None:
         """After this returns, the process is dead and reaped; one that ignores the signal gets SIGKILL."""
-        self.process.send_signal(how)  # of a process that is gone already, this is no error
+        self.process.send_signal(how)  # not an error if the process has already ended
         self._reader.join(_STOP_WITHIN)
         if self._reader.is_alive():
             self.process.kill()
         self.wait()
 
     def wait(self) -> int:
-        """Return the exit code when the process is dead and reaped, and its log is read to the end."""
-        self._reader.join()  # the pipe ends with the process
+        """Return the exit code once the process is dead and reaped and its log is read to the end."""
+        self._reader.join()  # the pipe closes with the process
         return self.process.wait()
 
     def _read_log(self, log_path: Path) -> None:
         assert self.process.stdout is not None
         with self.process.stdout as source, log_path.open("ab", buffering=0) as log:
             for raw in source:
-                # A full disk must not end the reading: a server whose log pipe is full stands still.
+                # A full disk must not stop the reading: a server whose log pipe is full stalls.
                 with contextlib.suppress(OSError):
                     log.write(raw)
                 line = raw.decode(errors="replace").rstrip()

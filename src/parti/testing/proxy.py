@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that breaks connections in the ways networks do."""
+"""A TCP proxy on loopback that breaks connections as networks do."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from parti.testing.running import Running
 T = TypeVar("T")
 
 _HOST = "127.0.0.1"
-_ORDER_WITHIN = PATIENCE  # an order to the proxy's own thread takes microseconds on an idle machine
+_ORDER_WITHIN = PATIENCE  # a command to the proxy's own thread takes microseconds on an idle machine
 _PORT_TRIES = 10
 
 
 class FaultProxy(Running):
-    """While the context is open, what connects to `url` talks to the target, through whatever fault is set.
+    """While the context is open, clients of `url` talk to the target through the faults that are set.
 
-    Every method takes effect before it returns, blocks for microseconds only, and can be called from plain code, from
-    any thread and from any event loop: the proxy has a thread and a loop of its own. Faults add up until `heal()`.
-    Servers of a cluster tell clients their real addresses; use `NatsServer.cluster(3, advertise=False)` there.
+    Every method takes effect before it returns, blocks for microseconds only, and can be called from synchronous code,
+    any thread and any event loop: the proxy has its own thread and loop. Faults accumulate until `heal()`. Servers of a
+    cluster advertise their real addresses to clients; use `NatsServer.cluster(3, advertise=False)` there.
     """
 
     def __init__(self, target: str | int, *, seed: int = 0) -> None:
-        """Describe a proxy to `target`, a URL or a port on loopback; `seed` decides which chunks `drop` takes."""
+        """Describe a proxy to `target`, a URL or a port on loopback; `seed` determines which chunks `drop` takes."""
         parts = urlsplit(f"nats://{_HOST}:{target}" if isinstance(target, int) else target)
         if not parts.hostname or not parts.port:
             raise UsageError(f"the proxy's target must be a URL with a port, or a port, not {parts.hostname!r}")
@@ -62,79 +62,79 @@ class FaultProxy(Running):
 
     @property
     def url(self) -> str:
-        """Where clients connect; without credentials, also when the target had some."""
+        """The address for clients; without credentials, even if the target's URL has some."""
         return f"{self._scheme}://{_HOST}:{self.port}"
 
     @property
     def connections(self) -> int:
-        """How many connections were taken in since the start."""
+        """Number of connections accepted since the start."""
         return self._connections
 
     @property
     def live(self) -> int:
-        """How many connections are open now."""
+        """Number of connections open now."""
         return len(self._links)
 
     @property
     def bytes_to_server(self) -> int:
-        """Bytes handed on to the target since the start."""
+        """Bytes forwarded to the target since the start."""
         return self._flows[Direction.TO_SERVER].forwarded
 
     @property
     def bytes_to_client(self) -> int:
-        """Bytes handed on to the clients since the start."""
+        """Bytes forwarded to the clients since the start."""
         return self._flows[Direction.TO_CLIENT].forwarded
 
     @property
     def swallowed(self) -> int:
-        """Bytes that `drop` took, both directions together, since the start."""
+        """Bytes that `drop` discarded since the start, both directions together."""
         return sum(flow.swallowed for flow in self._flows.values())
 
     def cut(self, *, refuse: bool = False) -> int:
-        """Reset (RST) every live connection, and tell how many; with `refuse`, refuse new ones until `heal()`."""
+        """Reset (RST) every live connection and return their number; with `refuse`, refuse new ones until `heal()`."""
         return self._order(self._cut(refuse))
 
     def cut_after(self, nbytes: int, direction: Direction = Direction.TO_CLIENT) -> None:
-        """Reset the connection that is to carry byte `nbytes` + 1 from now on, once; no byte after it gets through."""
+        """Reset, once, the connection that would carry byte `nbytes` + 1 from now on; no later byte gets through."""
         if nbytes < 0:
             raise UsageError(f"cut_after needs a count of bytes, not {nbytes}")
         self._set(direction, lambda flow: flow.cut_after(nbytes))
 
     def delay(self, seconds: float, direction: Direction | None = None) -> None:
-        """Hand on each byte this much later; order and throughput stay."""
+        """Forward each byte this much later; order and throughput stay."""
         self._set(direction, lambda flow: flow.delay_by(seconds))
 
     def drop(self, share: float = 1.0, direction: Direction | None = None) -> None:
-        """Swallow this share of the chunks that pass. The streams then lack bytes, as no healthy TCP would."""
+        """Discard this share of the chunks. The streams then miss bytes, which healthy TCP never does."""
         if not 0.0 <= share <= 1.0:
             raise UsageError(f"the share to drop lies between 0 and 1, not at {share}")
         self._set(direction, lambda flow: flow.drop_share(share))
 
     def throttle(self, bytes_per_second: float, direction: Direction | None = None) -> None:
-        """Let at most this many bytes a second through, each way, all connections of a direction together."""
+        """Forward at most this many bytes per second in each direction, all connections together."""
         if bytes_per_second <= 0:
             raise UsageError(f"throttle needs a positive rate, not {bytes_per_second}; half_open() stops all traffic")
         self._set(direction, lambda flow: flow.throttle_to(bytes_per_second))
 
     def half_open(self, direction: Direction | None = None) -> None:
-        """Hand nothing on, neither bytes nor ends of connections, and keep every socket open: a black hole.
+        """Forward nothing, neither bytes nor closes, and keep every socket open: a black hole.
 
-        What was sent meanwhile arrives after `heal()`, as after a partition that TCP has outlived.
+        Bytes sent meanwhile arrive after `heal()`, as after a network partition that TCP survived.
         """
         self._set(direction, Flow.block)
 
     def heal(self) -> None:
-        """Take every fault back; connections that were cut stay cut."""
+        """Remove every fault; connections that were cut stay cut."""
         self._order(self._heal())
 
     def wait_for_connection(self, count: int = 1, timeout: float = PATIENCE) -> None:
-        """Return when `count` connections have been taken in since the start."""
+        """Return when `count` connections have been accepted since the start."""
         with self._seen:
             if not self._seen.wait_for(lambda: self._connections >= count, timeout):
                 raise NeverHappened(f"the proxy saw {self._connections} of {count} connections within {timeout:g} s")
 
     async def wait_for_connection_async(self, count: int = 1, timeout: float = PATIENCE) -> None:
-        """`wait_for_connection` for a test whose own event loop must go on meanwhile."""
+        """`wait_for_connection` for a test whose own event loop must keep running."""
         await asyncio.to_thread(self.wait_for_connection, count, timeout)
 
     def start(self) -> None:
@@ -151,7 +151,7 @@ class FaultProxy(Running):
             raise
 
     def stop(self) -> None:
-        """After this returns, all connections are reset, and the port and the thread are gone."""
+        """After this returns, all connections are reset, the port is free and the thread has ended."""
         if self._thread is None or self._loop is None:
             return
         self._order(self._cut(refuse=True))
@@ -210,7 +210,7 @@ class FaultProxy(Running):
                 self._seen.notify_all()
 
     def _ended(self, link: ProxiedLink, _task: asyncio.Task[None]) -> None:
-        link.reset()  # a task that is cancelled before its first step closes nothing itself
+        link.reset()  # a task cancelled before its first step closes nothing itself
         del self._links[link]
 
     async def _cut(self, refuse: bool) -> int:

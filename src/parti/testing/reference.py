@@ -1,6 +1,6 @@
 """The reference implementation of consumer groups, built as a test dependency through the Go module proxy.
 
-Nothing of it is part of parti: it is built into a temporary directory, and only where Go and its module are reachable.
+It is not part of parti: it is built into a temporary directory, and only where Go and its module are reachable.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _BUILD_WITHIN = 300.0
 
 
 class ReferenceUnavailable(FatalError):
-    """Go is missing, or the module proxy does not give the module: the message says which."""
+    """Go is missing, or the module proxy does not serve the module: the message says which."""
 
 
 def build_reference(directory: Path) -> Path:
-    """The reference's `cg`, built in `directory`; raises `ReferenceUnavailable` with the reason in words."""
+    """The reference's `cg`, built in `directory`; raises `ReferenceUnavailable` with the reason."""
     source = directory / "cg"
     source.mkdir()
     (source / "go.mod").write_text(f"module interop\n\ngo 1.24\n\nrequire {MODULE} {VERSION}\n")
@@ -33,7 +33,7 @@ def build_reference(directory: Path) -> Path:
 
 
 def reference_environment(directory: Path, url: str) -> dict[str, str]:
-    """The environment in which `cg` finds this server: it reads the selected context of the `nats` CLI, and no flag."""
+    """The environment in which `cg` finds this server: it reads the selected context of the `nats` CLI, not a flag."""
     contexts = directory / "nats" / "context"
     contexts.mkdir(parents=True, exist_ok=True)
     (contexts / "parti.json").write_text(json.dumps({"url": url}))
@@ -42,7 +42,7 @@ def reference_environment(directory: Path, url: str) -> dict[str, str]:
 
 
 def build_peer(directory: Path, files: Sequence[Path]) -> Path:
-    """A Go program of ours over nats.go, built from `files`; raises `ReferenceUnavailable`."""
+    """A Go program of parti's own on nats.go, built from `files`; raises `ReferenceUnavailable`."""
     source = directory / "peer"
     source.mkdir()
     for file in files:

@@ -1,4 +1,4 @@
-"""What starts and stops, as a context: `with` and `async with` alike."""
+"""A base for things that start and stop, usable with `with` and `async with`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Self
 
 
 async def to_its_end(action: Callable[[], None]) -> None:
-    """Run `action` in a thread; after this returns or raises it has ended, also when the caller was cancelled.
+    """Run `action` in a thread; when this returns or raises, it has ended, even if the caller was cancelled.
 
-    A thread cannot be cancelled: without this, a cancelled caller would go on while its server still starts or stops.
+    A thread cannot be cancelled: without this, a cancelled caller would continue while its server starts or stops.
     """
     work = asyncio.create_task(asyncio.to_thread(action))
     try:
@@ -23,7 +23,7 @@ async def to_its_end(action: Callable[[], None]) -> None:
 
 
 class Running(ABC):
-    """Runs inside its context, and has ended behind it, also when the caller was cancelled meanwhile."""
+    """Runs inside its context, and has ended after it, even if the caller was cancelled meanwhile."""
 
     @abstractmethod
     def start(self) -> None:
@@ -31,7 +31,7 @@ class Running(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """After this returns, nothing of it is left."""
+        """After this returns, nothing of it remains."""
 
     def __enter__(self) -> Self:
         self.start()

@@ -1,4 +1,4 @@
-"""A real nats-server for tests and local use, that never outlives the process which started it."""
+"""A real nats-server for tests and local use; it never outlives the process that started it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from parti.testing.cluster import NatsCluster
 
 _READY_WITHIN = 60.0  # starting takes 20 ms; a big store or a loaded machine takes longer
-_PORT_TRIES = 10  # another process may take a picked port before our server binds it
-_LOG_LINES = 200  # kept in memory for error messages, also after the log file is gone
+_PORT_TRIES = 10  # another process may take a picked port before the server binds it
+_LOG_LINES = 200  # kept in memory for error messages, even after the log file is deleted
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The server's certificate and key; with `ca`, client certificates signed by it are demanded (mTLS)."""
+    """The server's certificate and key; with `ca`, clients must present a certificate signed by it (mTLS)."""
 
     cert: Path
     key: Path
@@ -44,11 +44,11 @@ class TlsFiles:
 
 
 class NatsServer(Running):
-    """While the context is open, a nats-server with JetStream listens on `url`; afterwards it is gone.
+    """While the context is open, a nats-server with JetStream listens on `url`; afterwards it has ended.
 
-    `kill()` and `restart()` keep the port and the store, so clients meet the same server again. Without `store_dir`
-    the store is a temporary directory, deleted by `stop()`. Every method blocks for some milliseconds; where an event
-    loop must go on meanwhile, call it through `asyncio.to_thread`.
+    `kill()` and `restart()` keep the port and the store, so clients find the same server again. Without `store_dir` the
+    store is a temporary directory, deleted by `stop()`. Every method blocks for some milliseconds; if an event loop
+    must keep running meanwhile, call it through `asyncio.to_thread`.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class NatsServer(Running):
         """Describe a server; nothing is started yet.
 
         `port` 0 picks a free one. `max_memory` and `max_storage` are JetStream's limits in bytes. `sync_interval` is
-        the server's ("always", "10s"; its own default is 2 minutes). `config` is nats-server configuration text added
-        at the end, where it overrides what comes before it; it must not redirect the log, which readiness is read from.
+        the server's ("always", "10s"; its own default is 2 minutes). `config` is nats-server configuration text,
+        appended to override earlier settings; it must not redirect the log, because readiness is read from it.
         """
         self.binary = find_binary()
         self.host = host
@@ -89,7 +89,7 @@ class NatsServer(Running):
     @staticmethod
     def cluster(size: int = 3, *, config: str = "", advertise: bool = True) -> NatsCluster:
         """Describe a cluster of `size` servers; see `NatsCluster`."""
-        from parti.testing.cluster import NatsCluster  # a cluster is made of servers: importing it above is a cycle
+        from parti.testing.cluster import NatsCluster  # a cluster consists of servers: importing it above is a cycle
 
         return NatsCluster(size, config=config, advertise=advertise)
 
@@ -104,14 +104,14 @@ class NatsServer(Running):
 
     @property
     def port(self) -> int:
-        """The client port; fixed from the first start on."""
+        """The client port; fixed from the first start."""
         if self._port == 0:
             raise ServerNotRunning(f"{self.name} has no port before its first start")
         return self._port
 
     @property
     def url(self) -> str:
-        """Where clients connect, without credentials."""
+        """The address for clients, without credentials."""
         return self.client_url()
 
     @property
@@ -121,7 +121,7 @@ class NatsServer(Running):
 
     @property
     def store_dir(self) -> Path:
-        """Where JetStream keeps its files."""
+        """The directory of JetStream's files."""
         return self._given_store or self._work() / "store"
 
     @property
@@ -134,7 +134,7 @@ class NatsServer(Running):
         return self.binary.version
 
     def client_url(self, *, user: str | None = None, password: str | None = None, token: str | None = None) -> str:
-        """The address with these credentials in it."""
+        """The address with these credentials."""
         scheme = "tls" if self._tls else "nats"
         reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104
         host = f"[{reachable}]" if ":" in reachable else reachable
@@ -144,11 +144,11 @@ class NatsServer(Running):
         return f"{scheme}://{secret}{'@' if secret else ''}{host}:{self.port}"
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of the log, also after the server is gone."""
+        """The last lines of the log, available even after the server has ended."""
         return "\n".join(list(self._run.tail)[-lines:]) if self._run is not None else ""
 
     def require(self, oldest: tuple[int, ...], what: str) -> None:
-        """After this returns, the server is at least `oldest`; else `ServerTooOld` says what needed it."""
+        """After this returns, the server is at least `oldest`; else `ServerTooOld` names the feature that needs it."""
         self.binary.require(oldest, what)
 
     def start(self) -> None:
@@ -164,19 +164,19 @@ class NatsServer(Running):
             raise
 
     def terminate(self) -> None:
-        """End the server in an orderly way (SIGTERM, then SIGKILL if it hangs); store and port stay for `start()`."""
+        """Shut the server down cleanly (SIGTERM, then SIGKILL if it hangs); store and port stay for `start()`."""
         if self._run is not None:
             self._run.end(signal.SIGTERM)
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Inside the block the process stands still and keeps its sockets; nothing is answered before its end."""
+        """Inside the block the process is stopped and keeps its sockets; it answers nothing until the block ends."""
         run = self._running_or_raise()
         run.freeze()
         try:
             yield
         finally:
-            run.thaw()  # of a process that is gone meanwhile, this is no error
+            run.thaw()  # not an error if the process has ended meanwhile
 
     def lose_consumer_files(self, stream: str, consumer: str) -> None:
         """The files of a consumer are gone at once; it works on, and refuses every change (`ConsumerFilesGone`).
@@ -192,18 +192,18 @@ class NatsServer(Running):
             self._run.end(signal.SIGKILL)
 
     def wait(self) -> int:
-        """Return the exit code as soon as the server has ended, by itself or by one of the other methods."""
+        """Return the exit code as soon as the server has ended, by itself or through another method."""
         if self._run is None:
             raise ServerNotRunning(f"{self.name} was never started: start it first")
         return self._run.wait()
 
     def restart(self) -> None:
-        """End the server in an orderly way if it still runs, and start it on the same store and port."""
+        """Shut the server down cleanly if it still runs, and start it on the same store and port."""
         self.terminate()
         self.start()
 
     def stop(self) -> None:
-        """After this returns, the process and everything temporary of it are gone."""
+        """After this returns, the process and all its temporary files are gone."""
         self.terminate()
         self._release()
 
@@ -223,11 +223,11 @@ class NatsServer(Running):
             except OSError as error:
                 raise ServerStartFailed(f"{self.name} cannot start on {self.host}:{self._port}: {error}") from error
             else:
-                self._port = port  # from now on restarts keep it
+                self._port = port  # restarts keep it from now on
                 return
 
     def _start_on(self, port: int) -> None:
-        # The server binds its port only after it has opened the store: without this look, a second server on the same
+        # The server binds its port only after it has opened the store: without this check, a second server on the same
         # store would touch the files of the first before it fails.
         if not is_free(self.host, port):
             raise PortTaken(self.host, port)

@@ -11,17 +11,17 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from parti.dead_letters import DeadLetterWriter, until_stored
 from parti.errors import PartiError
 from parti.model import Tried
 from parti.observe import worker_metrics as m
-from parti.worker.dead_letters import DeadLetterWriter
+from parti.outcomes import Ack, Again, Bury, DeadLetterReason, Decision, Reject, Retry, RetryPolicy, describe
 from parti.worker.errors import HandlerCancelled, HandlerTimeout, LeaseOver
 from parti.worker.handler import AdaptedHandler
 from parti.worker.health import Part
 from parti.worker.lanes import Runner, Why
 from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
-from parti.worker.outcomes import Ack, Again, Bury, DeadLetterReason, Decision, Reject, Retry, RetryPolicy, describe
 from parti.worker.runtime import Runtime
 from parti.worker.wary import Wary
 
@@ -268,25 +268,24 @@ class Attempts:
 
     async def _bury(self, message: Message, decision: Bury) -> None:
         """Until the server has acknowledged the letter the message stays in hand, and holds its lane."""
-        assert self.office is not None
-        waits = self._backoff.delays()
-        while True:
-            try:
-                await self.office.bury(message, decision)
-                break
-            except PartiError as error:
-                self._recorder.failed(Part.DEAD_LETTER, self._clock.now(), error)
-                wait = next(waits, self._backoff.cap)
-                self._recorder.event(
-                    "message.dead_letter_failed",
-                    op="dead_letter",
-                    result="retry",
-                    subject=message.subject,
-                    sequence=message.sequence,
-                    error=str(error),
-                    warn=True,
-                )
-            await self._clock.sleep(wait)
+        office = self.office
+        assert office is not None
+
+        def failed(error: PartiError, _: float) -> None:
+            self._recorder.failed(Part.DEAD_LETTER, self._clock.now(), error)
+            self._recorder.event(
+                "message.dead_letter_failed",
+                op="dead_letter",
+                result="retry",
+                subject=message.subject,
+                sequence=message.sequence,
+                error=str(error),
+                warn=True,
+            )
+
+        await until_stored(
+            lambda: office.bury(message, decision), clock=self._clock, on_failure=failed, backoff=self._backoff
+        )
         self._recorder.worked(Part.DEAD_LETTER, self._clock.now())
         self._recorder.metrics.count(m.DEAD_LETTERS, reason=decision.reason.value)
         self._recorder.event(

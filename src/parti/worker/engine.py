@@ -7,6 +7,7 @@ import contextlib
 from dataclasses import replace
 
 from parti.backoff import FAST
+from parti.dead_letters import DeadLetterWriter
 from parti.errors import PartiError
 from parti.model import Retention
 from parti.observe import worker_metrics as m
@@ -15,7 +16,6 @@ from parti.wire.filters import SubjectFilter
 from parti.worker.assigner import Assigner
 from parti.worker.attempts import Attempts
 from parti.worker.catchup import CatchUpReader
-from parti.worker.dead_letters import DeadLetterWriter
 from parti.worker.durable import Durable
 from parti.worker.errors import WorkerClosed
 from parti.worker.health import Part

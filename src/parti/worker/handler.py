@@ -13,9 +13,9 @@ from typing import Any
 
 from parti.errors import UsageError
 from parti.model import Lease
+from parti.outcomes import Outcome
 from parti.worker.errors import LeaseOver
 from parti.worker.message import Message
-from parti.worker.outcomes import Outcome
 
 AsyncHandler = Callable[[Message], Awaitable[Outcome]]
 PlainHandler = Callable[[Message], Outcome]

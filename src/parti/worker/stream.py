@@ -8,8 +8,8 @@ from types import TracebackType
 
 from parti.errors import UsageError
 from parti.model import Lease
+from parti.outcomes import Ack, Outcome, Reject, Retry, describe
 from parti.worker.message import Message
-from parti.worker.outcomes import Ack, Outcome, Reject, Retry, describe
 
 
 class Received:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from parti.outcomes import Bury, Done
 from parti.worker.message import Message
-from parti.worker.outcomes import Bury, Done
 
 
 class Wary(Protocol):

@@ -1,6 +1,6 @@
-"""Benchmarks: `parti bench NAME`. One module a benchmark, each with a module-level `BENCH`; all register here.
+"""Benchmarks: `parti bench NAME`. One module per benchmark, each with a module-level `BENCH`, registered here.
 
-Promises: figures are ratios within one run, or say what they were measured on.
+Promises: figures are ratios within one run, or name what they were measured on.
 
 Flow: `command` -> one benchmark -> `report` -> JSON and HTML.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# Name on the command line -> module that defines BENCH. Only names, so that `parti --help` imports none of them.
+# Name on the command line -> module that defines BENCH. Only names, so that `parti --help` imports none of the modules.
 BENCHMARKS: Final[dict[str, str]] = {
     "range": "parti_lab.bench.range",
     "pull": "parti_lab.bench.pull",

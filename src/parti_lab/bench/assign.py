@@ -1,4 +1,4 @@
-"""How even and how sticky our strategies are: the table of the Go library's measurements, with ours beside it."""
+"""How even and how sticky parti's strategies are, next to the measurements of the Go library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 
 @dataclass(frozen=True, slots=True)
 class AssignScenario:
-    """One row: workers before and after, partitions, and how they weigh."""
+    """One row: workers before and after, partitions, and their weights."""
 
     name: str
     before: int
@@ -59,7 +59,7 @@ def workers(count: int) -> list[WorkerId]:
 
 
 def measure(scenario: AssignScenario, strategy: Strategy, seed: int) -> dict[str, float]:
-    """Peak and moves of a scale-up, in the units of the Go library's table."""
+    """Peak load and moves of a scale-up, in the units of the Go library's table."""
     partitions = partitions_of(scenario, seed)
     nobody: Owners = {}
     before = owners_of(strategy.assign(workers(scenario.before), partitions, nobody))

@@ -1,7 +1,7 @@
-"""`parti bench audit`: how long the audit of ten million messages takes, with which memory, and whether it finds all.
+"""`parti bench audit`: time and memory of an audit of ten million messages, and whether it finds every planted fault.
 
-Messages and effects are Parquet as the pipeline writes it, with faults planted in known numbers. The time includes the
-start of Spark; memory is that of this process, the JVM and all Python workers together.
+Messages and effects are Parquet as the pipeline writes it, with known numbers of planted faults. The time includes the
+start of Spark; memory is the sum of this process, the JVM and all Python workers.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 _CHUNK: Final = 500_000
 _KEYS: Final = 20_000
 _PARTITIONS: Final = 2_000
-_BEGAN: Final = 1_760_000_000_000_000  # microseconds: any day will do
+_BEGAN: Final = 1_760_000_000_000_000  # microseconds: an arbitrary day
 _EVERY: Final = 10  # microseconds between two publishes
 PLANTED: Final = {"lost": 49, "duplicated": 99, "out_of_order_key": 71, "two_owners": 13, "stale_owner": 17}
 
 
 @dataclass(frozen=True, slots=True)
 class AuditPlan:
-    """Which messages suffer which fault; no two the same."""
+    """Which messages get which fault; each at most one."""
 
     lost: np.ndarray[Any, Any]
     duplicated: np.ndarray[Any, Any]
@@ -46,7 +46,7 @@ class AuditPlan:
     @classmethod
     def of(cls, count: int, seed: int) -> AuditPlan:
         rng = np.random.default_rng(seed)
-        # In the second half, where every epoch is 2, and far enough from the end that later messages of a key follow.
+        # In the second half, where every epoch is 2, and far enough from the end that the key has later messages.
         places = rng.choice(np.arange(count // 2 + 1, count - 3 * _KEYS), sum(PLANTED.values()), replace=False)
         return cls(*np.split(places, np.cumsum(list(PLANTED.values()))[:-1]))
 
@@ -75,12 +75,12 @@ def _effects(sequence: Any, count: int, plan: AuditPlan) -> pa.Table:
     key = _key(kept)
     partition = key % _PARTITIONS
     took = 50 + key % 400
-    latency = 2_000 + (partition % 37) * 300 + took  # the same for all of a key, so that keys keep their order
-    # Late: behind the next message of its key, which comes a round of all keys later.
+    latency = 2_000 + (partition % 37) * 300 + took  # equal within a key, so that keys keep their order
+    # Late: after the next message of its key, which is published one round of all keys later.
     latency = latency + np.where(np.isin(kept, plan.late), _KEYS * _EVERY + 5, 0)
     finished = _BEGAN + kept * _EVERY + latency + np.where(first, 0, 1_000_000)
     epoch = np.where(kept * 2 <= count, 1, 2) - np.isin(kept, plan.stale)
-    # Stale effects come from the owner of their epoch, as they do from a worker that slept.
+    # Stale effects come from the owner of their epoch, as from a worker that was frozen.
     owner = (partition + epoch) % 7 + np.where(np.isin(kept, plan.other_owner), 100, 0)
     return pa.table(
         {
@@ -113,7 +113,7 @@ def _time(micros: Any) -> pa.Array:
 
 
 def wrong_counts(report: Report) -> str:
-    """The planted faults that were not counted exactly, in words; empty when all were."""
+    """The planted faults that were not counted exactly, as text; empty when all were."""
     (side,) = report.sides
     found = {name: side.count(name) for name in PLANTED}
     wrong = [f"{name} {found[name]} of {planted}" for name, planted in PLANTED.items() if found[name] != planted]
@@ -124,7 +124,7 @@ def wrong_counts(report: Report) -> str:
 
 @without_chatter()
 def run(ctx: RunContext) -> dict[str, Figure]:
-    """Write the files, then audit them once, cold, as a user would."""
+    """Write the files, then audit them once with a cold start, as a user would."""
     count = 500_000 if ctx.quick else int(ctx.options["messages"])
     folder = Path(tempfile.mkdtemp(prefix="parti-bench-"))
     try:

@@ -1,4 +1,4 @@
-"""A result as one HTML page with an inline SVG: figures beside their goals, nothing loaded from anywhere."""
+"""A result as one self-contained HTML page with an inline SVG: figures next to their goals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Row:
 
 
 def render_html(result: Result) -> str:
-    """The page. Figures with a goal have their own scale and a mark at the goal; others share one by unit."""
+    """The page. A figure with a goal has its own scale and a mark at the goal; the others share a scale per unit."""
     judged = list(_judged(result))
     others = list(_grouped(result))
     words = [(name, value) for name, value in result.figures.items() if isinstance(value, str | bool) or value is None]

@@ -1,9 +1,9 @@
-"""`parti bench deliver`: deliveries per CPU-second beside a bare aiohttp loop, and what one dead host costs the others.
+"""`parti bench deliver`: deliveries per CPU-second beside a bare aiohttp loop, and what one dead host costs others.
 
 Both clients post bodies of the same size to the same endpoint in another process, 64 at a time, read the answer, and
-take turns in one run. The bare loop is a plain `ClientSession`; ours uses aiohttp's pool and parser without it, and
-also pulls, decodes, keeps the order of a thousand documents, signs, and acknowledges. The engine spark counts with all
-its processes, the JVM among them, and is compared with as many bare loops at once as it has tasks.
+take turns in one run. The bare loop is a plain `ClientSession`. parti uses aiohttp's pool and parser without it, and
+also pulls, decodes, keeps the order of a thousand documents, signs, and acknowledges. The engine spark counts all its
+processes, including the JVM, and is compared with as many concurrent bare loops as it has tasks.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _DOCUMENTS = 1_000
 _SECRET = "whsec_" + base64.b64encode(b"parti-bench-parti-bench-").decode()
 _WITHIN = 120.0
 _HANGING = 4
-_BULK = 8  # times the tasks of a round
+_BULK = 8  # times the number of tasks of a round
 
 
 class _Counter(NoMetrics):
-    """Tells when so many tasks of healthy hosts were delivered."""
+    """Signals when a number of tasks of healthy hosts are delivered."""
 
     def __init__(self, wanted: int) -> None:
         self.left = wanted
@@ -71,7 +71,7 @@ class _Counter(NoMetrics):
 
 
 def run(ctx: RunContext) -> dict[str, Figure]:
-    """Rounds of each, interleaved; the best of each, as disturbances only ever slow one down."""
+    """Interleaved rounds of each client; the best round of each counts, because disturbances only slow a round down."""
     return asyncio.run(_run(ctx))
 
 
@@ -86,12 +86,12 @@ async def _run(ctx: RunContext) -> dict[str, Figure]:
 async def _speed(ctx: RunContext, parts: frozenset[str]) -> dict[str, Figure]:
     count = int(ctx.options["tasks"]) // (4 if ctx.quick else 1)
     rounds = 2 if ctx.quick else 4
-    os.environ["PARTI_WEBHOOK_SECRET_BENCH"] = _SECRET  # Spark's workers look there
+    os.environ["PARTI_WEBHOOK_SECRET_BENCH"] = _SECRET  # Spark's workers read it there
     with NatsServer() as server, _sink() as ports:
         options = ConnectOptions(servers=(server.url,))
         healthy, dead = ports[1:], ports[0]
         best: dict[str, float] = dict.fromkeys(("bare", "ours", "all_well", "one_dead"), 0.0)
-        # The first batch imports and compiles what every later one finds ready.
+        # The first batch imports and compiles code for all later ones.
         await bare(500, healthy[0])
         await _ours(options, 500, healthy[:1], 500)
         tune_gc()  # as `parti deliver run` does; it helps the bare loop as well
@@ -119,7 +119,7 @@ def _beside_bare(best: dict[str, float]) -> dict[str, Figure]:
 
 
 async def _spark(ctx: RunContext, options: ConnectOptions, count: int, port: int, alone: float) -> dict[str, Figure]:
-    """An engine for bulk: to start a query takes it as long as ten thousand deliveries, so it gets more of them."""
+    """An engine for bulk: starting a query costs as much as ten thousand deliveries, so it gets more tasks."""
     stream = f"BENCH{uuid4().hex[:8]}"
     config = _config(stream, [port])
     async with _filled(options, stream, _BULK * count, [f"127.0.0.1:{port}"]):
@@ -147,14 +147,14 @@ async def _round(
 
 
 async def _names(ctx: RunContext, options: ConnectOptions, count: int, ports: list[int]) -> dict[str, Figure]:
-    """What names that hang cost the hosts beside them: turns with and without, next to each other, and the middle one.
+    """The cost of hanging DNS names for other hosts: paired rounds with and without them; the median counts.
 
-    A pair is run within seconds, so that a machine that is busy by turns is as busy for the one as for the other.
+    Both rounds of a pair run within seconds, so that other load on the machine affects both alike.
     """
     pairs, shares = 3 if ctx.quick else 11, []
     count = min(count, 2_000)
     well = [f"h{number}.test:{port}" for number, port in enumerate(ports)] * 2
-    ill = [f"hangs{number}.test:{ports[0]}" for number in range(_HANGING)]  # 4 % of the tasks, and all their places
+    ill = [f"hangs{number}.test:{ports[0]}" for number in range(_HANGING)]  # 4 % of the tasks, and all their slots
     with ctx.progress("names that hang", total=2 * pairs) as advance:
         for pair in range(pairs):
             rates: dict[bool, float] = {}
@@ -169,9 +169,9 @@ async def _names(ctx: RunContext, options: ConnectOptions, count: int, ports: li
 async def _ours(
     options: ConnectOptions, count: int, ports: list[int], wanted: int, names: list[str] | None = None
 ) -> tuple[float, float]:
-    """Deliveries per CPU-second and per second, up to the `wanted`th that succeeded.
+    """Deliveries per CPU-second and per second, up to the `wanted`th success.
 
-    `names`: the hosts that tasks name, with their ports; by default the addresses.
+    `names`: host names of the tasks, with ports; by default the addresses.
     """
     stream = f"BENCH{uuid4().hex[:8]}"
     config = _config(stream, ports)
@@ -210,7 +210,7 @@ async def _ours(
 
 
 def _queued() -> float:
-    """Seconds for which this thread was ready to run and others had the processor: no figure here is about them."""
+    """Seconds in which this thread was runnable but had no CPU; the figures exclude them."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):

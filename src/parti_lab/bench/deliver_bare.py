@@ -1,4 +1,4 @@
-"""What `parti bench deliver` compares with: an aiohttp loop that does nothing but post."""
+"""The baseline of `parti bench deliver`: an aiohttp loop that only posts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from parti.cli.tune_gc import tune_gc
 IN_FLIGHT = 64
 BODY = 1_000
 _WARM = 500
-_TOGETHER = 60.0  # seconds that one process waits for the others to be ready
+_TOGETHER = 60.0  # seconds that one process waits until the others are ready
 
 _ready: Any = None
-"""In a process of `bare_at_once`: where all of them meet."""
+"""In a process of `bare_at_once`: the barrier of all processes."""
 
 
 async def bare(count: int, port: int) -> float:
@@ -43,10 +43,10 @@ async def bare(count: int, port: int) -> float:
 
 
 def bare_at_once(processes: int, count: int, port: int) -> float:
-    """Requests per CPU-second of so many processes that post at the same time, over all of them.
+    """Requests per CPU-second of several processes that post at the same time, over all of them.
 
-    A CPU-second buys less when the other cores are busy as well: two loops at once made 15 % fewer requests with it
-    than one alone. So an engine of several processes is compared with as many.
+    A CPU-second achieves less when the other cores are busy too: two concurrent loops made 15 % fewer requests per
+    CPU-second than one alone. So an engine with several processes is compared with as many loops.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, _meet, (context.Barrier(processes),)) as pool:
@@ -62,7 +62,7 @@ def _meet(barrier: Any) -> None:
 def _bare(count: int, port: int) -> float:
     async def measured() -> float:
         await bare(_WARM, port)
-        tune_gc()  # as for all others of the run
+        tune_gc()  # as in all other processes of the run
         try:
             _ready.wait(_TOGETHER)
         except BrokenBarrierError:

@@ -1,9 +1,9 @@
-"""An endpoint that costs next to nothing, in a process of its own: so that the client's CPU is what is measured.
+"""A very cheap endpoint in its own process, so that the benchmark measures the client's CPU.
 
     python -m parti_lab.bench.deliver_sink 50
 
-Listens on so many loopback ports and prints them as one line of JSON. The first answers never, the others at once.
-Ends when its standard input does.
+Listens on the given number of loopback ports and prints them as one line of JSON. The first port never answers, the
+others answer at once. Ends when its standard input closes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 
 class EndpointSink(asyncio.Protocol):
-    """Answers every complete request with 200, or with nothing at all."""
+    """Answers every complete request with 200, or never answers."""
 
     def __init__(self, answers: bool) -> None:
         self._answers = answers

@@ -24,7 +24,7 @@ def measure(
 ) -> dict[str, Figure]:
     """Deliver the `count` tasks of the stream, `turns` times, with `bare` requests of each bare loop in between.
 
-    The best of each, as disturbances only ever slow one down.
+    Returns the best of each, because disturbances only slow a run down.
     """
     from parti.spark.delivery import Span, delivery_pipeline
     from parti.spark.session import session
@@ -34,7 +34,7 @@ def measure(
     per_second = per_cpu = bare_per_cpu = 0.0
     try:
         for turn in range(turns + 1):
-            tasks = count if turn else count // 2  # the first warms the JVM and the workers up
+            tasks = count if turn else count // 2  # the first turn warms up the JVM and the workers
             if turn:
                 bare_per_cpu = max(bare_per_cpu, bare_at_once(_CORES, bare, port))
             with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ def measure(
 
 
 def _cpu(root: int) -> float:
-    """CPU-seconds of this process and of all below it that are Java or Python; the server and the sink are not."""
+    """CPU-seconds of this process and its Java and Python descendants; not of the server and the sink."""
     parents: dict[int, int] = {}
     seconds: dict[int, float] = {}
     for entry in Path("/proc").iterdir():

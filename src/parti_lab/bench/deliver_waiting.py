@@ -1,7 +1,6 @@
-"""What waiting costs: limits of triggers across processes, ten thousand documents of a dead host, large tasks of one
-that hangs. Real processes deliver (`parti deliver run`), and are judged by the server's counters, by what endpoints
-saw, and by the kernel's figures of the process.
-"""
+"""The cost of waiting: rate limits of triggers across processes, ten thousand documents of a dead host, large tasks of
+a hanging one. Real processes deliver (`parti deliver run`). The figures come from the server's counters, the endpoints,
+and the kernel's statistics of the process."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class _Process:
-    """`parti deliver run`, and what the kernel says about it."""
+    """`parti deliver run`, and the kernel's statistics of it."""
 
     def __init__(self, server: NatsServer, stream: str, **settings: object) -> None:
         values = {"stream": stream, **settings}
@@ -54,27 +53,27 @@ class _Process:
         self._process = spawn([*command, "--set", "observe.log_level=error", *words])
 
     async def ready(self) -> None:
-        """Return when it has joined."""
+        """Return when the process has joined."""
         assert self._process.stdout is not None
         while b'"ready"' not in (line := await asyncio.to_thread(self._process.stdout.readline)):
             assert line, "the process has ended"
 
     @property
     def cpu(self) -> float:
-        """Seconds of processor time so far."""
+        """CPU-seconds so far."""
         words = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(words[11]) + int(words[12])) / _TICK
 
     @property
     def queued(self) -> float:
-        """Seconds for which its main thread was ready to run, and others had the processor: no figure is about them."""
+        """Seconds in which its main thread was runnable but had no CPU; the figures exclude them."""
         with contextlib.suppress(OSError, IndexError):
             return int(Path(f"/proc/{self._process.pid}/schedstat").read_text().split()[1]) / 1e9
         return 0.0  # not Linux
 
     @property
     def peak_mb(self) -> float:
-        """The most memory it ever had."""
+        """Peak memory."""
         for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
             if line.startswith("VmHWM"):
                 return int(line.split()[1]) / 1024
@@ -108,7 +107,7 @@ class _Place:
                     await self.js.stream_delete(name)
 
     async def publish(self, count: int, url: str, *, documents: int, size: int = 0, trigger: str = "t") -> None:
-        """So many tasks, of so many documents in turn."""
+        """Publish a number of tasks, for a number of documents in turn."""
         step = 500 if size < 10_000 else 20
         for first in range(0, count, step):
             numbers = range(first, min(first + step, count))
@@ -123,15 +122,15 @@ class _Place:
         return Outgoing(f"{self.stream}.db.docs.{encoded}", json.dumps(task).encode())
 
     def messages(self) -> int:
-        """Into the server, but for our own."""
+        """Messages sent to the server, without the benchmark's own."""
         return int(ask(f"{self.server.monitor_url}/varz")["in_msgs"]) - int(self.js.connection.stats["out_msgs"])
 
     async def all_taken(self) -> bool:
-        """Whether no task is in the hands of the process: delivered, or parked."""
+        """Whether the process holds no task: each is delivered or parked."""
         try:
             info = await self.js.consumer_info(self.stream, "TriggerDeliveryWorker")
         except ConsumerNotFound:
-            return False  # the process has only begun
+            return False  # the process has only started
         return not (info["num_pending"] or info["num_ack_pending"])
 
 
@@ -149,7 +148,7 @@ async def waiting(ctx: RunContext) -> dict[str, Figure]:
 
 
 async def _limits(ctx: RunContext, place: _Place) -> dict[str, Figure]:
-    """The worst second of a rate that two processes share, and what each delivery costs, by rule."""
+    """The busiest second of a rate shared by two processes, and the cost of each delivery, by rule."""
     bursts, costs = [0.0], [0.0]
     with ctx.progress("limits of triggers", total=len(_RULES)) as advance:
         for rules in _RULES:
@@ -161,7 +160,7 @@ async def _limits(ctx: RunContext, place: _Place) -> dict[str, Figure]:
 
 
 async def _limit(place: _Place, rules: str, count: int) -> tuple[float, float]:
-    """The worst second, in parts of the rate, and messages into the server for a delivery."""
+    """The busiest second relative to the rate, and messages sent to the server per delivery."""
     times: list[float] = []
 
     async def arrived(wanted: int) -> None:
@@ -179,7 +178,7 @@ async def _limit(place: _Place, rules: str, count: int) -> tuple[float, float]:
             for process in processes:
                 await process.ready()
             await arrived(count)
-            # Once more: the first tasks paid for the start of both.
+            # A second round: the first one included the start of both.
             before, began = place.messages(), time.monotonic()
             await place.publish(count, f"{endpoint.url}/hook", documents=100)
             await arrived(2 * count)
@@ -202,7 +201,7 @@ def _noting(times: list[float]) -> Callable[[ReceivedRequest], Reply]:
 
 
 def _burst(times: list[float]) -> int:
-    """The most requests within any second."""
+    """The maximum number of requests within any second."""
     most = first = 0
     for last, at in enumerate(times):
         while times[first] <= at - 1.0:
@@ -212,7 +211,7 @@ def _burst(times: list[float]) -> int:
 
 
 async def _dead(ctx: RunContext, place: _Place, documents: int) -> dict[str, Figure]:
-    """A host that refuses every connection, with so many documents; then a restart with them."""
+    """A host that refuses every connection, with many documents; then a restart with them."""
     async with place.streaming(), FaultHttpServer() as endpoint, FaultHttpServer() as dead:
         url, allowed = f"{dead.url}/hook", f"{endpoint.allowed},{dead.allowed}"
         await dead.stop()
@@ -222,7 +221,7 @@ async def _dead(ctx: RunContext, place: _Place, documents: int) -> dict[str, Fig
             await process.ready()
             with ctx.progress("documents of a dead host"):
                 await eventually(place.all_taken, _WITHIN)
-                await asyncio.sleep(5)  # those that were tried before it counted as down have their turns
+                await asyncio.sleep(5)  # documents tried before the host counted as down finish their attempts
                 seconds = 10 if ctx.quick else 30
                 messages, cpu, began = place.messages(), process.cpu, time.monotonic()
                 await asyncio.sleep(seconds)
@@ -245,7 +244,7 @@ async def _dead(ctx: RunContext, place: _Place, documents: int) -> dict[str, Fig
 
 
 async def _hanging(ctx: RunContext, place: _Place, count: int) -> dict[str, Figure]:
-    """A host that never answers, and large tasks for it: the most memory that the process had."""
+    """A host that never answers, with large tasks: the peak memory of the process."""
     async with place.streaming(), FaultHttpServer() as endpoint:
         endpoint.otherwise(Answer(200, gate=asyncio.Event()))
         await place.publish(count, f"{endpoint.url}/hook", documents=count // 2, size=_LARGE)
@@ -255,7 +254,7 @@ async def _hanging(ctx: RunContext, place: _Place, count: int) -> dict[str, Figu
             with ctx.progress("large tasks of a host that hangs"):
                 with contextlib.suppress(NeverHappened):
                     await eventually(place.all_taken, 60 if ctx.quick else 120)
-                await asyncio.sleep(15)  # some requests run into their time limits
+                await asyncio.sleep(15)  # some requests reach their timeouts
                 peak = process.peak_mb
         finally:
             await process.stop()

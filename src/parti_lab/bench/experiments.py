@@ -1,4 +1,4 @@
-"""Running a benchmark or a proof from the command line: both take the same flags and print the same shape."""
+"""Runs a benchmark or a proof from the command line: both take the same flags and print the same format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parti_lab.bench.report import Experiment, ExperimentOption, Result, RunCont
 
 
 class ExperimentGroup(click.Group):
-    """One subcommand for each registered name; a module is imported when its command is asked for."""
+    """One subcommand per registered name; a module is imported when its command is used."""
 
     def __init__(self, *args: Any, registry: Mapping[str, str], attribute: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,14 +47,14 @@ class ExperimentGroup(click.Group):
 
 
 def experiment_command(experiment: Experiment) -> click.Command:
-    """The click command of one experiment: the common flags, and its own options."""
+    """The click command of one experiment: the common flags and its own options."""
 
     @json_option
     def run(quick: bool, seed: int | None, html: str | None, as_json: bool, **options: Any) -> None:
         chosen = seed if seed is not None else random.SystemRandom().randrange(2**31)
         if not as_json:
             note(f"{experiment.kind} {experiment.name}: seed {chosen}{', quick' if quick else ''}")
-        configure_logging(ObserveSection(log_level=LogLevel.WARNING))  # beside a result, changes of state are noise
+        configure_logging(ObserveSection(log_level=LogLevel.WARNING))  # changes of state are noise beside a result
         context = RunContext(quick=quick, seed=chosen, options=options, show=progress)
         result = execute(experiment, context)
         if html is not None:
@@ -114,7 +114,7 @@ def _print(result: Result) -> None:
         if name in result.goals:
             verdict = "[red]missed[/red]" if name in missed else "[green]met[/green]"
         value = result.figures.get(name)
-        shown = str(value) if name == "seed" else _number(value)  # the seed must be fit to be given to --seed
+        shown = str(value) if name == "seed" else _number(value)  # the seed must be usable with --seed
         rows.append([plain(name), plain(shown), plain(result.goals.get(name, "")), verdict])
     verdict = "[green]ok[/green]" if result.ok else "[red]not ok[/red]"
     print_table(

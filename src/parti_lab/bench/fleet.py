@@ -1,8 +1,8 @@
-"""`parti bench fleet`: many workers with many subjects each, at rising rates; and the way back from a backlog.
+"""`parti bench fleet`: many workers with many subjects each, at rising rates; then recovery from a backlog.
 
-Latency counts from the moment a publisher in another process sends a message until its handler runs. A rate is held
-when the publisher reached it and everything it sent was handled within a second of its end. The backlog is filled
-while no worker runs; the fleet is then started on it twice, with and without catching up by range reads.
+Latency counts from when a publisher in another process sends a message until its handler runs. A rate is held when the
+publisher reached it and everything it sent was handled within a second of its end. The backlog is filled while no
+worker runs; the fleet is then started on it twice, with and without catch-up by range reads.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from parti_lab.bench.paced import TIME_BYTES
 from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 
 _SIZE = 128
-_GRACE = 1.0  # seconds after the publisher's end in which the rest must be handled
-_PLAIN_SECONDS = 8.0  # how long the fleet without catch-up is watched; its rate is then known
+_GRACE = 1.0  # seconds after the publisher's end in which all messages must be handled
+_PLAIN_SECONDS = 8.0  # how long the fleet without catch-up runs; enough to measure its rate
 _LONGEST_RECOVERY = 120.0
 
 
 @dataclass(slots=True)
 class FleetTally:
-    """What all handlers of the fleet saw."""
+    """The counts and latencies of all handlers of the fleet."""
 
     handled: int = 0
     latencies: list[float] = field(default_factory=list)
@@ -46,7 +46,7 @@ class FleetTally:
     reached: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def reach(self, wanted: int, within: float) -> None:
-        """Return when so many messages were handled, or when the time is over."""
+        """Return when that many messages were handled, or at the timeout."""
         self.wanted = wanted
         if self.handled < wanted:
             with contextlib.suppress(TimeoutError):
@@ -56,7 +56,7 @@ class FleetTally:
     async def handle(self, message: Message) -> None:
         await self.count(message)
         sent = int(message.data[:TIME_BYTES], 16)
-        self.latencies.append(time.monotonic() - sent / 1e9)  # one clock for the whole machine, and nobody sets it
+        self.latencies.append(time.monotonic() - sent / 1e9)  # one clock for the whole machine, and it is never set
 
     async def count(self, message: Message) -> None:  # noqa: ARG002 - it only counts
         self.handled += 1
@@ -65,7 +65,7 @@ class FleetTally:
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    """Each storage and rate on a stream of its own, then the backlog."""
+    """Each storage type and rate on its own stream, then the backlog."""
     workers, subjects = int(ctx.options["workers"]), int(ctx.options["subjects"])
     seconds = float(ctx.options["seconds"]) * (0.3 if ctx.quick else 1.0)
     backlog = int(ctx.options["backlog"]) // (5 if ctx.quick else 1)
@@ -171,7 +171,7 @@ async def _at_rate(
 async def _recover(
     server: NatsServer, workers: int, subjects: int, backlog: int, label: str, mode: str
 ) -> dict[str, Figure]:
-    """Start the fleet on a file stream that was filled before, and watch it drain."""
+    """Start the fleet on a pre-filled file stream, and measure how it drains."""
     stream = f"bench-{uuid4().hex[:8]}"
     options = ConnectOptions(servers=(server.url,))
     await asyncio.to_thread(create_stream, options, stream, "file")

@@ -1,4 +1,4 @@
-"""What this process and all it started use while a block runs: peak of memory, processor time (0 but on Linux)."""
+"""Peak memory and CPU time of this process and its descendants while a block runs (Linux only, else 0)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 from pathlib import Path
 from typing import Self
 
-_EVERY = 0.2  # seconds: a few percent of a core for a JVM's page tables, and no peak of a second is missed
+_EVERY = 0.2  # seconds: costs a few percent of a core for a JVM's page tables, and catches every peak of a second
 
 
 class Footprint:
-    """`peak` is the largest sum of proportional set sizes seen: pages that forked workers share count once.
+    """`peak` is the largest sum of proportional set sizes seen: pages shared by forked workers count once.
 
-    `cpu_s` is the processor time of all of them; unlike the clock's it hardly grows when others use the machine too.
+    `cpu_s` is the CPU time of all processes; unlike wall time, it hardly grows when the machine is busy.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ def _family(root: int) -> list[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = stat.read_text()
-        except OSError:  # it ended while we looked
+        except OSError:  # it ended meanwhile
             continue
         parent = int(text[text.rindex(")") + 2 :].split()[1])
         parents.setdefault(parent, []).append(int(stat.parent.name))
@@ -63,7 +63,7 @@ def _family(root: int) -> list[int]:
 def _cpu(pid: int) -> float:
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:  # it ended while we looked
+    except OSError:  # it ended meanwhile
         return 0.0
     user, system = text[text.rindex(")") + 2 :].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
@@ -72,7 +72,7 @@ def _cpu(pid: int) -> float:
 def _proportional(pid: int) -> int:
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:  # it ended while we looked
+    except OSError:  # it ended meanwhile
         return 0
     line = next((line for line in text.splitlines() if line.startswith("Pss:")), "Pss: 0")
     return int(line.split()[1]) * 1024

@@ -1,7 +1,7 @@
-"""Goals: strings such as "<= 0" or ">= 0.6", judged against measured figures by a pure function.
+"""Goals: strings such as "<= 0" or ">= 0.6", compared with measured figures by a pure function.
 
-A goal is met only by a figure that is there and that compares: a missing figure, NaN, or a text where a number is
-asked never meets a goal. So a run that measured nothing can never pass.
+Only an existing, comparable figure meets a goal: a missing figure, NaN, or a text instead of a number never does. So a
+run that measured nothing can never pass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from parti.errors import UsageError
 
 Figure = float | int | bool | str
-"""One measured value: a number, yes or no, or a word where no number fits (a file name, the reason of a failure)."""
+"""One measured value: a number, a bool, or a text where no number fits (a file name, the reason of a failure)."""
 
 _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
     "<=": operator.le,
@@ -54,7 +54,7 @@ class Goal:
         return cls(comparison, number)
 
     def met_by(self, figure: Figure | None) -> bool:
-        """Whether this figure meets the goal; None stands for a figure that was not measured."""
+        """Whether this figure meets the goal; None means that it was not measured."""
         if figure is None:
             return False
         if isinstance(self.bound, str):
@@ -68,7 +68,7 @@ class Goal:
 
 
 def missed(figures: Mapping[str, Figure], goals: Mapping[str, str]) -> dict[str, str]:
-    """The goals that the figures do not meet, by name, each with the reason in words. Empty means: all met."""
+    """The goals that the figures do not meet, by name, each with the reason. Empty means: all met."""
     reasons: dict[str, str] = {}
     for name, text in goals.items():
         figure = figures.get(name)

@@ -1,4 +1,4 @@
-"""`parti bench group`: a member's throughput beside other clients, and what partitions cost a member that is behind."""
+"""`parti bench group`: a member's throughput beside other clients, and the cost of many partitions with a backlog."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class _Load:
         await asyncio.to_thread(fill, self.options, stream, count, _SIZE, _KEYS)
 
     async def _queue(self, groups: ElasticGroups, stream: str, count: int) -> None:
-        """A fresh group whose work queue holds all messages."""
+        """A new group whose work queue holds all messages."""
         filters = [PartitioningFilter(f"{stream}.*", (1,))]
         await groups.create(stream, _GROUP, max_members=_PARTITIONS, filters=filters)
 
@@ -92,7 +92,7 @@ class _Load:
     async def _drain(
         self, stream: str, count: int, options: MemberOptions, *, compact: bool = False, member: str = "m"
     ) -> float:
-        """Messages a second of one member, from the first to the last."""
+        """Messages per second of one member, from the first to the last."""
         seen, times = 0, [0.0, 0.0]
         done = asyncio.Event()
 
@@ -147,7 +147,7 @@ class _Load:
         return rate
 
     async def reference(self, stream: str, count: int) -> dict[str, Figure]:
-        """The reference's CLI as the member, where it can be built; else the reason in words."""
+        """The reference's CLI as the member, if it can be built; else the reason."""
         with tempfile.TemporaryDirectory() as directory:
             try:
                 binary = await asyncio.to_thread(build_reference, Path(directory))
@@ -171,7 +171,7 @@ class _Load:
         return int((await self.api.stream_info(f"{stream}-{_GROUP}"))["state"]["messages"])
 
     async def cliff(self, count: int) -> dict[str, Figure]:
-        """A member with 1, 4 and 16 of the partitions that has a backlog on disk, in both layouts."""
+        """A member with 1, 4 and 16 of the partitions and a backlog on disk, in both layouts."""
         stream = "disk"
         await self.prepare(stream, count, "file")
         figures: dict[str, Figure] = {}
@@ -179,7 +179,7 @@ class _Load:
             groups = ElasticGroups(self.connection, compact=compact)
             for share in _SHARES:
                 await self._queue(groups, stream, count)
-                # Neighbours of the same remainder, as the compact layout gives them to a member.
+                # Partitions with the same remainder, as the compact layout assigns them to a member.
                 mine = list(range(0, _PARTITIONS, _PARTITIONS // share)) if compact else list(range(share))
                 rest = [partition for partition in range(_PARTITIONS) if partition not in mine]
                 mapping = [MemberMapping("m", tuple(mine)), *([MemberMapping("rest", tuple(rest))] if rest else [])]
@@ -206,7 +206,7 @@ class _Load:
 async def _timed(
     start: Callable[[], Awaitable[asyncio.subprocess.Process]], left: Callable[[], Awaitable[int]], count: int
 ) -> float:
-    """Messages a second of another program, judged by what is left in the work queue."""
+    """Messages per second of another program, measured by what is left in the work queue."""
     process = await start()
     try:
 

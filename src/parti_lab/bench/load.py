@@ -1,7 +1,7 @@
-"""What the benchmarks measure against: a filled stream, the raw-socket bound, and nats-py's `fetch`.
+"""The baselines of the benchmarks: a filled stream, the raw-socket bound, and nats-py's `fetch`.
 
-The raw bound is a socket that receives the same deliveries and does nothing with them; no client can be faster. Every
-figure that is compared comes from the same run on the same server, as a ratio.
+The raw bound is a socket that receives the same deliveries and discards them; no client can be faster. Every comparison
+is a ratio within one run on one server.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from parti.errors import ConnectionFailed
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
 
-_CHUNK = 500  # messages between two awaited acks: the server drops what it cannot queue when nobody waits for acks
+_CHUNK = 500  # messages between two awaited acks: without waiting, the server drops what it cannot queue
 
 
 def create_stream(options: ConnectOptions, stream: str, storage: str, **config: object) -> None:
-    """A fresh stream `stream` on the subjects `<stream>.>`."""
+    """A new stream `stream` on the subjects `<stream>.>`."""
     with BlockingConnection.open(options) as connection:
         body = {
             "name": stream,
@@ -69,7 +69,7 @@ def _put(stream: str, subject: int, payload: bytes) -> bytes:
 
 
 def best_rate(count: int, runs: int, measure: Callable[[], None]) -> float:
-    """The highest rate of some runs: the machine is shared, and disturbances only ever slow a run down."""
+    """The highest rate of several runs: the machine is shared, and disturbances only slow a run down."""
     best = 0.0
     for _ in range(runs):
         gc.collect()
@@ -80,7 +80,7 @@ def best_rate(count: int, runs: int, measure: Callable[[], None]) -> float:
 
 
 def raw_read(options: ConnectOptions, stream: str, size: int) -> None:
-    """Receive the whole stream through an AckNone consumer and throw the bytes away."""
+    """Receive the whole stream through an AckNone consumer and discard the bytes."""
     with BlockingConnection.open(options) as connection:
         consumer = f"raw-{uuid4().hex}"
         config = {"name": consumer, "ack_policy": "none", "deliver_policy": "all", "mem_storage": True}
@@ -94,9 +94,9 @@ def raw_read(options: ConnectOptions, stream: str, size: int) -> None:
 
 
 def _drain(connection: BlockingConnection, next_pull: str, inbox: str, total: int, size: int) -> None:
-    """Two pulls of 8 MB in flight, as the range reader has: more at once, and the server cuts off a slow consumer.
+    """Keeps two pulls of 8 MB in flight, like the range reader: with more, the server cuts off a slow consumer.
 
-    The last message of a pull is known by its reply subject, which ends in the number of messages left.
+    The last message of a pull is recognised by its reply subject, which ends in the number of messages left.
     """
     batch = (8 << 20) // (size + 128)
     ends = [*range(total - batch, 0, -batch), 0]
@@ -116,7 +116,7 @@ def _drain(connection: BlockingConnection, next_pull: str, inbox: str, total: in
             if asked < len(ends):
                 connection.publish(next_pull, body, inbox)
                 asked += 1
-        buffer[:kept] = buffer[got : kept + got]  # a line may lie across two reads
+        buffer[:kept] = buffer[got : kept + got]  # a line may be split across two reads
 
 
 def fetch_read(options: ConnectOptions, stream: str, count: int, batch: int = 500) -> None:

@@ -1,4 +1,4 @@
-"""The machine a result was measured on: enough to compare two results, nothing that names the host or its user."""
+"""The machine a result was measured on: enough to compare two results, without naming the host or its user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import parti
 
 
 def machine() -> dict[str, str | int | float]:
-    """Facts of this machine that change figures: processors, memory, system, interpreter, parti's version."""
+    """Facts of this machine that affect figures: processors, memory, system, interpreter, parti's version."""
     facts: dict[str, str | int | float] = {
         "cpus": _usable_cpus(),
         "cpu": _cpu_model(),

@@ -1,7 +1,7 @@
-"""A publisher in a process of its own that keeps a rate: `python -m parti_lab.bench.paced ...` prints what it managed.
+"""A publisher in its own process that holds a rate: `python -m parti_lab.bench.paced ...` prints the rate it reached.
 
-Each message carries the time it was sent. The last message of each tick waits for its ack, because a server drops what
-it cannot queue when nobody waits.
+Each message carries its send time. The last message of each tick waits for its ack, because without waiting the server
+drops what it cannot queue.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import time
 from parti.wire.blocking import BlockingConnection
 from parti.wire.options import ConnectOptions
 
-_TICK = 0.005  # seconds; shorter ones cost more than they smooth
+_TICK = 0.005  # seconds; shorter ticks cost more than they smooth
 TIME_BYTES = 16  # hexadecimal digits: nanoseconds of the clock that all processes of a machine share
-_PATIENCE = 30.0  # seconds for an ack: an overloaded server is a rate that is not held, not a failed run
+_PATIENCE = 30.0  # seconds for an ack: with an overloaded server the rate is not held, but the run does not fail
 
 
 def publish(
     url: str, stream: str, subjects: int, rate: float, seconds: float, size: int, seed: int
 ) -> dict[str, float]:
-    """Publish at `rate` a second for `seconds`, spread at random over the subjects `<stream>.<n>`."""
+    """Publish at `rate` per second for `seconds`, spread at random over the subjects `<stream>.<n>`."""
     rng = random.Random(seed)
     prefix, padding = stream.encode(), b"x" * max(0, size - TIME_BYTES)
     length = TIME_BYTES + len(padding)

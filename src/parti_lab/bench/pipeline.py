@@ -1,9 +1,9 @@
 """`parti bench pipeline`: messages through read, order, handler, outcome and commit, beside the plain Spark read.
 
-Throughput counts rows over Spark's `addBatch`, the best of some turns in which every way has its own; the first queries
-are not counted, because a pipeline runs for days and a JVM compiles for its first minute. Latency counts
-from when the stream stored a message until its handler was done with it, while another process publishes at a steady
-rate. The worker plane stands beside it with the same handler and the same messages.
+Throughput is rows over Spark's `addBatch` time, the best of several interleaved turns of each method. The first queries
+do not count, because a pipeline runs for days and a JVM compiles for its first minute. Latency counts from when the
+stream stored a message until its handler was done, while another process publishes at a steady rate. The worker plane
+runs the same handler on the same messages for comparison.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ PlanName = Literal["auto", "fused", "shuffled"]
 
 
 def trivial(message: Message) -> None:
-    """Looks at the payload, and is done."""
+    """Reads the payload and returns."""
     assert message.data
 
 
 async def waiting(message: Message) -> None:
-    """Waits as for another machine."""
+    """Waits, as for a request to another machine."""
     assert message.data
     await asyncio.sleep(_WAIT)
 
 
 @without_chatter()
 def run(ctx: RunContext) -> dict[str, Figure]:
-    """Throughput by every way in turns, then small batches, latency, and the worker plane."""
+    """Throughput of every method in turns, then small batches, latency, and the worker plane."""
     count = int(ctx.options["messages"]) // (4 if ctx.quick else 1)
     turns, seconds = 2 if ctx.quick else 3, 6.0 if ctx.quick else 15.0
     spark = session("parti-bench-pipeline", master="local[2]", fast_checkpoints=True, **_SETTINGS)
@@ -95,7 +95,7 @@ class _Bench:
             "io": lambda: self._rate(waiting, "auto"),
         }
         for name in warm * ("read", "fused", "shuffled"):
-            ways[name]()  # the first queries of each kind start its workers, and the JVM compiles what they run
+            ways[name]()  # the first queries of each kind start workers and let the JVM compile
         best = dict.fromkeys(ways, 0.0)
         for _ in range(turns):
             for name, measure in ways.items():
@@ -108,7 +108,7 @@ class _Bench:
         }
 
     def small_batches(self) -> dict[str, Figure]:
-        """Ten thousand messages a batch, in the plan that the pipeline chooses by itself."""
+        """Ten thousand messages per batch, in the plan that the pipeline chooses itself."""
         times: list[float] = []
         best = max(self._rate(trivial, "auto", batch_size=10_000, times=times) for _ in range(2))
         ordered = np.sort(times)
@@ -119,7 +119,7 @@ class _Bench:
         }
 
     def latency(self, seconds: float, seed: int) -> dict[str, Figure]:
-        """From stored to done at a steady rate; the first half of the run is warming up."""
+        """From stored to done at a steady rate; the first half of the run is warm-up."""
         stream = f"bench-{uuid4().hex[:8]}"
         create_stream(self.options, stream, "file")
         found: list[tuple[float, float]] = []
@@ -157,7 +157,7 @@ class _Bench:
         }
 
     def _read(self) -> float:
-        """Rows a second of the plain source into Spark's noop sink."""
+        """Rows per second of the plain source into Spark's noop sink."""
         given = {"servers": ",".join(self.options.servers), "stream": self.stream, "startingOffsets": "earliest"}
         frame = self.spark.readStream.format("jetstream").options(**given).load()
         with tempfile.TemporaryDirectory(prefix="parti-bench-") as folder:
@@ -177,7 +177,7 @@ class _Bench:
         batch_size: int | None = None,
         times: list[float] | None = None,
     ) -> float:
-        """Rows a second through the pipeline, counted as for the plain read; `times` gets what batches took, in ms."""
+        """Rows per second through the pipeline, counted as for the plain read; `times` gets the batch times in ms."""
         with tempfile.TemporaryDirectory(prefix="parti-bench-") as folder:
             running = self._pipeline(handler, plan, folder, batch_size=batch_size).start(self.spark)
             with running:
@@ -218,9 +218,9 @@ async def _trivial(message: Message) -> None:
 
 
 async def _worker(options: ConnectOptions, count: int, handler: Callable[..., Any]) -> float:
-    """Messages a second of one worker with every partition, from its start on a full stream."""
+    """Messages per second of one worker with every partition, from its start on a full stream."""
     stream = f"bench-{uuid4().hex[:8]}"
-    # a file stream with so many filters has the cliff of docs/evidence/jetstream.md#j8
+    # a file stream with that many filters hits the cliff of docs/evidence/jetstream.md#j8
     create_stream(options, stream, "memory")
     fill(options, stream, count, _SIZE, _KEYS)
     done, ended = 0, asyncio.Event()

@@ -1,7 +1,7 @@
 """`parti bench pull`: live pulling with explicit acks and 80 filters, and the whole worker on top of it.
 
-Beside them, in the same run: a raw socket that does nothing but acknowledge (no client can be faster), and nats-py's
-`fetch` with an ack for each message.
+Compared in the same run with a raw socket that only acknowledges (no client can be faster), and with nats-py's `fetch`
+with an ack per message.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REPLY = re.compile(rb"(\$JS\.ACK\.\S+) \d+\r\n")
 
 
 def run(ctx: RunContext) -> dict[str, Figure]:
-    """Each client drains the same messages from a fresh durable, interleaved, best of some runs."""
+    """Each client drains the same messages from a new durable, interleaved, best of several runs."""
     count = int(ctx.options["messages"]) // (2 if ctx.quick else 1)
     runs = 2 if ctx.quick else 5
     rates = {"raw": 0.0, "live": 0.0, "worker": 0.0, "fetch": 0.0}
@@ -88,7 +88,7 @@ def _create(options: ConnectOptions, stream: str) -> str:
 
 def _check_acked(options: ConnectOptions, stream: str, durable: str, count: int) -> None:
     with BlockingConnection.open(options) as connection:
-        # The server takes acks in before it works on them: give it a moment.
+        # The server receives acks before it processes them: wait a moment.
         with contextlib.suppress(NeverHappened):
             call = f"CONSUMER.INFO.{stream}.{durable}"
             eventually_blocking(lambda: not connection.api(call)["num_ack_pending"], _ACKS_WITHIN)
@@ -116,7 +116,7 @@ def _raw(options: ConnectOptions, stream: str, durable: str, count: int) -> None
             replies = _REPLY.findall(data)
             received += len(replies)
             connection.send(b"".join([ACK_FRAME % reply for reply in replies]))
-            rest = data[data.rfind(b"\r\n") :]  # a line cut in two; a payload is never larger than that
+            rest = data[data.rfind(b"\r\n") :]  # a line cut in two; a payload is never larger than this
         connection.ping()
 
 
@@ -145,7 +145,7 @@ async def _live(options: ConnectOptions, stream: str, durable: str, count: int) 
 
 
 async def _worker(options: ConnectOptions, stream: str, durable: str, count: int) -> None:
-    """Everything a user gets: lanes, a handler call per message, positions, acks, metrics."""
+    """The whole worker: lanes, a handler call per message, positions, acks, metrics."""
     done = asyncio.get_running_loop().create_future()
     handled = 0
 

@@ -1,8 +1,8 @@
 """`parti bench range`: the range reader beside the raw-socket bound and beside nats-py's `fetch`.
 
-Beside `fetch` the goal is on the client's CPU time: on a busy machine rates tell how much of it the *server* gets, and
-at load 15 not even the raw socket is ten times as fast as `fetch`. Measured at load 10: 52 times less CPU at 128 B,
-23 at 1 KiB, where copying counts; the goal leaves a third for the machine.
+Against `fetch` the goal is on the client's CPU time: on a busy machine rates show how much CPU the *server* gets, and
+at load 15 not even the raw socket is ten times as fast as `fetch`. Measured at load 10: 52 times less CPU at 128 B, 23
+at 1 KiB, where copying counts; the goal leaves a third as margin for the machine.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 
 _COLUMNS = ("subject", "sequence", "timestamp", "data")
 _CASES = tuple((storage, size) for storage in ("file", "memory") for size in (128, 1024))
-_FETCHED = 20_000  # nats-py manages some 30,000 messages a second: enough to measure, short enough to wait for
+_FETCHED = 20_000  # nats-py reaches about 30,000 messages per second: enough to measure, short enough to wait for
 
 
 def run(ctx: RunContext) -> dict[str, Figure]:
-    """Fill, then read each stream by each method, interleaved, best of some runs."""
+    """Fill, then read each stream by each method, interleaved, best of several runs."""
     count = int(ctx.options["messages"]) // (4 if ctx.quick else 1)
     runs = 2 if ctx.quick else 4
     figures: dict[str, Figure] = {"messages": count}
@@ -53,7 +53,7 @@ def run(ctx: RunContext) -> dict[str, Figure]:
 def _measure(
     options: ConnectOptions, stream: str, count: int, size: int, runs: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """The best rate of each method, and its least CPU-seconds of the client for a message."""
+    """The best rate of each method, and the client's lowest CPU-seconds per message."""
     reader = RangeReader(options)
     fetched = min(count, _FETCHED)
     methods: dict[str, tuple[int, Callable[[], None]]] = {

@@ -51,28 +51,28 @@ class ExperimentOption:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What a run gets: how large, with which seed, with which options, and where to show progress."""
+    """The input of a run: size, seed, options, and a progress display."""
 
     quick: bool = False
-    """True asks for a run that fits in 60 s."""
+    """True requests a run that fits in 60 s."""
     seed: int = 0
-    """The same seed gives the same inputs and the same schedule of faults."""
+    """The same seed gives the same inputs and the same fault schedule."""
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """Each declared option by name, the default filled in."""
+    """Each declared option by name, with defaults filled in."""
     show: ProgressFactory = no_progress
 
     def progress(self, description: str, total: int | None = None) -> AbstractContextManager[Advance]:
-        """A `with` block that yields `advance(steps)`; shown on stderr when a person is watching."""
+        """A `with` block that yields `advance(steps)`; shown on stderr if it is a terminal."""
         return self.show(description, total)
 
     def random(self) -> random.Random:
-        """A fresh source of randomness that starts from this run's seed."""
+        """A new source of randomness that starts from this run's seed."""
         return random.Random(self.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Something that measures figures and has goals for them. Malformed goals are refused when it is defined."""
+    """An experiment that measures figures and has goals for them. Malformed goals are refused at definition."""
 
     kind: ClassVar[str] = "experiment"
 
@@ -82,7 +82,7 @@ class Experiment:
     goals: Mapping[str, str]
     options: tuple[ExperimentOption, ...] = ()
     goals_of: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None
-    """The goals that a run with these options measures; others are neither met nor missed, and its result does not
+    """The goals that a run with these options measures; the others are neither met nor missed, and its result does not
     name them. None: all."""
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark(Experiment):
-    """How fast: figures people compare between versions, machines and other clients."""
+    """Speed: figures to compare between versions, machines and other clients."""
 
     kind: ClassVar[str] = "bench"
 
@@ -116,11 +116,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def missed(self) -> dict[str, str]:
-        """The goals not met, with the reason in words."""
+        """The goals not met, each with the reason."""
         return missed({k: v for k, v in self.figures.items() if v is not None}, self.goals)
 
     def to_json(self) -> str:
-        """One line; NaN and infinities become null, because JSON has no word for them."""
+        """One line; NaN and infinities become null, because JSON cannot express them."""
         return msgspec.json.encode(self).decode()
 
     @classmethod

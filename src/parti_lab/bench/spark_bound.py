@@ -1,6 +1,6 @@
-"""`format("jetstream-bound")`: the same columns, made once and handed to Spark again and again.
+"""`format("jetstream-bound")`: the same columns, built once and passed to Spark repeatedly.
 
-It costs what Spark itself needs for a source that is written in Python: no such source can be cheaper.
+It costs what Spark itself needs for a source written in Python: no such source can be cheaper.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pyspark.sql.types import StructType
 
 from parti.spark.columns import default_schema
 
-BATCH = 9_000  # rows of a batch, as ours are of 128 bytes
+BATCH = 9_000  # rows per batch, as parti's source has with 128 bytes
 _PAYLOAD = 128
 _MADE: dict[int, pa.RecordBatch] = {}
 
 
 def batch_of(rows: int) -> pa.RecordBatch:
-    """So many messages, the same ones each time."""
+    """A batch of messages, the same ones each time."""
     if rows not in _MADE:
         subjects = pa.array([f"cost.{number % 2_000}" for number in range(rows)])
         columns = {
@@ -51,7 +51,7 @@ class _Rows(DataSourceReader):
 
 
 class _Steps(DataSourceStreamReader):
-    """Batches of `rows` rows without end."""
+    """An endless series of batches of `rows` rows."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -72,7 +72,7 @@ class _Steps(DataSourceStreamReader):
         yield batch_of(partition.value)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Nothing is kept."""
+        """No state."""
 
 
 class BoundSource(DataSource):

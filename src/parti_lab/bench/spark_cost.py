@@ -1,12 +1,12 @@
-"""`parti bench spark-cost`: CPU-seconds that a million rows cost in Spark, and what a query costs that has none.
+"""`parti bench spark-cost`: CPU-seconds per million rows in Spark, and the cost of a query without rows.
 
-The client is everything of Spark: driver, JVM and Python processes. Rates depend on who else uses the machine; CPU time
-hardly does. With `--kafka` Spark's own Kafka source reads the same messages from that broker, in turns with ours:
+The client is all of Spark: driver, JVM and Python processes. Rates depend on other load on the machine; CPU time hardly
+does. With `--kafka`, Spark's own Kafka source reads the same messages from that broker, in turns with parti's source:
 
     parti bench spark-cost --kafka 127.0.0.1:9092 --kafka-jars /tmp/kafka-jars --kafka-pid $(cat broker.pid)
 
-The jars are those of spark-sql-kafka-0-10, for the Spark that is installed, and what it depends on. `bound` is a source
-that hands over the same columns and does nothing else: what Spark itself costs for any source in Python.
+The jars are those of spark-sql-kafka-0-10, for the installed Spark version, and its dependencies. `bound` is a source
+that only passes the same columns: the cost of Spark itself for any source in Python.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from parti_lab.bench.load import create_stream, fill
 from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 from parti_lab.bench.spark_bound import BoundSource
 
-_TINY = 1  # rows of a query that is all start
-_SETTLED = 0.3  # seconds after a query in which its processes end, and are counted
+_TINY = 1  # rows of a query that consists of its start
+_SETTLED = 0.3  # seconds after a query in which its processes end, and are still counted
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_of_tree(root: int, *, without: frozenset[int] = frozenset(), only: str = "") -> float:
-    """CPU-seconds of a process and all below it, with those of children that ended; whole branches may be left out.
+    """CPU-seconds of a process and its descendants, including children that ended; whole branches may be excluded.
 
-    With `only` those of the programs of that name, without their children.
+    With `only`, those of the programs with that name, without their children.
     """
     children: dict[int, list[int]] = {}
     spent: dict[int, float] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = stat.read_text()
-        except OSError:  # it ended while we looked
+        except OSError:  # it ended meanwhile
             continue
         words = text[text.rindex(")") + 2 :].split()
         pid = int(stat.parent.name)
@@ -81,7 +81,7 @@ class Meter:
 
 
 class Sources:
-    """The queries that are compared: a batch of all columns, of the payload alone, a stream, and each of them tiny."""
+    """The compared queries: a batch of all columns, one of the payload only, a stream, and a tiny version of each."""
 
     def __init__(self, spark: Any, url: str, brokers: str) -> None:
         self.spark = spark
@@ -140,7 +140,7 @@ def _stream(frame: Any, rows: int) -> None:
 
 @without_chatter()
 def run(ctx: RunContext) -> dict[str, Figure]:
-    """Fill both, then every query in turns; medians, without the first rounds, in which the JVM compiles."""
+    """Fill both, then run every query in turns; medians, without the first rounds, in which the JVM compiles."""
     rows = int(ctx.options["messages"]) // (4 if ctx.quick else 1)
     rounds, warm = (2, 1) if ctx.quick else (int(ctx.options["rounds"]), 2)
     brokers, jars = str(ctx.options["kafka"]), sorted(Path(str(ctx.options["kafka_jars"])).glob("*.jar"))

@@ -1,8 +1,8 @@
 """`parti bench spark-read`: a stream through `format("jetstream")` into Spark's noop sink.
 
-Beside it stand the raw-socket bound, nats-py's `fetch`, the same source yielding rows instead of Arrow batches, and for
-the cost of a batch as such Spark's own rate source, and a source in Python that does nothing. All figures come from one
-run on one server, in turns.
+Compared with the raw-socket bound, nats-py's `fetch`, and the same source with rows instead of Arrow batches; for the
+fixed cost of a batch, with Spark's own rate source and a Python source that does nothing. All figures come from one run
+on one server, in turns.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from parti_lab.bench.load import best_rate, create_stream, delete_stream, fetch_
 from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 from parti_lab.bench.spark_bound import BoundSource
 
-_FETCHED = 20_000  # nats-py manages some 30,000 messages a second: enough to measure, short enough to wait for
-_TINY = 10  # rows of a batch whose cost is all Spark's
+_FETCHED = 20_000  # nats-py reaches about 30,000 messages per second: enough to measure, short enough to wait for
+_TINY = 10  # rows of a batch whose cost is only Spark's own
 _SETTINGS: dict[str, Any] = {"spark.ui.enabled": "false"}
-_WARM = 5  # batches after which a query runs at its own speed
+_WARM = 5  # batches until a query runs at full speed
 
 
 class RowReader(JetStreamStreamReader):
-    """The same reader handing Spark one tuple a message, as sources without Arrow do."""
+    """The same reader with one tuple per message, as sources without Arrow do."""
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         for batch in super().read(partition):
@@ -63,7 +63,7 @@ class RowSource(JetStreamDataSource):
 
 @without_chatter()
 def run(ctx: RunContext) -> dict[str, Figure]:
-    """Fill a stream, read it by each method in turns, then count the milliseconds of tiny batches."""
+    """Fill a stream, read it by each method in turns, then measure the milliseconds of tiny batches."""
     count = int(ctx.options["messages"]) // (4 if ctx.quick else 1)
     size, runs = int(ctx.options["size"]), 2 if ctx.quick else 4
     batches = 20 if ctx.quick else 50
@@ -110,7 +110,7 @@ def _throughput(
 
 
 def _read(spark: Any, form: str, options: ConnectOptions, stream: str, count: int) -> float:
-    """Rows a second of one batch with the whole stream, as Spark's `addBatch` counts the time."""
+    """Rows per second of one batch with the whole stream, over Spark's `addBatch` time."""
     given = {"servers": ",".join(options.servers), "stream": stream, "startingOffsets": "earliest"}
     frame = spark.readStream.format(form).options(**given).load()
     progress = [batch for batch in _progress(frame, availableNow=True) if batch.numInputRows]
@@ -122,9 +122,9 @@ def _read(spark: Any, form: str, options: ConnectOptions, stream: str, count: in
 
 
 def _floor(spark: Any, options: ConnectOptions, batches: int) -> dict[str, Figure]:
-    """What a batch of a few rows costs here, and with the source that does nothing: medians of three queries in turns.
+    """The cost of a batch of a few rows, and the same with the empty source: medians of three queries in turns.
 
-    A first query of each is not counted: the JVM is still compiling then, and Spark's own source has less to compile.
+    The first query of each does not count: the JVM still compiles then, and Spark's own source has less to compile.
     """
     stream = f"bench-{uuid4().hex[:8]}"
     create_stream(options, stream, "file")

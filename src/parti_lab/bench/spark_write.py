@@ -1,8 +1,8 @@
 """`parti bench spark-write`: rows through `format("jetstream")` into a stream, beside a bare socket that publishes.
 
 The bare socket sends frames with ids over one connection and only counts the acknowledgements: the bound of any client
-that gives the same guarantee. A write counts from `save()` to its return, when every row is acknowledged. All figures
-of a kind come from the same run on the same server, in turns, best of some.
+with the same guarantee. A write counts from `save()` to its return, when every row is acknowledged. All figures of a
+kind come from the same run on the same server, in turns, best of several.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from parti_lab.bench.load import best_rate, create_stream, delete_stream
 from parti_lab.bench.report import Benchmark, ExperimentOption, RunContext
 
 _SUBJECTS = 2_000
-_ONE_BY_ONE = 5_000  # a publish that waits for each answer manages some 5,000 a second
+_ONE_BY_ONE = 5_000  # a publish that waits for each answer reaches about 5,000 per second
 _CASES = (("file", False), ("file", True), ("memory", False), ("memory", True))
 
 
@@ -142,7 +142,7 @@ def _spark(spark: Any, options: ConnectOptions, stream: str, count: int, size: i
 
 
 async def _nats_py(options: ConnectOptions, stream: str, count: int, size: int) -> None:
-    """How other sinks publish: row by row, each waiting for its acknowledgement."""
+    """How other sinks publish: row by row, waiting for each acknowledgement."""
     client = await nats.connect(list(options.servers))
     try:
         publish = client.jetstream().publish

@@ -1,7 +1,6 @@
 """The demonstration: workers and a Spark pipeline over the same stream, a crash, a join and a freeze, then the audit.
 
-It is honest: what it shows is judged from what was published and what took effect, and any promise that does not hold
-makes it fail.
+The verdict compares what was published with what took effect; any broken promise makes the demonstration fail.
 """
 
 from __future__ import annotations

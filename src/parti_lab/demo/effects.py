@@ -1,4 +1,4 @@
-"""What the workers' sink accepted, kept as Parquet for the audit; memory is bounded by one file."""
+"""The effects that the workers' sink accepted, stored as Parquet for the audit; memory is bounded by one file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SCHEMA: Final = pa.schema(
 
 
 class EffectLog:
-    """Takes accepted effects in the order in which they took effect; `close` when no more come."""
+    """Takes accepted effects in the order they took effect; call `close` after the last one."""
 
     def __init__(self, folder: Path, stream: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ class EffectLog:
         self._files = 0
 
     def take(self, effect: Effect, sequence: int, stored: float, attempt: int, began: float) -> None:
-        """One more; its handler took from when it began until now, when its effect is here."""
+        """Add one effect; its handler ran from its start until now."""
         self._taken += 1
         now = time.time()
         where = (effect.partition, effect.key, attempt, max(0.0, now - began), effect.epoch, effect.owner)
@@ -50,7 +50,7 @@ class EffectLog:
             self.close()
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining effects."""
         if not self._rows:
             return
         columns = [

@@ -1,4 +1,4 @@
-"""The demonstration's pipeline on Spark, and the audit of what it and the workers did."""
+"""The demonstration's Spark pipeline, and the audit of the pipeline and of the workers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SETTINGS: dict[str, Any] = {"spark.ui.enabled": "false", "spark.sql.shuffle.par
 
 
 def check(message: Message) -> None:
-    """The handler: a message must be what the load generator made."""
+    """The handler: a message must equal what the load generator made."""
     key, producer, counter = json.loads(message.data)
     assert key, (producer, counter)
 
 
 class DemoPipeline:
-    """The pipeline of the demonstration, running."""
+    """The demonstration's running pipeline."""
 
     def __init__(self, spark: Any, running: RunningPipeline, folder: Path, connect: ConnectOptions) -> None:
         self._spark = spark
@@ -35,7 +35,7 @@ class DemoPipeline:
 
     @classmethod
     def open(cls, url: str, folder: Path) -> DemoPipeline:
-        """Start Spark and the pipeline; returns when it runs."""
+        """Start Spark and the pipeline; returns once the pipeline runs."""
         spark = session("parti demo", master="local[2]", fast_checkpoints=True, **_SETTINGS)
         spark.sparkContext.setLogLevel("ERROR")
         connect = ConnectOptions(servers=(url,))
@@ -63,8 +63,8 @@ class DemoPipeline:
     def audit(self, workers: Path, metrics: Path, *, repeats: int) -> Report:
         """Stop the pipeline and judge both: what the workers' sink accepted, and the pipeline's outcome rows.
 
-        Workers keep whole partitions in order and may repeat what was in hand at a crash or a freeze; the pipeline
-        keeps keys in order, and nobody touches it: it may repeat nothing.
+        Workers keep whole partitions in order and may repeat what was in flight at a crash or a freeze. The pipeline
+        keeps keys in order, and no fault hits it: it may repeat nothing.
         """
         self._running.stop()
         return audit(

@@ -1,4 +1,4 @@
-"""Only what we say reaches the terminal: Spark, its JVM and their Python processes write to a log instead."""
+"""Only the demonstration's own output reaches the terminal: Spark, its JVM and Python processes write to a log."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TextIO
 
 @contextmanager
 def quietly(log: Path) -> Iterator[TextIO]:
-    """Until the block ends, what this process and those it starts write to stderr goes to `log`.
+    """Until the block ends, stderr of this process and of its child processes goes to `log`.
 
-    Yields a stream that reaches the terminal. Spark's launcher offers no place for the JVM's output, and Python workers
-    that end beside a stopped query each print a traceback (docs/evidence/spark.md#s22): the file descriptor is the only
-    way.
+    Yields a stream that reaches the terminal. Spark's launcher has no option for the JVM's output, and Python workers
+    that end beside a stopped query each print a traceback (docs/evidence/spark.md#s22). So the file descriptor is
+    redirected.
     """
     sys.stderr.flush()
     terminal = os.dup(2)

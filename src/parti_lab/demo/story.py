@@ -1,4 +1,4 @@
-"""What happens in the demonstration, in order, with a bar that shows how far everybody is."""
+"""The steps of the demonstration, in order, with progress bars."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from parti_lab.prove.fleet import STREAM
 from parti_lab.prove.herd import Herd, HerdShape, herd
 
 _TTL = 5.0
-_IN_HAND = 2_000  # messages that a worker holds at most
-_LOOK = 0.25  # seconds between two looks at the counts
+_IN_HAND = 2_000  # maximum number of messages that a worker holds
+_LOOK = 0.25  # seconds between two reads of the counts
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """How it ended."""
+    """The result."""
 
     workers: HistoryVerdict
-    """Of the sink's own judge, which watched every effect as it came: a second opinion."""
+    """Verdict of the sink's own judge, which saw every effect as it came: a second opinion."""
     refused: int
     report: Report
     events: tuple[str, ...]
@@ -56,7 +56,7 @@ class Told:
 async def tell(
     folder: Path, console: Console, rng: random.Random, *, partitions: int, workers: int, rate: int, seconds: int
 ) -> Told:
-    """Run the whole story; everything it started is gone when this returns."""
+    """Run all steps; after this returns, everything it started has ended."""
     shape = HerdShape(
         workers=workers,
         partitions=partitions,
@@ -88,7 +88,7 @@ async def tell(
                 await eventually(lambda: pipeline.handled >= last, 180.0, "the pipeline has handled everything")
                 await asyncio.sleep(2 * _LOOK)
             story.say(f"auditing {last:,} messages against what workers and pipeline did")
-            # One worker crashes and one freezes: each may have had this much in hand.
+            # One worker crashes and one freezes: each may have had this many messages in flight.
             report = await asyncio.to_thread(
                 pipeline.audit, folder / "effects", folder / "metrics", repeats=2 * _IN_HAND
             )
@@ -108,7 +108,7 @@ class _Story:
         self._console.print(what)
 
     async def faults(self, group: Herd, seconds: int) -> None:
-        """A crash, a join and a freeze, spread over the time that load flows."""
+        """A crash, a join and a freeze, spread over the time of the load."""
         pause = seconds / 5
         await asyncio.sleep(pause)
         victim = self._rng.choice(group.running())

@@ -7,8 +7,8 @@ import json
 
 import msgspec
 
-from parti.delivery import AddressGuard, DeliverSection, DeliveryDeadLetters, TaskConsumer
-from parti.delivery.names import DeliveryNames
+from parti.dead_letters import DeadLetterReader
+from parti.delivery import AddressGuard, DeliverSection, TaskConsumer
 from parti.testing import eventually
 from parti.testing.http_server import Answer, ReceivedRequest, Reply
 from parti.wire.options import ConnectOptions
@@ -35,14 +35,14 @@ async def quiet_phases(stage: DeliveryStage, options: ConnectOptions) -> dict[st
     guard = AddressGuard(config.allow_addresses)
     consumer = TaskConsumer(config, nats=options, guard=guard)
     running = asyncio.create_task(consumer.start())
-    letters = DeliveryDeadLetters(stage.js, DeliveryNames(stream))
+    letters = DeadLetterReader(stage.js, stream)
     try:
         await consumer.wait_ready()
         for number, url in enumerate(_BLOCKED):
             await stage.js.publish(f"{stream}.x", stage.task(f"blocked-{number}", 1, url))
 
         async def refused() -> bool:
-            return len([letter async for letter in letters.letters()]) == len(_BLOCKED)
+            return await letters.count() == len(_BLOCKED)
 
         await eventually(refused, WITHIN, "the blocked addresses in the dead letters")
         opened = guard.opened

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from parti.delivery import DeliveryDeadLetters
+from parti.dead_letters import DeadLetterReader
 from parti.delivery.names import DeliveryNames
 from parti.delivery.recorder import AttemptRecord
 from parti.errors import PartiError
@@ -123,8 +123,8 @@ class DeliveryRun:
 
     async def letters(self) -> list[RestedTask]:
         with suppress(PartiError):
-            found = DeliveryDeadLetters(self.js, DeliveryNames(self.stream)).letters()
-            return [RestedTask(letter.id, letter.trigger, letter.reason, letter.attempts) async for letter in found]
+            found = DeadLetterReader(self.js, self.stream).walk()
+            return [RestedTask(x.extension.id, x.extension.trigger, x.reason, x.attempts) async for x in found]
         return []
 
     async def settled(self) -> bool:

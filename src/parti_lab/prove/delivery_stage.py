@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from parti.clock import SystemClock
-from parti.delivery import DeliveryDeadLetters, Letter
+from parti.dead_letters import DeadLetter, DeadLetterReader
 from parti.delivery.names import DeliveryNames
 from parti.delivery.policy import AttemptOutcome
 from parti.delivery.recorder import AttemptRecord
@@ -58,7 +58,7 @@ class DeliveryStage:
         self.endpoint = endpoint
         self.rng = rng
         self.history = History()
-        self.letters = DeliveryDeadLetters(js, DeliveryNames(STREAM))
+        self.letters = DeadLetterReader(js, STREAM)
         self.expected: dict[str, tuple[str, bytes]] = {}
         """Tasks that have to end in the dead letters: id -> reason and data."""
         self.requests: Counter[str] = Counter()
@@ -169,30 +169,26 @@ class DeliveryStage:
 
     async def judge(self) -> dict[str, int]:
         """What is wrong with the dead letters."""
-        found: dict[str, Letter] = {}
+        found: dict[str, DeadLetter] = {}
         doubled = incomplete = unspent = 0
-        async for letter in self._rested():
-            doubled += letter.id in found
-            found[letter.id] = letter
-            reason, data = self.expected.get(letter.id, ("", b""))
+        async for letter in self.letters.walk():
+            told = letter.extension
+            doubled += told.id in found
+            found[told.id] = letter
+            reason, data = self.expected.get(told.id, ("", b""))
             tried = 3 if reason == "exhausted" else 1
-            answered = letter.status >= 300 or letter.outcome == "tls"
+            answered = told.status >= 300 or told.outcome == "tls"
             incomplete += not (
                 letter.reason == reason and letter.data == data and letter.attempts == tried and answered
             )
             # A broken handshake is an attempt that the endpoint never saw as a request.
-            unspent += letter.attempts > self.requests[letter.id] and letter.outcome != "tls"
+            unspent += letter.attempts > self.requests[told.id] and told.outcome != "tls"
         return {
             "dead_letters": len(found),
             "dead_letters_missing": len(self.expected.keys() - found.keys()),
             "dead_letters_wrong": incomplete + doubled,
             "attempts_without_a_request": unspent,
         }
-
-    async def _rested(self) -> AsyncIterator[Letter]:
-        with suppress(StreamNotFound):  # without rounds nobody has made it
-            async for letter in self.letters.letters():
-                yield letter
 
     async def duplicates(self, faults: list[DeliveryFault], in_flight: int) -> dict[str, int]:
         """What was accepted twice, by what explains it."""

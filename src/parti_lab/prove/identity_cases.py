@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
+from parti.dead_letters import DeadLetterReader
 from parti.errors import PartiError
 from parti.testing import eventually, insist
-from parti.worker.dead_letter_reader import DeadLetterReader
 from parti_lab.prove.identity_fleet import Bench, Group, settle
 
 A, B = "IDENT-A", "IDENT-B"

@@ -12,11 +12,10 @@ import json
 import time
 from typing import Any, Final
 
+from parti.dead_letters import DeadLetter, DeadLetterReader, dead_letter_stream
 from parti.errors import PartiError
 from parti.manager.kv_store import Store
 from parti.wire.api import JetStreamApi
-from parti.worker.dead_letter_reader import DeadLetterReader
-from parti.worker.dead_letters import DeadLetter, dead_letter_stream
 from parti_lab.prove.torture_fleet import NAMESPACE
 from parti_lab.prove.torture_judge import TortureLedger
 from parti_lab.prove.torture_scenario import TortureScenario

@@ -11,10 +11,11 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from parti.backoff import Backoff, retry
+from parti.backoff import PATIENT, retry
 from parti.clock import SystemClock
 from parti.config.sections import LogFormat, LogLevel, ObserveSection
 from parti.manager import CallableSource, ControlConfig, Hooks, Manager
@@ -115,7 +116,7 @@ async def _live(settings: dict[str, Any], handles: type[TortureHandler], life: i
     """One life of a worker; True when it is to be followed by another at once."""
     options = ConnectOptions(servers=tuple(settings["urls"]), request_timeout=5.0, name="torture-worker")
     # One that comes back in the same process may find that the server is away just now.
-    patience = Backoff(base=0.1, cap=0.5, max_tries=100 if life else 1)
+    patience = replace(PATIENT, cap=0.5, max_tries=100 if life else 1)
     connection = await retry(lambda: connect(options), backoff=patience, clock=SystemClock())
     sink = await Asking.open(int(settings["sink"]))
     consumer = WorkerConsumer(JetStreamApi(connection), WorkerConfig(**settings["worker"]))

@@ -1,4 +1,4 @@
-"""The checks of `parti doctor`: facts are gathered in one place, judged by pure functions in another.
+"""The checks of `parti doctor`: some modules gather facts, pure functions judge them.
 
 Promises: nothing on the server is changed.
 
@@ -13,7 +13,7 @@ import msgspec
 
 
 class CheckVerdict(StrEnum):
-    """ok: nothing to do. warn: works, but know this. fail: will not work, or loses data."""
+    """ok: nothing to do. warn: works, but with a limitation. fail: will not work, or loses data."""
 
     OK = "ok"
     WARN = "warn"
@@ -21,7 +21,7 @@ class CheckVerdict(StrEnum):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One answer: what was looked at, how it is, what was found, and what to do when it is not ok."""
+    """One result: what was checked, the verdict, what was found, and what to do if it is not ok."""
 
     name: str
     verdict: CheckVerdict

@@ -1,4 +1,4 @@
-"""What the facts about a NATS server mean for parti. Pure: facts in, checks out."""
+"""Judges the facts about a NATS server. Pure: facts in, checks out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parti.config.units import format_duration
 
 OLDEST_SERVER: Final = (2, 11, 0)  # the first with per-message TTL and priority groups
 # Measured on nats-server 2.15.1, file storage, 25 consumers with many filters and a backlog: 100 subjects 47k msg/s,
-# 250 22k, 500 10k, 2,000 3k, 87,000 1.5k, 190,000 47k again. In between, a consumer that is behind stays behind.
+# 250 22k, 500 10k, 2,000 3k, 87,000 1.5k, 190,000 47k again. Inside this range a consumer with a backlog stays behind.
 CLIFF: Final = range(300, 100_000)
 CLOCK_WARN: Final = 0.5  # seconds; positions by timestamp and log lines of two machines no longer agree
 CLOCK_FAIL: Final = 30.0  # seconds; credentials and TLS certificates count as expired or not yet valid
@@ -19,7 +19,7 @@ CLOCK_FAIL: Final = 30.0  # seconds; credentials and TLS certificates count as e
 
 @dataclass(frozen=True, slots=True)
 class CheckedStream:
-    """One stream as its owner sees it."""
+    """The facts about one stream."""
 
     name: str
     storage: str
@@ -29,7 +29,7 @@ class CheckedStream:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """One server, with what an ordinary user may see of it."""
+    """The facts about one server that an ordinary user may see."""
 
     name: str
     version: tuple[int, int, int]
@@ -38,21 +38,21 @@ class ServerFacts:
     api_level: int = 0
     clustered: bool = False
     clock_offset: float | None = None
-    """Server time minus ours, in seconds."""
+    """Server time minus local time, in seconds."""
     clock_error: float = 0.0
-    """Half a round trip: the offset is not known better."""
+    """Half a round trip: the uncertainty of the offset."""
     sync_interval: float | None = None
-    """Seconds between fsyncs; 0 is always, None is unknown."""
+    """Seconds between fsyncs; 0: after every write, None: unknown."""
     sync_unknown: str = "the server shows it only to its monitoring port"
     """Why it is unknown."""
     streams: tuple[CheckedStream, ...] = ()
     streams_in_all: int = 0
     missing_streams: tuple[str, ...] = ()
-    """Named by the user, but not there."""
+    """Named by the user, but missing on the server."""
 
 
 def judge_server(facts: ServerFacts) -> Iterator[Check]:
-    """Every check of one server."""
+    """All checks of one server."""
     yield _version(facts)
     yield _clock(facts)
     if not facts.jetstream:
@@ -71,7 +71,7 @@ def judge_server(facts: ServerFacts) -> Iterator[Check]:
 
 
 def judge_stream(stream: CheckedStream, *, clustered: bool) -> Check:
-    """Storage, replicas and the number of subjects of one stream; the worst of them is the verdict."""
+    """Checks storage, replicas and the number of subjects of one stream; the worst result is the verdict."""
     found = (
         f"{stream.storage} storage, {stream.replicas} replica{'s' * (stream.replicas > 1)}, {stream.subjects} subjects"
     )

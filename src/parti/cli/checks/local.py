@@ -17,7 +17,7 @@ _OLDEST_SPARK = (4, 2)
 
 
 def local_checks() -> Iterator[Check]:
-    """Every check of this machine, in the order a newcomer needs them."""
+    """All checks of this machine, in the order a newcomer needs them."""
     yield judge_python(sys.version_info[:2])
     yield judge_java(find_java())
     yield judge_spark(installed("pyspark"))
@@ -58,7 +58,7 @@ def judge_nats_server(version: str | None, note: str) -> Check:
 
 
 def find_nats_server() -> tuple[str | None, str]:
-    """The version of the nats-server that parti would start and where it is from; else None and what to do."""
+    """The version and origin of the nats-server that parti would start; else None and what to do."""
     from parti.testing.binary import find_binary
 
     try:

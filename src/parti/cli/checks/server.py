@@ -17,9 +17,9 @@ from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 from parti.wire.requests import Requests
 
-_USER_INFO = "$SYS.REQ.USER.INFO"  # every user may ask it, and the answer carries the server's time
-_CLOCK_SAMPLES = 3  # the one with the shortest round trip counts; the first pays for setting things up
-_MONITOR_LIMIT = 4 * 2**20  # bytes of /varz; it is some 10 KB
+_USER_INFO = "$SYS.REQ.USER.INFO"  # every user may request it, and the answer contains the server's time
+_CLOCK_SAMPLES = 3  # the sample with the shortest round trip counts; the first one includes setup cost
+_MONITOR_LIMIT = 4 * 2**20  # bytes of /varz; it has about 10 KB
 
 
 class _Server(msgspec.Struct):
@@ -88,7 +88,7 @@ async def gather(
     monitor: str | None = None,
     clock: Clock | None = None,
 ) -> ServerFacts:
-    """Connect, ask, disconnect. Looks at the named streams, or at the first 256 when none is named."""
+    """Connect, read the facts, disconnect. Reads the named streams, or the first 256 when none is named."""
     connection = await connect(options, name="parti doctor")
     try:
         requests = Requests(connection)
@@ -128,7 +128,7 @@ async def gather(
 
 
 async def _clock(requests: Requests, clock: Clock, timeout: float) -> tuple[_Server, float | None, float]:
-    """What the server says of itself, its time minus ours, and how well that is known."""
+    """The server's own facts, its time minus local time, and the uncertainty of that."""
     best: tuple[_Server, float | None, float] = (_Server(), None, 0.0)
     for _ in range(_CLOCK_SAMPLES):
         started, wall = clock.now(), clock.wall()
@@ -170,7 +170,7 @@ def _facts(stream: _Stream) -> CheckedStream:
 
 
 async def sync_interval(monitor: str) -> float:
-    """Seconds between fsyncs as the monitoring port tells them; 0 is always. Ordinary users cannot see it elsewhere."""
+    """Seconds between fsyncs from the monitoring port; 0: after every write. Ordinary users cannot see it elsewhere."""
     url = f"{monitor.rstrip('/')}/varz"
     try:
         timeout = aiohttp.ClientTimeout(total=5)
@@ -186,10 +186,10 @@ async def sync_interval(monitor: str) -> float:
     config = varz.jetstream.config
     if config is None:
         raise ConnectionFailed(f"{url} shows no JetStream configuration: is it this server's monitoring port?")
-    # `always` leaves the interval at its default and sets a flag of its own.
+    # `always` leaves the interval at its default and sets a separate flag.
     return 0.0 if config.sync_always else config.sync_interval / 1e9
 
 
 def _unix(timestamp: str) -> float:
-    """Unix seconds of an RFC 3339 time; Go writes nanoseconds, which `fromisoformat` does not read."""
+    """Unix seconds of an RFC 3339 time; Go writes nanoseconds, which `fromisoformat` cannot parse."""
     return datetime.fromisoformat(re.sub(r"(\.\d{6})\d*", r"\1", timestamp.replace("Z", "+00:00"))).timestamp()

@@ -1,6 +1,6 @@
 """`parti group`: consumer groups, with the verbs and aliases of the reference's `cg`.
 
-Promises: what `cg` prints and refuses, this prints and refuses.
+Promises: it prints and refuses the same as `cg`.
 
 Flow: `parse` -> `session` -> `verbs` -> `parti.groups`.
 """

@@ -1,4 +1,4 @@
-"""A command group whose commands have other names too, shown in its help."""
+"""A command group whose commands have aliases, shown in its help."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 _EARLY = {"--config": 1, "--set": 1, "--server": 1, "-s": 1, "--context": 1, "--sleep": 1, "--json": 0}
-"""Flags of the verbs that may also stand before them, as in `cg --context c elastic --sleep 1s consume`, and how many
-words follow each."""
+"""Flags that may also come before their verb, as in `cg --context c elastic --sleep 1s consume`, each with the number
+of its values."""
 
 
 class AliasGroup(click.Group):
-    """`add(command, "rm")` makes `rm` mean the command; help lists `delete, rm`. Flags may stand before the verb."""
+    """`add(command, "rm")` makes `rm` an alias; help lists `delete, rm`. Flags may come before the verb."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -52,7 +52,7 @@ class AliasGroup(click.Group):
 
 
 def behind_the_verb(words: list[str]) -> list[str]:
-    """The words with the flags that stand before the verb put behind it; what is no known flag stays where it is."""
+    """The words, with flags before the verb moved behind it; other words stay where they are."""
     flags: list[str] = []
     rest = list(words)
     while rest and (name := rest[0].partition("=")[0]) in _EARLY:

@@ -1,4 +1,4 @@
-"""`consume`: join a group and print what comes, until Ctrl-C, SIGTERM, or the wanted number of messages."""
+"""`consume`: join a group and print its messages, until Ctrl-C, SIGTERM, or the requested number of messages."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from parti.groups.static import static_consume
 from parti.groups.template import ConsumerTemplate
 from parti.observe.health import ObservabilityServer
 from parti.observe.prometheus import PrometheusMetrics
+from parti.outcomes import Retry
 from parti.waiting import first_of, stop_signals
 from parti.wire.configured import configured_options
 from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
-from parti.worker.outcomes import Retry
 
 _FINISH_WITHIN = 8.0  # below the 10 s that a supervisor waits after SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
 class JoinArguments:
-    """What a `consume` was asked to do."""
+    """The arguments of a `consume`."""
 
     kind: GroupKind
     stream: str
@@ -62,20 +62,20 @@ async def consume_until(
     until: asyncio.Event,
     observe: ObserveSection | None = None,
 ) -> int:
-    """Join and show messages until `until` is set or enough came; returns their number. Raises what ends the member.
+    """Join and print messages until `until` is set or enough came; returns their number, or raises the member's error.
 
-    Meanwhile metrics and health are served where `observe` says.
+    Meanwhile metrics and health are served at the address in `observe`.
     """
     seen = 0
 
     async def handler(message: GroupMessage) -> Retry | None:
         nonlocal seen
         if joining.count is not None and seen >= joining.count:
-            return Retry(after=3600.0)  # enough: leaving gives it back at once
+            return Retry(after=3600.0)  # enough messages: leaving hands this one back at once
         show(message)
         if joining.sleep:
             await asyncio.sleep(joining.sleep)
-        # One that somebody else may have by now was shown all the same: as done it is acknowledged when it comes again.
+        # Printed even if another instance may own it by now: if it is redelivered here, it is acknowledged as done.
         with contextlib.suppress(OwnershipLost, NoResponders, RequestTimeout):
             await message.double_ack()
         seen += 1
@@ -112,7 +112,7 @@ async def consume_until(
 
 
 def consume_command(kind: GroupKind) -> click.Command:
-    """The command for one kind."""
+    """The `consume` command for one kind of group."""
 
     @click.command("consume")
     @stream_argument
@@ -149,7 +149,7 @@ def consume_command(kind: GroupKind) -> click.Command:
     ) -> None:
         """Join as an instance of a member and print its messages; each is acknowledged with confirmation.
 
-        Ends at Ctrl-C or SIGTERM after the message in hand, with exit code 0; a group that cannot go on is exit code 1.
+        Ends at Ctrl-C or SIGTERM after the message in flight, with exit code 0; exit code 1 if the group fails.
         """
         if automatic and kind is GroupKind.STATIC:
             raise ConfigError("a static group's members never change: leave --automatic out")

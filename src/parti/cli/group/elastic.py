@@ -23,13 +23,13 @@ from parti.groups.records import ElasticRecord
 from parti.groups.rules import check_elastic_record
 
 Change = tuple[MembershipChange, Callable[..., Awaitable[object]]]
-"""What a membership becomes, and the call that makes it so: it gets the groups, the stream and the group."""
+"""The new membership, and the call that writes it, given the groups, the stream and the group."""
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Only show which partitions would move.")
 
 
 def _group(kind: GroupKind, help_text: str) -> AliasGroup:
-    """The commands of one kind of elastic groups."""
+    """The commands of one kind of elastic group."""
 
     @click.command("create")
     @stream_argument
@@ -82,7 +82,7 @@ def _group(kind: GroupKind, help_text: str) -> AliasGroup:
 
     @_changing(kind, "add", members_argument)
     def add(members: tuple[str, ...]) -> Change:
-        """Add members; the partitions are shared anew."""
+        """Add members; the partitions are shared out again."""
         return adding(members), lambda groups, *place: groups.add_members(*place, members)
 
     @_changing(kind, "drop", members_argument)
@@ -114,7 +114,7 @@ def _group(kind: GroupKind, help_text: str) -> AliasGroup:
 def _changing(
     kind: GroupKind, name: str, *arguments: Callable[..., Any]
 ) -> Callable[[Callable[..., Change]], click.Command]:
-    """A command that changes who owns what: its function says what the record becomes, and how to make it so."""
+    """A command that changes ownership: its function returns the new record, and the call that writes it."""
 
     def command(change: Callable[..., Change]) -> click.Command:
         def execute(loaded: LoadedConfig, stream: str, group: str, dry_run: bool, as_json: bool, **given: Any) -> None:

@@ -1,4 +1,4 @@
-"""What people type for groups, as values: mappings, wildcard indexes, durations."""
+"""Parses command-line values for groups: mappings, wildcard indexes, durations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parti.groups.records import MemberMapping, PartitioningFilter
 
 
 def mappings(texts: Sequence[str]) -> list[MemberMapping]:
-    """From `member:p1,p2` each; a member may have none (`member:`)."""
+    """Each from `member:p1,p2`; a member may have no partition (`member:`)."""
     found = []
     for text in texts:
         member, colon, listed = text.rpartition(":")
@@ -24,7 +24,7 @@ def mappings(texts: Sequence[str]) -> list[MemberMapping]:
 
 
 def integers(text: str, what: str) -> tuple[int, ...]:
-    """From `1,2` or `1 2`; nothing is an empty list."""
+    """From `1,2` or `1 2`; an empty text is an empty list."""
     try:
         return tuple(int(part) for part in text.replace(",", " ").split())
     except ValueError:
@@ -32,7 +32,7 @@ def integers(text: str, what: str) -> tuple[int, ...]:
 
 
 def partitioning(filters: Sequence[str], wildcards: Sequence[str]) -> list[PartitioningFilter] | None:
-    """Each filter with its indexes. With fewer lists of indexes than filters the rest hash the whole subject."""
+    """Each filter with its indexes. Filters beyond the lists of indexes hash the whole subject."""
     if len(wildcards) > len(filters):
         raise click.BadParameter(f"{len(wildcards)} times --wildcards for {len(filters)} times --filter: give one each")
     if not filters:

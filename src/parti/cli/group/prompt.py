@@ -1,4 +1,4 @@
-"""`parti group prompt`: the verbs in a shell of their own; what is missing is asked for."""
+"""`parti group prompt`: the verbs in an interactive shell, which asks for missing arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from parti.wire.options import ConnectOptions
 
 @dataclass(slots=True)
 class _Job:
-    """A `consume` that runs beside the prompt."""
+    """A `consume` that runs in the background of the prompt."""
 
     name: str
     thread: threading.Thread
@@ -40,7 +40,7 @@ class _Job:
 
 @dataclass(slots=True)
 class Shell:
-    """What the prompt remembers between two lines."""
+    """The prompt's state between two lines."""
 
     options: ConnectOptions
     flags: list[str]
@@ -49,7 +49,7 @@ class Shell:
     jobs: list[_Job] = field(default_factory=list)
 
     def run(self, line: str) -> bool:
-        """Do what the line says; False when it asks to leave."""
+        """Execute the line; False when it asks to leave."""
         try:
             words = shlex.split(line)
         except ValueError as error:
@@ -97,11 +97,11 @@ class Shell:
             if isinstance(command, click.Group):
                 name = arguments[0] if arguments else click.prompt(f"{verb} ({'/'.join(command.commands)})")
                 command, arguments = command.get_command(ctx, name) or command, arguments[1:]
-            # Asked for once: what a person was shown and agreed to is what is done.
+            # The arguments were asked for once: the command uses exactly what the user saw and confirmed.
             command.main([*self._complete(command, arguments), *self.flags], prog_name=name, standalone_mode=False)
 
     def _complete(self, command: click.Command, given: list[str]) -> list[str]:
-        """The arguments with those that are missing asked for one by one."""
+        """The arguments, after asking for each missing one."""
         wanted = [param for param in command.params if isinstance(param, click.Argument)]
         typed = [word for word in given if not word.startswith("-")]
         for param in wanted[len(typed) :]:
@@ -164,7 +164,7 @@ def _same_flags(params: dict[str, Any]) -> list[str]:
 
 
 def prompt_command(kind: GroupKind, help_text: str) -> click.Command:
-    """A shell that begins with the groups of this kind."""
+    """A shell that starts with the groups of this kind."""
 
     @click.command("prompt", help=help_text)
     @with_config

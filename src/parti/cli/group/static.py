@@ -1,4 +1,4 @@
-"""`parti group static`: groups whose membership is fixed for life."""
+"""`parti group static`: groups whose membership never changes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _COLUMNS = (
 
 
 def record_json(stored: Stored[Any], stream: str, group: str, kind: GroupKind) -> dict[str, Any]:
-    """A record for machines, in the words of the wire format."""
+    """A record as JSON, with the field names of the wire format."""
     record: GroupMembership = stored.record
     found: dict[str, Any] = {
         "kind": kind.value,
@@ -121,7 +121,7 @@ def add_shared(to: AliasGroup, kind: GroupKind) -> None:
     def delete(loaded: LoadedConfig, stream: str, group: str, execute: bool, dry_run: bool, as_json: bool) -> None:
         """Delete a group with its own consumers or work queue. Shows the plan and asks; -f acts without asking.
 
-        With --json nobody is asked: it shows the plan, and with -f what was done.
+        With --json it does not ask: it shows the plan, and with -f what was done.
         """
         plan: DeletePlan = run(loaded, kind, lambda groups: groups.plan_delete(stream, group))
         if not execute and not dry_run and not as_json:
@@ -187,7 +187,7 @@ def _tell_plan(plan: DeletePlan, verb: str) -> None:
 
 
 def _agreed() -> bool:
-    """The answer of a person or a pipe; none at all is a no."""
+    """The answer of a person or a pipe; no answer means no."""
     try:
         return click.confirm("delete it? all its members stop consuming")
     except click.Abort:

@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow as pa
 
 from parti.errors import UsageError
+from parti.outcomes import Again, Retry, describe
 from parti.spark.pipeline.emit import Emit
 from parti.spark.pipeline.message import RowMessage
 from parti.spark.pipeline.outcomes import OutcomeTally, ParkedRows, RowOutcome
 from parti.spark.pipeline.policy import Ended
 from parti.spark.pipeline.publishing import TaskSinks
-from parti.worker.outcomes import Again, Retry, describe
 
 if TYPE_CHECKING:
     from parti.spark.pipeline.stage import HandlerStage
@@ -114,7 +114,7 @@ class _Calls:
                 return self._call(batch), None, attempt
             except Exception as error:  # whatever a function raises is a failed attempt of its messages
                 failure = describe(error)
-            decision = self._stage.policy.decide(Retry(error=failure), attempt=attempt, waited=waited, parked=0)
+            decision = self._stage.retries.decide(Retry(error=failure), attempt=attempt, waited=waited, parked=0)
             if not isinstance(decision, Again):
                 return None, failure, attempt
             self._never.wait(decision.delay)
@@ -148,11 +148,9 @@ class _Calls:
 
     def _end(self, tally: OutcomeTally, index: int, error: str, attempts: int) -> None:
         parked = tally.parked.pop(index, ParkedRows()).times
-        # The waits are over: what counts is only what the policy says at the end of them.
-        policy = self._stage.policy
-        end = policy.decide(
-            Retry(error=error), attempt=max(attempts, policy.retries.attempts), waited=0.0, parked=parked
-        )
+        # The waits are over: what counts is only what they say at the end of them.
+        retries = self._stage.retries
+        end = retries.decide(Retry(error=error), attempt=max(attempts, retries.attempts), waited=0.0, parked=parked)
         assert isinstance(end, Ended)
         message = RowMessage(tally.rows, index, tally.rows.values[index])
         if end.outcome is RowOutcome.DEAD:

@@ -21,7 +21,7 @@ from parti.errors import ConfigError
 from parti.spark.pipeline.lease import Standby
 from parti.spark.pipeline.outcomes import Counts, RowShape
 from parti.spark.pipeline.plan import Plan, PlanFacts, choose
-from parti.spark.pipeline.policy import Policy, Retries
+from parti.spark.pipeline.policy import Retries
 from parti.spark.pipeline.source import PayloadKey
 from parti.spark.pipeline.stage import Kind
 from parti.spark.source_options import GroupKindName, GroupSetting
@@ -207,10 +207,6 @@ class Pipeline:
     def scope(self) -> str:
         """What the ids of results begin with: the same for all members of a group, whoever handles a message."""
         return self.name if self.group is None else self.group
-
-    @property
-    def policy(self) -> Policy:
-        return Policy(self.retries)
 
     def planned(self, cores: int, measured_us: float | None = None) -> Plan:
         """The plan for so many cores."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parti.worker.outcomes import Ack
+from parti.outcomes import Ack
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from parti.config.units import parse_duration
+from parti.dead_letters import dead_letter_stream
 from parti.spark.pipeline.definition import Pipeline
 from parti.spark.pipeline.plan import Plan, PlanKind
-from parti.worker.dead_letters import dead_letter_stream
 from parti.worker.handler import is_async
 
 

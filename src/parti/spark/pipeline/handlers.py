@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from parti.outcomes import Ack, Retry, describe
 from parti.spark.pipeline.emit import Emit
 from parti.spark.pipeline.guard import Guard
 from parti.spark.pipeline.lanes import KeyLanes
 from parti.spark.pipeline.message import RowMessage
 from parti.spark.pipeline.outcomes import OutcomeTally, RowOutcome
-from parti.spark.pipeline.policy import Ended, Policy
+from parti.spark.pipeline.policy import Ended
 from parti.spark.pipeline.publishing import TaskSinks
-from parti.worker.outcomes import Ack, Retry, describe
 
 if TYPE_CHECKING:
     from parti.spark.pipeline.stage import HandlerStage
@@ -50,7 +50,7 @@ class _Task:
         self.sinks = sinks
         self.loop = loop
         self.open: deque[OutcomeTally] = deque()
-        self.lanes = KeyLanes(call, stage.policy, _tally_of, self.on_end, concurrency=stage.concurrency)
+        self.lanes = KeyLanes(call, stage.retries, _tally_of, self.on_end, concurrency=stage.concurrency)
 
     def on_end(self, message: RowMessage, end: Ended | tuple[Emit, ...]) -> Ended | None:
         """Hand results and letters to the sinks; a result that no stream can take ends its message instead."""
@@ -150,7 +150,7 @@ def _through_lanes(
 def run_inline(stage: HandlerStage, batches: Iterator[pa.RecordBatch], sinks: TaskSinks) -> Iterator[OutcomeTally]:
     """A plain handler: called in a row; what needs a second attempt goes on in its lane while others run."""
     slow = (os.getpid(), stage.pipeline)
-    with _event_loop() as loop, Guard(stage.policy.retries.timeout) as guard:
+    with _event_loop() as loop, Guard(stage.retries.timeout) as guard:
         inline = _Inline(stage, sinks, loop, guard)
         if slow not in _SLOW:
             yield from inline.run(batches)
@@ -172,7 +172,7 @@ def _run_threads(stage: HandlerStage, batches: Iterator[pa.RecordBatch], sinks: 
         _event_loop() as loop,
         ThreadPoolExecutor(1, thread_name_prefix="parti-read") as reader,
         ThreadPoolExecutor(min(stage.concurrency, _THREADS), thread_name_prefix="parti-handler") as threads,
-        Guard(stage.policy.retries.timeout) as guard,
+        Guard(stage.retries.timeout) as guard,
     ):
 
         def watched(message: RowMessage) -> Any:
@@ -186,7 +186,7 @@ def _run_threads(stage: HandlerStage, batches: Iterator[pa.RecordBatch], sinks: 
             return loop.run_in_executor(threads, watched, message)
 
         # A call in a thread cannot be cancelled: the guard watches it instead of the lanes.
-        unlimited = replace(stage, policy=Policy(replace(stage.policy.retries, timeout=0.0)))
+        unlimited = replace(stage, retries=replace(stage.retries, timeout=0.0))
         yield from _through_lanes(_Task(unlimited, sinks, loop, call), batches, reader)
 
 

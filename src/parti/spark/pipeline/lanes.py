@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from parti.outcomes import Ack, Again, Retry, describe
 from parti.spark.pipeline.emit import Emit
 from parti.spark.pipeline.message import RowMessage
 from parti.spark.pipeline.outcomes import OutcomeTally, ParkedRows, RowOutcome
-from parti.spark.pipeline.policy import Ended, Policy
+from parti.spark.pipeline.policy import Ended, Retries
 from parti.worker.errors import HandlerCancelled, HandlerTimeout
-from parti.worker.outcomes import Ack, Again, Retry, describe
 
 Call = Callable[[RowMessage], Awaitable[Any]]
 OnEnd = Callable[[RowMessage, "Ended | tuple[Emit, ...]"], "Ended | None"]
@@ -54,7 +54,7 @@ class KeyLanes:
     def __init__(
         self,
         call: Call,
-        policy: Policy,
+        retries: Retries,
         tally_of: Callable[[RowMessage], OutcomeTally],
         on_end: OnEnd,
         *,
@@ -66,7 +66,7 @@ class KeyLanes:
         """Keys that a new message must queue behind: a lane at work, or until when the key is parked."""
         self.stopped = False
         self._call = call
-        self._policy = policy
+        self._retries = retries
         self._tally_of = tally_of
         self._on_end = on_end
         self._concurrency = concurrency
@@ -135,8 +135,8 @@ class KeyLanes:
         self._active.add(lane)
         lane.task = self._loop.create_task(self._work(lane))
         lane.task.add_done_callback(self._ended)
-        if self._watch is None and self._policy.retries.timeout:
-            self._watch = self._loop.call_later(self._policy.retries.timeout / 4, self._look)
+        if self._watch is None and self._retries.timeout:
+            self._watch = self._loop.call_later(self._retries.timeout / 4, self._look)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -198,7 +198,7 @@ class KeyLanes:
             now = time.perf_counter()
             tally.took[index] += now - started
             lane.since = 0.0
-            verdict = self._policy.decide(outcome, attempt=message.attempt, waited=waited, parked=parked)
+            verdict = self._retries.decide(outcome, attempt=message.attempt, waited=waited, parked=parked)
             if isinstance(verdict, Again):
                 message.failed(verdict.error)
                 await asyncio.sleep(verdict.delay)
@@ -266,16 +266,14 @@ class KeyLanes:
             lane.timed_out = False
             if task is not None:
                 task.uncancel()
-            return Retry(
-                error=describe(HandlerTimeout(f"the handler ran longer than {self._policy.retries.timeout:g} s"))
-            )
+            return Retry(error=describe(HandlerTimeout(f"the handler ran longer than {self._retries.timeout:g} s")))
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
         return Retry(error=describe(HandlerCancelled("the handler was cancelled from inside")))
 
     def _look(self) -> None:
         """Cancel attempts that run for too long."""
-        timeout = self._policy.retries.timeout
+        timeout = self._retries.timeout
         late = time.perf_counter() - timeout
         for lane in self._active:
             if 0 < lane.since < late and not lane.timed_out and lane.task is not None:

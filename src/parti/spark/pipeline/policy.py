@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from parti.errors import ConfigError
+from parti.outcomes import Again, Bury, DeadLetterReason, Done, Retry, RetryPolicy, clean
 from parti.spark.pipeline.outcomes import RowOutcome
-from parti.worker.outcomes import Again, Bury, DeadLetterReason, Done, Retry, RetryPolicy, clean
 
 Then = Literal["dead-letter", "park", "stop"]
 
@@ -38,6 +38,25 @@ class AlreadyDeadLettered:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """No further attempt in this batch."""
+
+    outcome: RowOutcome
+    error: str
+    reason: DeadLetterReason = DeadLetterReason.MAX_DELIVER
+    park_for: float = 0.0
+    counted: bool = True
+    """Whether this parking counts as one; not when nothing was tried."""
+    alone: bool = False
+    """Whether later messages of the key may go on."""
+    buried: bool = False
+    """Whether the message rests somewhere already."""
+
+
+Verdict = Done | Again | Ended
+
+
+@dataclass(frozen=True, slots=True)
 class Retries:
     """How a message that fails is tried again, and what happens when that did not help."""
 
@@ -59,65 +78,37 @@ class Retries:
         if self.then not in ("dead-letter", "park", "stop"):
             raise ConfigError(f"retry then = {self.then!r}: choose dead-letter, park or stop")
 
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """No further attempt in this batch."""
-
-    outcome: RowOutcome
-    error: str
-    reason: DeadLetterReason = DeadLetterReason.MAX_DELIVER
-    park_for: float = 0.0
-    counted: bool = True
-    """Whether this parking counts as one; not when nothing was tried."""
-    alone: bool = False
-    """Whether later messages of the key may go on."""
-    buried: bool = False
-    """Whether the message rests somewhere already."""
-
-
-Verdict = Done | Again | Ended
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """`Retries` as decisions."""
-
-    retries: Retries = field(default_factory=Retries)
-
     def decide(self, outcome: object, *, attempt: int, waited: float, parked: int) -> Verdict:
         """What follows when attempt number `attempt` ended with `outcome`.
 
         `waited` are the seconds that the message has waited in this batch, `parked` how often it was parked before.
         """
-        retries = self.retries
         if isinstance(outcome, AlreadyDeadLettered):
             return Ended(RowOutcome.DEAD, clean(outcome.error), DeadLetterReason.REJECTED, buried=True)
         if isinstance(outcome, ParkKey):
-            if retries.then == "park":
+            if self.then == "park":
                 return Ended(RowOutcome.PARKED, clean(outcome.error), park_for=outcome.after, counted=False)
             outcome = Retry(outcome.after, outcome.error)
         if isinstance(outcome, ParkAlone):
-            if retries.then == "park":
+            if self.then == "park":
                 error = clean(outcome.error)
                 return Ended(RowOutcome.PARKED, error, park_for=outcome.after, counted=outcome.tried, alone=True)
             outcome = Retry(outcome.after, outcome.error)
-        decision = RetryPolicy(retries.attempts, retries.delays).decide(outcome, attempt)
+        decision = RetryPolicy(self.attempts, self.delays).decide(outcome, attempt)
         asked = outcome.after if isinstance(outcome, Retry) else None
-        if isinstance(decision, Again) and waited + decision.delay > retries.budget:
+        if isinstance(decision, Again) and waited + decision.delay > self.budget:
             return self._end(decision.error, parked, asked)
         if isinstance(decision, Bury):
             if decision.reason is DeadLetterReason.REJECTED:
-                return Ended(RowOutcome.DEAD, decision.error, decision.reason)
+                return Ended(RowOutcome.DEAD, decision.error, DeadLetterReason.REJECTED)
             return self._end(decision.error, parked, asked)
         return decision
 
     def _end(self, error: str, parked: int, asked: float | None) -> Ended:
         """No further attempt in this batch; `asked` is the wait that the handler asked for, if it did."""
-        retries = self.retries
-        if retries.then == "stop":
+        if self.then == "stop":
             return Ended(RowOutcome.FAILED, error)
-        if retries.then == "park" and not 0 < retries.park_limit <= parked:
-            wait = retries.park_delays[min(parked, len(retries.park_delays) - 1)] if asked is None else asked
+        if self.then == "park" and not 0 < self.park_limit <= parked:
+            wait = self.park_delays[min(parked, len(self.park_delays) - 1)] if asked is None else asked
             return Ended(RowOutcome.PARKED, error, park_for=wait)
         return Ended(RowOutcome.DEAD, error)

@@ -19,7 +19,11 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from parti.dead_letters.format import letter_headers, letter_id, letter_subject
+from parti.dead_letters.headers import MSG_ID
+from parti.dead_letters.letter import letter_of
 from parti.errors import ConfigError
+from parti.outcomes import Bury, DeadLetterReason
 from parti.spark.pipeline.emit import Emit
 from parti.spark.pipeline.message import RowMessage
 from parti.spark.pipeline.outcomes import RowOutcome
@@ -28,8 +32,6 @@ from parti.subjects import validate_subject
 from parti.wire.options import ConnectOptions
 from parti.wire.outgoing import CHUNK_ROWS, HEADERS, Rows, chunk_id, chunks
 from parti.wire.publisher import Publisher
-from parti.worker.dead_letters import dead_letter_subject, letter_headers
-from parti.worker.outcomes import Bury, DeadLetterReason
 
 _WAITING = 8  # chunks between the handlers and the publishing thread; beyond that the handlers wait
 _PATIENCE = 60.0  # seconds without an acknowledgement before the task fails and is run again
@@ -89,6 +91,7 @@ class TaskSinks:
         self._letters = letters
         self._pipeline = pipeline
         self._stream = stream
+        self._created = created
         self._scope = id_scope(scope or pipeline, stream, created)
         self._lines = {
             kind: _Line(sink.connect, sink.stream, sink.fence, f"{pipeline}-{kind}")
@@ -136,11 +139,12 @@ class TaskSinks:
     def bury(self, message: RowMessage, end: Ended) -> None:
         """Publish a dead letter."""
         assert self._letters is not None
-        decision = Bury(end.reason, end.error)
-        headers = letter_headers(message, decision, stream=self._stream, consumer=self._pipeline)
-        name = headers.pop("Nats-Msg-Id")
+        letter = letter_of(message, Bury(end.reason, end.error), stream=self._stream, consumer=self._pipeline)
+        identity = letter_id(letter, created=self._created, scope=self._pipeline, timestamp=message.timestamp)
+        headers = letter_headers(letter, identity)
+        name = headers.pop(MSG_ID)
         lines = [{"key": key, "value": value.encode()} for key, value in headers.items()]
-        self._lines["letters"].put(dead_letter_subject(self._stream, message.subject), message.data, name, lines)
+        self._lines["letters"].put(letter_subject(letter), letter.data, name, lines)
 
     def check(self) -> None:
         """Raise what went wrong in the publishing thread."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from parti.config.units import parse_duration
+from parti.dead_letters import dead_letter_stream, ensure_stream
 from parti.errors import FatalError, PartiError
 from parti.observe.logs import get_logger
 from parti.spark.group_lookup import look_up
@@ -42,7 +43,6 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import connect
 from parti.wire.ranges import RangeReader
 from parti.wire.target import Target, find_target
-from parti.worker.dead_letters import dead_letter_stream, ensure_stream
 
 log = get_logger("spark.pipeline")
 
@@ -297,7 +297,7 @@ class RunningPipeline:
             stream=pipeline.stream,
             created=created,
             kind=pipeline.kind,
-            policy=pipeline.policy,
+            retries=pipeline.retries,
             concurrency=pipeline.concurrency,
             shape=pipeline.shape,
             results=results,

@@ -1,16 +1,16 @@
-"""A whole cluster in virtual time from one seed: what ships, against everything that can go wrong.
+"""Simulates a whole cluster in virtual time from one seed: the shipped code against every kind of fault.
 
-Shipped code runs unchanged: the pure steps of `parti.control`, the planes of both layouts, positions, the worker with
-its lanes, retries, dead letters and catch-up, the pull loop and the wire. Simulated are the server (`server`, `stream`,
-`kv`), the network, the clocks and the machines (`world`, `loop`, `network`), the agent around the plane (`process`,
-`leading`), the sockets of range reads, and what goes wrong (`faults`).
+The shipped code runs unchanged: the pure steps of `parti.control`, the planes of both layouts, positions, the worker
+with its lanes, retries, dead letters and catch-up, the pull loop and the wire. Simulated are the server (`server`,
+`stream`, `kv`), the network, the clocks and the machines (`world`, `loop`, `network`), the agent around the plane
+(`process`, `leading`), the sockets of range reads, and the faults (`faults`).
 
-outcome = simulate(seed)
-assert outcome.ok, outcome.story()
+    outcome = simulate(seed)
+    assert outcome.ok, outcome.story()
 
-Promises: one seed is one history.
+Promises: the same seed gives the same history.
 
-Flow: `run` -> `cluster` makes machines -> `world` moves time -> `faults` break things -> the history is judged.
+Flow: `run` -> `cluster` creates machines -> `world` advances time -> `faults` inject faults -> the history is judged.
 """
 
 from parti.testing.sim.cluster import ClusterShape

@@ -22,22 +22,22 @@ from parti.testing.sim.world import World
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """What is simulated: layout, retention and size."""
+    """The simulated layout, retention and size."""
 
     layout: Layout = Layout.PER_WORKER
     retention: Retention = Retention.LIMITS
     workers: int = 3
     partitions: int = 5
     lanes: str = "partition"
-    """Or "key": then what is done above a position is told to the next owner."""
+    """Or "key": then the next owner is also given what is done above a position."""
     failing: float = 0.0
-    """Share of the attempts that fail: they are tried again, or end in the dead-letter stream."""
+    """Share of attempts that fail: they are retried, or end in the dead-letter stream."""
     max_ack_pending: int = 64
-    """Of each consumer: with few of them room is short all the time."""
+    """Per consumer: a low number keeps consumers at their limit all the time."""
 
 
 class Cluster:
-    """Everything there is in one simulated world."""
+    """Everything in one simulated world."""
 
     def __init__(self, world: World, shape: ClusterShape) -> None:
         self.world = world
@@ -63,18 +63,18 @@ class Cluster:
         self.broken: list[str] = []
         self.over = False
         self.unclean: set[str] = set()
-        """Members that crashed or were fenced: what they did last may be repeated."""
+        """Members that crashed or were fenced: their last effects may be repeated."""
         self._born = 0
         self._did: dict[int, Process] = {}
         self._letters: set[int] = set()
         self._tampered: dict[str, set[str]] = {}
-        """Partition -> the owners that its claims named when somebody removed or damaged them."""
+        """Partition -> the owners named by its claims when those were removed or damaged."""
         self._counters: Counter[str] = Counter()
 
     # -- processes ------------------------------------------------------------------------------------------------
 
     def start(self, before: Process | None = None) -> Process:
-        """A process; after a fence the same one once more, on the same machine."""
+        """Start a process; after fencing, the same one again on the same machine."""
         self._born += 1
         process = Process(self, f"n{self._born}", before)
         self.processes.append(process)
@@ -90,7 +90,7 @@ class Cluster:
         process.dead = True
 
     def fenced(self, process: Process) -> None:
-        """It lost its lease: what was in flight is dropped, and a new process takes its place."""
+        """The process lost its lease: its work in flight is dropped, and a new process replaces it."""
         self.unclean.add(str(process.member))
         process.dead = True
         self.start(process)
@@ -104,7 +104,7 @@ class Cluster:
                 self.world.after(self.world.delay(), process, process.reread, ("claim", partition))
 
     def tamper(self, key: Key, how: str) -> None:
-        """A record is lost. The positions of one who is not there any more are nobody's to write again."""
+        """Remove or damage a record. Nobody can rewrite the positions of a member that is gone: its work may repeat."""
         self.world.log("tampering", f"{how}s {key[0]} {key[1]}")
         if key[0] == "checkpoint" and key[1] not in {p.member.worker for p in self.living() if p.member is not None}:
             self.unclean.update(str(p.member) for p in self.processes if p.member and p.member.worker == key[1])
@@ -124,7 +124,7 @@ class Cluster:
         if self.retention is Retention.INTEREST and not any(
             partition in c.filters for c in self.stream.consumers.values()
         ):
-            return  # an interest stream keeps nothing that nobody waits for
+            return  # an interest stream stores nothing that no consumer wants
         key = f"{partition}.k{rng.randrange(0, 3)}"
         counter = self._counters[key]
         self._counters[key] += 1
@@ -132,7 +132,7 @@ class Cluster:
         self.history.published(key, "pub", counter)
 
     def effect(self, process: Process, lease: Lease, seq: int) -> None:
-        """The sink: it accepts everything, so that only the protocol can keep stale effects out."""
+        """The sink: it accepts everything, so that only the protocol can prevent stale effects."""
         if self.over or seq in self._letters:
             return
         key, counter = self.stream.values[seq]
@@ -146,26 +146,26 @@ class Cluster:
             self.broken.append(f"{', '.join(broken)}: {key}-{counter} (seq {seq} of {lease.partition}) by {owner}")
 
     def _buried(self, seq: int) -> None:
-        """The message rests in the dead-letter stream: it is done. A letter may be late, and is stored once."""
+        """The message is stored in the dead-letter stream, so it is done. A letter may be late, and is stored once."""
         self.world.log("letter", f"of seq {seq}")
         self._letters.add(seq)
 
     def end(self) -> None:
-        """The run is over: nothing that still happens counts."""
+        """The run is over: later events do not count."""
         self.over = True
         for process in self.processes:
             process.loop.end()
 
     def _may_repeat(self, seq: int) -> bool:
-        """At least once: what a member did last before it crashed, froze or was fenced may be done again."""
+        """At least once: a member's last effects before it crashed, froze or was fenced may be repeated."""
         before = self._did[seq]
         if str(before.member) in self.unclean or before.thaw_at > self.world.now:
             return True
-        # The claim that said how far it was is gone, and so is the owner that it had been written for.
+        # The claim that held the position is gone, and so is the owner it was written for.
         return not self.unclean.isdisjoint(self._tampered.get(self.stream.partition_of[seq], ()))
 
     def settled(self) -> bool:
-        """Everything published is done, and every partition rests with a living owner."""
+        """Everything published is done, and every partition is stable at a live owner."""
         if any(seq not in self._did and seq not in self._letters for seq in range(1, self.stream.last + 1)):
             return False
         alive = {p.member for p in self.living()}

@@ -1,4 +1,4 @@
-"""What goes wrong, chosen by the seed: crashes, freezes, leaves, restarts, joins, bad networks, records removed."""
+"""The faults, chosen by the seed: crashes, freezes, leaves, restarts, joins, bad networks, removed records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WEATHER = (
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """How long faults last and how many there are."""
+    """The number of faults and their duration."""
 
     publish_from: float = 0.5
     faults_until: float = 5.0
@@ -31,7 +31,7 @@ class FaultPlan:
     crashes: bool = True
     """False plans only joins, leaves and restarts, which must not repeat anything."""
     weather: bool = True
-    """False keeps the network quiet."""
+    """False keeps the network reliable."""
     tampering: bool = True
     """Records of the bucket are deleted, purged and damaged."""
 
@@ -84,7 +84,7 @@ class SimFaults:
         self._cluster.start()
 
     def _ambush(self, strike: Callable[[Process], None]) -> None:
-        """Strike now, or when the victim is in the middle of something."""
+        """Inject the fault now, or when the victim is in the middle of an operation."""
         victim = self._victim()
         if victim is None:
             return
@@ -112,14 +112,14 @@ class SimFaults:
         self._ambush(self._sigstop)
 
     def _sigstop(self, victim: Process) -> None:
-        """SIGSTOP: nothing runs, but the clock does."""
+        """SIGSTOP: nothing runs, but the clock continues."""
         if not victim.dead:
             seconds = self._world.rng.choice((0.3, 1.1, 1.6, 2.4, 3 * TERMS.ttl))
             victim.thaw_at = self._world.now + seconds
             self._world.log(victim.name, f"FROZEN for {seconds:.1f} s")
 
     def _isolate(self) -> None:
-        """One process is cut off from everything: it may go on only as long as its own clock allows."""
+        """One process is cut off from everything: it may continue only until its lease ends by its own clock."""
         victim = self._victim()
         if victim is not None:
             seconds = self._world.rng.uniform(0.2, 2.5)
@@ -127,7 +127,7 @@ class SimFaults:
             self._world.log(victim.name, f"CUT OFF for {seconds:.1f} s")
 
     def _cut_off(self) -> None:
-        """Nothing arrives for a while, anywhere."""
+        """The network loses almost every message for a while."""
         self._world.log("network", "is cut")
         self._world.network = SimLinks(lose=0.9)
         longest = self._world.rng.choice((1.0, 2 * TERMS.ttl))  # shorter than a lease, or long enough to end them all
@@ -150,7 +150,7 @@ class SimFaults:
             self._start()
 
     def _tamper(self) -> None:
-        """Somebody has his hands in the bucket: one record, or all of a kind."""
+        """An operator changes the bucket: one record, or all of a kind."""
         rng = self._world.rng
         kind = rng.choice(("claim", "claim", "lease", "assignment", "checkpoint", "leader"))
         keys = [key for key in self._cluster.kv.present() if key[0] == kind]
@@ -168,7 +168,7 @@ class SimFaults:
             self._crash_leader()
 
     def _tamper_behind(self) -> None:
-        """The claims of an owner that is cut off, and works on, are gone."""
+        """The claims of an owner that is cut off but still works are removed."""
         victim = self._victim()
         if victim is not None and victim.member is not None:
             victim.cut_until = self._world.now + self._world.rng.uniform(0.3, 0.9)
@@ -179,7 +179,7 @@ class SimFaults:
                     self._cluster.tamper(("claim", name), self._world.rng.choice(("delete", "purge", "damage")))
 
     def _meddle(self) -> None:
-        """Somebody deletes a durable, or edits its filters. On an interest stream that alone would lose messages."""
+        """A durable is deleted, or its filters are edited. On an interest stream that alone would lose messages."""
         stream, rng = self._cluster.stream, self._world.rng
         found = [consumer for _, consumer in sorted(stream.consumers.items()) if consumer.filters]
         if not found or stream.retention is Retention.INTEREST:
@@ -195,7 +195,7 @@ class SimFaults:
             stream.update(consumer, {**consumer.config, "filter_subjects": filters})
 
     def _reelect(self) -> None:
-        """A consumer gets another leader: whoever waits for its messages is told, and has to ask again."""
+        """A consumer gets another leader: clients waiting for its messages are notified, and must pull again."""
         stream = self._cluster.stream
         found = [consumer for _, consumer in sorted(stream.consumers.items()) if consumer.pulls]
         if found:

@@ -1,4 +1,4 @@
-"""What the shipped planes ask of a member (`parti.manager.host.Host`), answered by a simulated process."""
+"""The interface that the shipped planes need from a member (`parti.manager.host.Host`), for a simulated process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTROL = ControlConfig(namespace="sim", heartbeat_interval=0.3, heartbeat_ttl=1
 
 
 class ProcessClock:
-    """The clock of one machine: another origin and another pace than everybody else's."""
+    """The clock of one machine, with its own origin and pace."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -78,7 +78,7 @@ class SimStore:
 
 
 class SimHost:
-    """One member's life, as its plane sees it."""
+    """One member's lifetime, as its plane sees it."""
 
     config = CONTROL
     metrics = NO_METRICS
@@ -99,7 +99,7 @@ class SimHost:
         self.watched(self._process.loop.create_task(work, name=name))
 
     def watched(self, task: asyncio.Task[None]) -> None:
-        """What ends this task by surprise would end the member: it breaks the run."""
+        """An unexpected end of this task would end the member: it fails the run."""
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -128,10 +128,10 @@ class SimHost:
         self._process.heard(("leader", ""), record, revision)
 
     def set_well(self, well: bool, reason: str = "") -> None:
-        """A simulated process is well, or it is not at all."""
+        """A simulated process is healthy or does not exist."""
 
     def begun(self, lease: Lease, state: PartitionState, previous: Member | None) -> None:
-        """Nothing is remembered of lives here."""
+        """Partition lifetimes are not recorded here."""
 
     def granted(self, lease: Lease) -> None:
         self._process.log(f"granted {lease.partition}@{lease.epoch}")

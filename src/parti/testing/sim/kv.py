@@ -1,4 +1,4 @@
-"""A key-value bucket as the control plane uses it: CAS on revisions, watches that may miss something, stale reads."""
+"""A key-value bucket as the control plane uses it: CAS on revisions, watches that may miss changes, stale reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTHING: Entry = (None, 0)
 
 
 class SimKv:
-    """One bucket for everything, as one stream numbers it: a revision is never used twice."""
+    """One bucket for all records, numbered like a stream: a revision is never used twice."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -33,7 +33,7 @@ class SimKv:
         self.conflicts: Counter[str] = Counter()
 
     def cas(self, key: Key, value: Any, expected: int) -> Entry | None:
-        """The new entry, or None when somebody else was faster."""
+        """The new entry, or None when another writer was faster."""
         current = self._entries.get(key, _NOTHING)
         self.writes[key[0]] += 1
         if current[1] != expected and not (expected == 0 and key in self._markers):
@@ -49,15 +49,15 @@ class SimKv:
 
     @property
     def revision(self) -> int:
-        """The highest that was given to anything."""
+        """The highest revision assigned so far."""
         return self._revision
 
     def present(self) -> list[Key]:
-        """Everything that has a value."""
+        """All entries with a value."""
         return sorted(key for key, (value, _) in self._entries.items() if value is not None)
 
     def tamper(self, key: Key, how: str) -> None:
-        """Somebody deletes a record (a marker stays), purges it from the stream (nothing stays), or writes garbage."""
+        """Delete a record (a marker stays), purge it from the stream (nothing stays), or write garbage."""
         if how == "purge":
             self._entries.pop(key, None)
             self._before.pop(key, None)
@@ -70,11 +70,11 @@ class SimKv:
             self._tell(key, entry)
 
     def get(self, key: Key) -> Entry:
-        """What the leader of the bucket holds."""
+        """The value at the leader of the bucket."""
         return self._entries.get(key, _NOTHING)
 
     def get_anywhere(self, key: Key) -> Entry:
-        """What some replica holds: stale in up to 15 % of the reads right after a write.
+        """The value at some replica: stale in up to 15 % of the reads right after a write.
 
         See docs/evidence/cluster.md#c5.
         """
@@ -87,7 +87,7 @@ class SimKv:
         return {key[1]: entry for key, entry in sorted(self._entries.items()) if key[0] == kind}
 
     def watch(self, host: SimMachine, tell: Watcher) -> None:
-        """Hear of every later change, unless the network loses it."""
+        """Receive every later change, unless the network loses it."""
         self._watchers = [(h, t) for h, t in self._watchers if not h.dead]
         self._watchers.append((host, tell))
 

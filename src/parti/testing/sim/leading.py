@@ -1,4 +1,4 @@
-"""What a simulated process does while it leads: it performs what the shipped `reconcile` asks for."""
+"""A simulated process in its role as leader: it performs what the shipped `reconcile` decides."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _AGAIN = 0.05
 
 
 class Leading:
-    """The leader in a process, while there is one."""
+    """The leader role of a process, while it has it."""
 
     def __init__(self, process: Process) -> None:
         self.leader: Leader | None = None
         self._process = process
 
     def load(self, term: int) -> None:
-        """A new leader reads all there is, then adopts it."""
+        """A new leader reads all records, then adopts them."""
         kv = self._process.cluster.kv
 
         def loaded(found: tuple[Entry, dict[str, Entry], dict[str, Entry]]) -> None:
             if self._process.election is None or self._process.election.term != term:
                 return
-            if self._process.members is None:  # who led before leads again at once, maybe before it knows who is here
+            if self._process.members is None:  # a re-elected leader starts at once, maybe before it knows the members
                 self._process.world.after(_AGAIN, self._process, again)
                 return
             (stored, revision), claims, stored_positions = found
@@ -98,7 +98,7 @@ class Leading:
         self._process.call(lambda: kv.cas(key, value, expected), written, lambda: self._process.reread(key))
 
     def _read_positions(self, member: Member, partitions: tuple[PartitionId, ...]) -> None:
-        """How far a gone member got. Only its positions count, as for the shipped leader."""
+        """How far a departed member got. Only its positions count, as for the shipped leader."""
 
         def answered(entry: Entry) -> None:
             if self.leader is None:

@@ -1,7 +1,7 @@
-"""An asyncio event loop of one simulated process: the shipped coroutines run in it, in virtual time and on one machine.
+"""The asyncio event loop of one simulated process: runs the shipped coroutines in virtual time on one machine.
 
-Everything it is asked to do becomes an event of the world. So a frozen process stands still in the middle of whatever
-it was doing while its clock goes on, a dead one never goes on, and the same seed gives the same order of callbacks.
+Every callback becomes an event of the world. So a frozen process stops in the middle of any operation while its clock
+continues, a dead one never continues, and the same seed gives the same order of callbacks.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LATE: Final = 1e-9  # seconds: a timer must not find that its time has not come yet, for a rounding
-_LAST_TURNS: Final = 200  # of a loop that ends: what has not ended by then is left to the garbage collector
+_LATE: Final = 1e-9  # seconds: rounding must not make a timer fire before its time
+_LAST_TURNS: Final = 200  # of a loop that ends: tasks still running after that are left to the garbage collector
 
 
 class SimLoop(asyncio.AbstractEventLoop):
@@ -67,14 +67,14 @@ class SimLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        if self.ending:  # nothing is waited for any more
+        if self.ending:  # no more waiting
             self._ready.append(handle)
         else:
             self._world.after(max(0.0, when - self.time()) / self._rate + _LATE, self._host, self._fire, handle)
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is looked at when its time comes."""
+        """Cancelled timers are skipped when their time comes."""
 
     def _fire(self, handle: asyncio.TimerHandle) -> None:
         if not handle.cancelled():
@@ -87,7 +87,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._world.at(self._world.now, self._host, self._turn)
 
     def _turn(self) -> None:
-        """One turn, as asyncio's: what becomes ready meanwhile is for the next."""
+        """One iteration, as in asyncio: callbacks that become ready during it run in the next one."""
         self._due = False
         ready = self._ready
         for _ in range(len(ready)):
@@ -106,19 +106,19 @@ class SimLoop(asyncio.AbstractEventLoop):
         self, work: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[T]:
         task = asyncio.Task(work, loop=self, name=name, context=context)
-        self._tasks.add(task)  # asyncio itself would let go of one that nobody waits for
+        self._tasks.add(task)  # asyncio itself keeps no reference to a task that is not awaited
         task.add_done_callback(self._tasks.discard)
         return task
 
     def run_in_executor(self, executor: Any, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """At once: there are no threads here."""
+        """Runs at once: there are no threads here."""
         del executor
         future: asyncio.Future[T] = self.create_future()
         future.set_result(work(*args))
         return future
 
     async def create_connection(self, made: Callable[[], Any], *address: Any, **options: Any) -> Any:  # type: ignore[override]
-        """A connection to the simulated server, wherever it was to go."""
+        """A connection to the simulated server, whatever the address."""
         del address, options
         if self.network is None or self.ending:
             raise ConnectionRefusedError("this process has no network")
@@ -134,7 +134,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What nobody expected breaks the run: a bug must not hide behind a promise that held by luck."""
+        """An unexpected exception fails the run: a bug must not hide behind a promise that held by luck."""
         error = context.get("exception")
         if not self.ending and not self._host.dead:
             self._world.bug(self._host, f"{context.get('message')}: {error!r}", error)
@@ -142,7 +142,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     # -- from outside -------------------------------------------------------------------------------------------------
 
     def enter(self, act: Callable[..., object], args: tuple[Any, ...]) -> None:
-        """Call this as a callback of this loop."""
+        """Run this as a callback of this loop."""
         before = events._get_running_loop()
         events._set_running_loop(self)
         try:
@@ -151,13 +151,13 @@ class SimLoop(asyncio.AbstractEventLoop):
             events._set_running_loop(before)
 
     def end(self) -> None:
-        """The run is over: end what still runs, so that nothing of it is left to the next one."""
+        """The run is over: end everything that still runs, so that nothing is left for the next run."""
         self.ending = True
         self.enter(self._last_turns, ())
         for task in self._tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             if (work := task.get_coro()) is not None:
-                with contextlib.suppress(Exception):  # what waits in its own clean-up is beyond help
+                with contextlib.suppress(Exception):  # a task that waits in its own clean-up cannot be ended
                     work.close()
         self._tasks.clear()
         self._ready.clear()

@@ -1,7 +1,7 @@
-"""One process's way to the simulated server: requests, live connections that speak the NATS protocol, range reads.
+"""One process's network to the simulated server: requests, live connections with the NATS protocol, range reads.
 
-The shipped JetStreamApi, LiveConnection and LivePull run on it unchanged. What gets lost, overtaken or late is decided
-here: requests and their answers, deliveries, pulls and acks. Who is cut off loses its connections.
+The shipped JetStreamApi, LiveConnection and LivePull run on it unchanged. This module decides what is lost, reordered
+or late: requests and their answers, deliveries, pulls and acks. A process that is cut off loses its connections.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from parti.wire.requests import Reply
 if TYPE_CHECKING:
     from parti.testing.sim.process import Process
 
-_ROWS: Final = 3  # messages of one part of a range read: much may happen between two of them
+_ROWS: Final = 3  # messages per part of a range read: many events can happen between two parts
 _INFO: Final = b"INFO " + json.dumps({"server_id": "SIM", "version": "2.15.1", "headers": True}).encode() + b"\r\n"
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 class Network:
-    """What a process has of the network; stands in for `parti.wire.connect.Connection`."""
+    """A process's view of the network; replaces `parti.wire.connect.Connection`."""
 
     server_version = (2, 15, 1)
     is_connected = True
@@ -50,7 +50,7 @@ class Network:
     async def call(
         self, subject: str, payload: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float = 0.0
     ) -> Reply:
-        """As `Requests.call`. What changes a consumer travels in order; a late reset may do harm, and must not."""
+        """As `Requests.call`. Consumer changes travel in order; a late reset could do harm, so it must not happen."""
         del timeout
         if ".CONSUMER.RESET." in subject:
             self._process.reached("reset")
@@ -58,7 +58,7 @@ class Network:
         return Reply(await self.ask(lambda: self._server.request(subject, payload, headers), late=late))
 
     async def ask(self, serve: Callable[[], Any], *, late: bool = True) -> Any:
-        """Let the server do this, and return what it answers; `RequestTimeout` when the answer does not come."""
+        """Run this on the server and return the answer; `RequestTimeout` when the answer does not arrive."""
         if self._process.loop.ending:
             raise ConnectionFailed("this process has no network")
         future: asyncio.Future[Any] = self._process.loop.create_future()
@@ -77,7 +77,7 @@ class Network:
     # -- live connections ---------------------------------------------------------------------------------------------
 
     async def connect(self, made: Callable[[], Any]) -> tuple[asyncio.Transport, Any]:
-        """What `loop.create_connection` does."""
+        """Replaces `loop.create_connection`."""
         try:
             await self.ask(lambda: True)
         except RequestTimeout as error:
@@ -90,7 +90,7 @@ class Network:
 
 
 class SimTransport(asyncio.Transport):
-    """The bytes of one connection, both ways in order, unless the weather says otherwise."""
+    """The bytes of one connection, in order both ways, unless network faults are on."""
 
     def __init__(self, process: Process, server: SimServer, protocol: Any) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class SimTransport(asyncio.Transport):
         return self._closed
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing is ever full here."""
+        """Buffers are never full here."""
 
     def _break(self) -> None:
         if not self._closed:
@@ -135,7 +135,7 @@ class SimTransport(asyncio.Transport):
     # -- the server's side --------------------------------------------------------------------------------------------
 
     def _arrived(self, data: bytes, lost: bool) -> None:
-        """What was written; a lost write loses its pulls and acks."""
+        """Written bytes arrive; a lost write loses its pulls and acks."""
         for verb, words, payload in _commands(data):
             if verb == b"PING":
                 self.send(b"PONG\r\n", steady=True)
@@ -184,7 +184,7 @@ def _commands(data: bytes) -> Iterator[tuple[bytes, list[bytes], bytes]]:
 
 
 class SimReader:
-    """Stands in for `AsyncRangeReader`, with its promise: complete and in order, or an error."""
+    """Replaces `AsyncRangeReader`, with its guarantee: complete and in order, or an error."""
 
     def __init__(self, network: Network, server: SimServer) -> None:
         self._network = network
@@ -221,4 +221,4 @@ class SimReader:
         )
 
     async def close(self) -> None:
-        """Nothing is open between two parts."""
+        """Nothing stays open between two parts."""

@@ -1,4 +1,4 @@
-"""The shipped planes of both layouts, put together as the manager does, with a handler whose effects are judged."""
+"""The shipped planes of both layouts, assembled as the manager does, with a handler whose effects are judged."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from parti.manager.host import Plane
 from parti.manager.per_partition import PerPartitionPlane
 from parti.manager.per_worker import PerWorkerPlane
 from parti.model import Layout, Member
+from parti.outcomes import Outcome, Reject, Retry
 from parti.testing.sim.host import CONTROL
 from parti.testing.sim.network import SimReader
 from parti.testing.sim.stream import NAME, TEMPLATE
@@ -19,14 +20,13 @@ from parti.wire.async_ranges import AsyncRangeReader
 from parti.worker import WorkerConsumer
 from parti.worker.engine import Engine
 from parti.worker.message import Message
-from parti.worker.outcomes import Outcome, Reject, Retry
 
 if TYPE_CHECKING:
     from parti.testing.sim.process import Process
 
 
 class SimConsumer(WorkerConsumer):
-    """The shipped worker; only its range reads come from the simulated stream, since theirs come in threads."""
+    """The shipped worker; only its range reads come from the simulated stream, because the real ones use threads."""
 
     process: Process
 
@@ -42,7 +42,7 @@ class SimConsumer(WorkerConsumer):
 
 
 def make_plane(process: Process, member: Member) -> Plane:
-    """The plane of a member that was just given its id."""
+    """The plane of a member that has just received its id."""
     cluster, host = process.cluster, process.host
     consumer = SimConsumer(
         JetStreamApi(process.network),  # type: ignore[arg-type]  # it does what that needs of a connection
@@ -60,7 +60,7 @@ def make_plane(process: Process, member: Member) -> Plane:
 
 
 def worker_config(*, lanes: str, max_ack_pending: int) -> WorkerConfig:
-    """Everything a tenth of its usual length, as the leases of the simulation are."""
+    """All durations are a tenth of the usual ones, like the leases of the simulation."""
     return WorkerConfig(
         stream=NAME,
         subject_template=TEMPLATE,
@@ -70,7 +70,7 @@ def worker_config(*, lanes: str, max_ack_pending: int) -> WorkerConfig:
         max_deliver=3,
         max_ack_pending=max_ack_pending,
         pull_batch_size=10,
-        pull_timeout=0.4,  # shorter than the lease, or a frozen owner's pull swallows the next owner's messages
+        pull_timeout=0.4,  # shorter than the lease, or a frozen owner's pull would take the next owner's messages
         idle_heartbeat=0.15,
         drain_timeout=0.3,
         update_coalescing_window=0.005,
@@ -81,7 +81,7 @@ def worker_config(*, lanes: str, max_ack_pending: int) -> WorkerConfig:
 
 
 class Work:
-    """The handler: it takes its time, fails now and then, and has its one effect at the end."""
+    """The handler: takes some time, fails sometimes, and has its one effect at the end."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -92,12 +92,12 @@ class Work:
         await self._waited(rng.uniform(0.05, 0.2) if rng.random() < 0.05 else rng.uniform(0.001, 0.025))
         if rng.random() < process.cluster.failing:
             return rng.choice((Retry(), Retry(after=0.15), Retry(after=0.6), Reject("by chance")))
-        # After a move that was given up the same owner goes on under a newer epoch, also in the middle of a message.
+        # After an aborted move the same owner continues under a newer epoch, even in the middle of a message.
         process.cluster.effect(process, message._lane.state.lease, message.sequence)
         return None
 
     async def _waited(self, seconds: float) -> None:
-        """As `asyncio.sleep`; but a process can stop just when the handler is about to go on."""
+        """As `asyncio.sleep`, but a process can stop just when the handler is about to continue."""
         over: asyncio.Future[None] = self._process.loop.create_future()
         timer = self._process.loop.call_later(seconds, self._wake, over)
         try:

@@ -1,4 +1,4 @@
-"""One worker process: the agent in miniature, and the shipped plane in it. It decides nothing itself."""
+"""One worker process: a small agent with the shipped plane. It makes no decisions itself."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TERMS = LeaseTerms(ttl=1.2, renew_every=0.3, margin=0.1)
 
 
 class Process:
-    """Identity, membership, election, and - when it leads - the reconcile loop; partitions are its plane's."""
+    """Identity, membership, election and, as leader, the reconcile loop; the plane handles the partitions."""
 
     def __init__(self, cluster: Cluster, nonce: str, before: Process | None = None) -> None:
         self.cluster = cluster
@@ -51,11 +51,11 @@ class Process:
         self.plane: Plane | None = None
         self.leaving = False
         self.ambush: tuple[str, Callable[[Process], None]] | None = None
-        """A fault that waits for this process to reach a point: a handler running, a claim being written."""
+        """A fault that waits until this process reaches a point: a handler running, a claim being written."""
         self.known: dict[PartitionId, tuple[Claim, int]] = {}
-        """What was heard of claims, also of those that were lost since."""
+        """All claims seen, including those lost since."""
         self._term = 0
-        """The highest that any assignment had."""
+        """The highest term of any assignment seen."""
         self._ticks = 0
         self.loop = SimLoop(self.world, self, self.clock, self._rate)  # type: ignore[abstract]
         self.network = self.loop.network = Network(self, cluster.server)
@@ -70,7 +70,7 @@ class Process:
         self.loop.enter(act, args)
 
     def clock(self) -> float:
-        """This machine's own seconds: another origin and another pace than everybody else's."""
+        """This machine's own seconds, with their own origin and pace."""
         return self._offset + self.world.now * self._rate
 
     @property
@@ -84,10 +84,10 @@ class Process:
         self.world.log(self.name, what)
 
     def reached(self, point: str) -> None:
-        """The worst moment for a fault is in the middle of something."""
+        """Trigger a waiting fault here: the worst moment is in the middle of an operation."""
         if self.ambush is not None and self.ambush[0] == point:
             (_, strike), self.ambush = self.ambush, None
-            if point == "waking":  # between two callbacks of its loop: what is due goes on before any timer
+            if point == "waking":  # between two callbacks of its loop: due callbacks continue before any timer
                 strike(self)
             else:
                 self.world.after(self.world.rng.uniform(0.0, 0.012), None, strike, self)
@@ -95,7 +95,7 @@ class Process:
     # -- the loop -------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """As the shipped agent does: what was due before a freeze ended goes on before the lease is looked at."""
+        """As the shipped agent does: callbacks due before a freeze ended continue before the lease is checked."""
         while True:
             self._tick()
             await asyncio.sleep(TICK)
@@ -116,7 +116,7 @@ class Process:
             self.stop(returning=False)
 
     def _relist(self) -> None:
-        """What a watch missed, a list brings."""
+        """List everything, to find changes that a watch missed."""
 
         def listed(answer: tuple[int, dict[str, dict[str, Entry]]]) -> None:
             revision, found = answer
@@ -139,7 +139,7 @@ class Process:
         self.call(lambda: (kv.revision, {kind: kv.list(kind) for kind in kinds}), listed)
 
     def _knows(self, revision: int) -> None:
-        """The next renewal says so; it goes out at once when somebody waits for it."""
+        """The next renewal reports it; the renewal is sent at once when another member waits for it."""
         assert self.plane is not None
         self.identity = replace(self.identity, seen=max(self.identity.seen, self.plane.spoken(revision)))
         if any(claim.lost for claim, _ in self.known.values()) and not self.identity.hold.waiting:
@@ -199,7 +199,7 @@ class Process:
         self.call(lambda: self.cluster.kv.cas(key, record, expected), written, failed)
 
     def _join(self, member: Member) -> None:
-        """Live from here on: watch everything, and read it once."""
+        """Live from here on: watch all records, and read them once."""
         self.member = member
         self.log(f"is {member.worker}")
         self.plane = make_plane(self, member)
@@ -220,7 +220,7 @@ class Process:
         self._relist()
 
     def _begin(self) -> None:
-        """All that there is has been seen: partitions may begin, and positions be written."""
+        """All existing records are known: partitions may start, and positions may be written."""
         if self._begun or not self._listed or self.members is None:
             return
         assert self.plane is not None
@@ -237,7 +237,7 @@ class Process:
         return self.known.get(partition, (None, 0))[0]
 
     def leave(self) -> None:
-        """Graceful: hand everything over, then go."""
+        """Graceful: hand over all partitions, then leave."""
         if self.member is not None and not self.leaving:
             self.leaving = True
             self.log("leaves")
@@ -346,7 +346,7 @@ class Process:
                     self.leading.leader = None
 
     def _floor(self) -> int:
-        """Terms never start over, whatever became of the leader's record."""
+        """Terms never start again, whatever happened to the leader's record."""
         return max([self._term, *(claim.term for claim, _ in self.known.values())])
 
     def _write_leader(self, record: election.LeaderRecord, expected: int) -> None:
@@ -362,7 +362,7 @@ class Process:
         self.call(lambda: self.cluster.kv.cas(("leader", ""), record, expected), written, failed)
 
     def reread(self, key: Key) -> None:
-        """Ask any replica what a key holds; a stale answer changes nothing."""
+        """Read a key from any replica; a stale answer changes nothing."""
 
         def found(entry: Entry) -> None:
             if entry[1]:

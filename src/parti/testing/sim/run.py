@@ -1,4 +1,4 @@
-"""Run one seed, judge it, and tell its story when it fails."""
+"""Runs one seed, judges it, and prints its event log when it fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parti.testing.sim.cluster import Cluster, ClusterShape
 from parti.testing.sim.faults import FaultPlan, SimFaults
 from parti.testing.sim.world import World
 
-PATIENCE: Final = 12.0  # virtual seconds after the last fault until everything must be done
+PATIENCE: Final = 12.0  # virtual seconds after the last fault within which everything must be done
 _LINES: Final = 60
 
 SHAPES: Final = (
@@ -29,19 +29,19 @@ SHAPES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SimOutcome:
-    """What became of one seed."""
+    """The result of one seed."""
 
     seed: int
     shape: ClusterShape
     digest: str
-    """Of the whole event log: the same seed gives the same digest."""
+    """Digest of the whole event log: the same seed gives the same digest."""
     steps: int
     verdict: HistoryVerdict
     broken: tuple[str, ...]
-    """The promises that were broken, in words; empty when all held."""
+    """The broken promises as text; empty when all held."""
     handoffs: dict[str, int]
     cas_writes: int
-    """Writes of claims; several writers meet only there."""
+    """Writes of claims, the only records with several writers."""
     cas_conflicts: int
     log: tuple[str, ...] = field(repr=False, default=())
 
@@ -50,14 +50,14 @@ class SimOutcome:
         return not self.broken
 
     def story(self) -> str:
-        """The failure in a page: what broke, and the events around the partition that it broke for."""
+        """The failure on one page: what broke, and the events around the affected partition."""
         if self.ok:
             return f"seed {self.seed}: all promises held ({self.steps} steps)"
         about = re.search(r"\bp\d+\b", self.broken[0])
         word = about.group() if about else ""
         loud = ("CRASH", "FROZEN", "CUT OFF", "FENCED", "network", " is ", "leads", "leaves", "stops", "starts", "gap")
         found = [line for line in self.log if (word and word in line) or any(mark in line for mark in loud)]
-        if len(found) > _LINES:  # how it got there matters more than the hundredth effect
+        if len(found) > _LINES:  # the cause matters more than the hundredth effect
             found = [line for line in found if "effect" not in line or line in found[-_LINES // 3 :]]
         cut = ["   ..."] if len(found) > _LINES else []
         return "\n".join(
@@ -72,12 +72,12 @@ class SimOutcome:
 
 
 def simulate(seed: int, *, shape: ClusterShape | None = None, plan: FaultPlan | None = None) -> SimOutcome:
-    """One cluster from start to rest. Layout, retention, size and faults follow from the seed unless given."""
+    """One cluster from start to rest. The seed determines layout, retention, size and faults unless they are given."""
     world = World(seed)
     shape = shape or _shape(seed, world.rng)
     plan = plan or FaultPlan(crashes=seed % 5 != 0)
     before = random.getstate()
-    random.seed(seed)  # the waits of the shipped code come from the process's own randomness
+    random.seed(seed)  # the shipped code draws its waits from the process's global randomness
     cluster = Cluster(world, shape)
     with muted():
         try:

@@ -1,4 +1,4 @@
-"""The server's side of the wire: the JetStream API, pulls and acks, over the stream of the simulation."""
+"""The server side of the wire: the JetStream API, pulls and acks, over the simulated stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 class Refused(Exception):
-    """An API call that the server refuses, by its code."""
+    """An API call that the server refuses, with its error code."""
 
     def __init__(self, code: int, err_code: int, description: str) -> None:
         super().__init__(description)
@@ -21,7 +21,7 @@ class Refused(Exception):
 
 
 class SimServer:
-    """Answers what the shipped clients ask. `buried`: told of the sequence of each message that got a dead letter."""
+    """Answers the requests of the shipped clients. Calls `buried` with the sequence of each dead-lettered message."""
 
     def __init__(self, stream: SimStream, now: Callable[[], float], buried: Callable[[int], None]) -> None:
         self.stream = stream
@@ -32,7 +32,7 @@ class SimServer:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def request(self, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> bytes:
-        """The answer to one request, as it goes over the wire."""
+        """The answer to one request, as bytes of the wire."""
         if not subject.startswith("$JS.API."):
             return json.dumps(self._letter(headers or {})).encode()
         tokens = subject.split(".")[2:]
@@ -57,6 +57,8 @@ class SimServer:
                 return self._stream_info()
             case ["STREAM", "CREATE", _]:
                 return {}
+            case ["STREAM", "MSG", "GET", name] if name == f"{NAME}_DLQ":  # letters stay for as long as a run takes
+                return {"message": {"subject": name, "seq": body["seq"], "time": CREATED, "data": ""}}
             case ["STREAM", "MSG", "GET", _]:
                 return self._message(body)
             case ["STREAM", "MSG", "DELETE", _]:

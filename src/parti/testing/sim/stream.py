@@ -1,13 +1,13 @@
 """A stream and its consumers, with the properties that shape the protocols (docs/evidence/jetstream.md#j1).
 
-- Editing filters never goes back: what lies below the scan position is skipped, and a pull that finds nothing
+- Editing filters never goes back: messages below the scan position are skipped, and a pull that finds nothing
   moves that position to the end.
 - Unacked messages of a subject that is no longer filtered are still redelivered, to the same consumer.
-- RESET clears what is pending and restarts the consumer sequence at 1; late acks count once redelivered.
-- An interest stream deletes what nobody is interested in, at once, also when a filter is dropped.
+- RESET clears pending messages and restarts the consumer sequence at 1; late acks count once redelivered.
+- An interest stream deletes messages without interest at once, also when a filter is dropped.
 - A work queue refuses overlapping filters, and an ack deletes. So does a filter that is added while the ack floor is
   above messages that it matches (docs/decisions/0009).
-- A waiting pull gets heartbeats, and ends by itself.
+- A waiting pull gets heartbeats, and expires by itself.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ TEMPLATE = "s.{partition}.*"
 
 
 class SimLink(Protocol):
-    """Where deliveries go: one connection of a process."""
+    """The target of deliveries: one connection of a process."""
 
     host: SimMachine
 
     def wants(self, subject: str) -> int | None:
-        """The subscription that this subject goes to; None when there is none."""
+        """The subscription that receives this subject, or None."""
         ...
 
     def send(self, frames: bytes, *, steady: bool = False) -> None:
-        """Bytes on their way to the process; `steady` never gets lost or overtaken."""
+        """Send bytes to the process; `steady` bytes are never lost or reordered."""
         ...
 
 
@@ -49,7 +49,7 @@ class Pull:
 
 @dataclass(slots=True)
 class Delivered:
-    """A message that waits for its ack."""
+    """A delivered message that waits for its ack."""
 
     due: float
     count: int
@@ -63,7 +63,7 @@ class Consumer:
     config: dict[str, Any]
     created: str
     start: int = 1
-    """No reset goes below this."""
+    """The lowest sequence that a reset may go to."""
     filters: frozenset[str] = frozenset()
     """Partitions."""
     scanned: int = 0
@@ -156,7 +156,7 @@ class SimStream:
         consumer.alarm = None
 
     def waiting(self, consumer: Consumer) -> int:
-        """Messages that it has still to deliver."""
+        """Messages that the consumer has not delivered yet."""
         found = range(consumer.scanned + 1, self.last + 1)
         return sum(self.alive[seq] and self.partition_of[seq] in consumer.filters for seq in found)
 
@@ -177,7 +177,7 @@ class SimStream:
         return was
 
     def read(self, after: int, upto: int, partitions: frozenset[str], most: int) -> tuple[list[int], int]:
-        """The next messages of these partitions in (after, upto], and up to where that is all there is."""
+        """The next messages of these partitions in (after, upto], and the sequence up to which that is complete."""
         found: list[int] = []
         for seq in range(after + 1, min(upto, self.last) + 1):
             if self.alive[seq] and self.partition_of[seq] in partitions:
@@ -227,7 +227,7 @@ class SimStream:
             pull.link.send(b"HMSG %s %d %d %d\r\n%s\r\n" % (pull.reply.encode(), sid, len(head), len(head), head))
 
     def _push(self, consumer: Consumer) -> None:
-        """Deliver what is due to whoever waits: redeliveries first, then what the scan finds."""
+        """Deliver what is due to waiting pulls: redeliveries first, then new messages of the scan."""
         now, wait = self._world.now, consumer.config["ack_wait"] / 1e9
         consumer.pulls = [p for p in consumer.pulls if self._open(p)]
         out: dict[int, tuple[SimLink, list[bytes]]] = {}

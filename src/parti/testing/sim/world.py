@@ -1,4 +1,4 @@
-"""Virtual time, one source of randomness, an unreliable network, and the log of everything that happened.
+"""Virtual time, one source of randomness, an unreliable network, and the event log.
 
 The same seed gives the same order of events, byte for byte: `digest` proves it.
 """
@@ -14,26 +14,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-_STORY: Final = 4000  # events kept for the story of a failure; the digest covers all of them
+_STORY: Final = 4000  # events kept for the report of a failure; the digest covers all of them
 
 
 class SimMachine(Protocol):
-    """Something that runs on a machine: it can be dead or frozen, and has a name for the log."""
+    """A process on a machine: it can be dead or frozen, and has a name for the log."""
 
     name: str
     dead: bool
     thaw_at: float
     cut_until: float
-    """Nothing reaches it, and nothing it sends arrives, until then."""
+    """Until this time nothing it sends arrives, and nothing reaches it."""
 
     def enter(self, act: Callable[..., object], args: tuple[Any, ...]) -> None:
-        """Call this in the event loop of the host."""
+        """Run this in the event loop of the host."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SimLinks:
-    """How bad the network is: probabilities per message, delays in seconds."""
+    """The network's faults: probabilities per message, delays in seconds."""
 
     lose: float = 0.0
     duplicate: float = 0.0
@@ -46,7 +46,7 @@ class SimLinks:
 
 
 class World:
-    """The scheduler. Nothing in a simulation knows any other time or randomness."""
+    """The scheduler. It is the simulation's only source of time and randomness."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -58,26 +58,26 @@ class World:
         self._digest = hashlib.blake2b(digest_size=16)
         self.story: deque[str] = deque(maxlen=_STORY)
         self.bugs: list[str] = []
-        """What nobody expected, in words."""
+        """Unexpected events, as text."""
 
     @property
     def digest(self) -> str:
         return self._digest.hexdigest()
 
     def log(self, who: str, what: str) -> None:
-        """One line of the story."""
+        """Add one line to the event log."""
         line = f"{self.now:8.4f} {who:<12} {what}"
         self._digest.update(line.encode())
         self.story.append(line)
 
     def bug(self, host: SimMachine, what: str, error: BaseException | None = None) -> None:
-        """Something happened on a host that nobody expected."""
+        """Record an unexpected event on a host."""
         self.log(host.name, f"BUG: {what}")
         where = "".join(traceback.format_exception(error)[-6:]) if error is not None else ""
         self.bugs.append(f"{host.name}: {what}\n{where}".rstrip())
 
     def at(self, when: float, host: SimMachine | None, act: Callable[..., object], *args: Any) -> None:
-        """Run `act` at this time; on a frozen host it waits for the thaw, on a dead one it never happens."""
+        """Run `act` at this time; on a frozen host after the thaw, on a dead host never."""
         self._count += 1
         heapq.heappush(self._queue, (when, self._count, host, act, args))
 
@@ -85,14 +85,14 @@ class World:
         self.at(self.now + delay, host, act, *args)
 
     def delay(self) -> float:
-        """How long one message takes."""
+        """The delay of one message."""
         net = self.network
         if net.straggle and self.rng.random() < net.straggle:
             return self.rng.uniform(net.slowest, net.straggler)
         return self.rng.uniform(net.fastest, net.slowest)
 
     def lost(self, host: SimMachine) -> bool:
-        """Whether a message to or from this host gets lost."""
+        """Whether a message to or from this host is lost."""
         return host.cut_until > self.now or (self.network.lose > 0 and self.rng.random() < self.network.lose)
 
     def call(
@@ -105,7 +105,7 @@ class World:
         timeout: float = 0.1,
         late: bool = True,
     ) -> None:
-        """A request to the server: it or its answer may get lost, it may be served twice, or after the caller gave up.
+        """A request to the server: it or its answer may be lost, it may be served twice, or after the caller gave up.
 
         `late=False` is for requests that travel in order on one connection: served once and in time, or not at all.
         """
@@ -129,7 +129,7 @@ class World:
             self.after(coming, host, answered, result)
 
     def run(self, until: float, stop: Callable[[], bool]) -> None:
-        """Run events in order of time until then, or until `stop` says so after one of them."""
+        """Run events in order of time until then, or until `stop` returns true after one of them."""
         queue = self._queue
         while queue and queue[0][0] <= until:
             when, _, host, act, args = heapq.heappop(queue)
@@ -142,7 +142,7 @@ class World:
                     continue
                 try:
                     host.enter(act, args)
-                except Exception as error:  # whatever it is: it breaks the run, and its seed is known
+                except Exception as error:  # any exception fails the run, and its seed is known
                     self.bug(host, f"{getattr(act, '__name__', act)}: {error!r}", error)
             else:
                 act(*args)

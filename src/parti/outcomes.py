@@ -1,7 +1,11 @@
-"""What a handler may answer, and what follows from it. Pure: no clock, no I/O."""
+"""What a handler may answer, and what follows from it, wherever it runs. Pure: no clock, no I/O.
+
+The worker, groups, the Spark pipeline and delivery share the same three consequences: `Done`, `Again` and `Bury`.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -9,6 +13,7 @@ from parti import defaults
 from parti.errors import UsageError
 
 _LONGEST_ERROR = 1_000  # characters; an error text goes into a header of the dead letter
+_MOST_STEPS = 40  # of a wait that grows: 2 ** 40 s is beyond every cap, and 2 ** 1,100 would overflow a float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,8 @@ class Again:
 class Bury:
     """Put the message into the dead-letter stream, and let it go only when the server has acknowledged it."""
 
-    reason: DeadLetterReason
+    reason: StrEnum
+    """A `DeadLetterReason`, or what only delivery knows of (`parti.delivery.errors.Reason`)."""
     error: str
 
 
@@ -78,10 +84,19 @@ DONE = Done()
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how far apart a message is tried."""
+    """How often and how far apart a message is tried. Attempts are counted by us, never by the server's deliveries."""
 
     max_deliver: int = defaults.MAX_DELIVER
     delays: tuple[float, ...] = defaults.RETRY_DELAYS
+    """Seconds after the first attempt, the second, and so on; what comes after the last one is `growth` times it."""
+    growth: float = 1.0
+    cap: float = math.inf
+
+    def wait(self, attempt: int) -> float:
+        """Seconds after attempt number `attempt` (from 1) failed."""
+        beyond = max(0, attempt - len(self.delays))
+        wait = self.delays[min(attempt, len(self.delays)) - 1] * self.growth ** min(beyond, _MOST_STEPS)
+        return min(wait, self.cap)
 
     def decide(self, outcome: object, attempt: int) -> Decision:
         """What to do after attempt number `attempt` (from 1) ended so; what is no outcome counts as a failure."""
@@ -93,16 +108,15 @@ class RetryPolicy:
             error = clean(outcome.error)
             if attempt >= self.max_deliver:
                 return Bury(DeadLetterReason.TIMEOUT if outcome.timed_out else DeadLetterReason.MAX_DELIVER, error)
-            wait = outcome.after if outcome.after is not None else self.delays[min(attempt, len(self.delays)) - 1]
-            return Again(wait, error)
+            return Again(outcome.after if outcome.after is not None else self.wait(attempt), error)
         # A truthy answer such as True or a response object must not pass for an Ack by accident, nor be lost.
         text = f"the handler returned {type(outcome).__name__}: return None, Ack(), Retry() or Reject()"
         return self.decide(Retry(error=text), attempt)
 
 
-def clean(text: str) -> str:
+def clean(text: str, longest: int = _LONGEST_ERROR) -> str:
     """Text for one header line: without line breaks and control characters, and bounded."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text[: 2 * _LONGEST_ERROR]).split())[:_LONGEST_ERROR]
+    return " ".join("".join(c if c.isprintable() else " " for c in text[: 2 * longest]).split())[:longest]
 
 
 def describe(error: BaseException) -> str:

@@ -1,0 +1,37 @@
+"""The dead letters of a stream: what no handler could take, and no endpoint, rests in `<stream>_DLQ`.
+
+Promises: a message is let go only after its letter is stored; a letter is stored once, however often it is sent and by
+whichever process; it leaves only when its message stands in the stream again, or when somebody removes it.
+
+Flow: the worker, groups, delivery and the Spark pipeline make a `letter` -> `format` -> `writer` -> the stream; `parti
+dlq` -> `reader` -> `format` (letters of earlier versions: `old_formats`) -> shown, published again, or removed.
+"""
+
+from parti.dead_letters.format import letter_headers, letter_id, read_letter
+from parti.dead_letters.letter import (
+    DeadLetter,
+    LetterExtension,
+    LetterKind,
+    Unhandled,
+    dead_letter_stream,
+    dead_letter_subject,
+)
+from parti.dead_letters.reader import ChosenLetters, DeadLetterReader
+from parti.dead_letters.writer import DeadLetterWriter, ensure_stream, until_stored
+
+__all__ = [
+    "ChosenLetters",
+    "DeadLetter",
+    "DeadLetterReader",
+    "DeadLetterWriter",
+    "LetterExtension",
+    "LetterKind",
+    "Unhandled",
+    "dead_letter_stream",
+    "dead_letter_subject",
+    "ensure_stream",
+    "letter_headers",
+    "letter_id",
+    "read_letter",
+    "until_stored",
+]

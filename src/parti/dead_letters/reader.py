@@ -1,0 +1,213 @@
+"""Working with dead letters: list them, look at one, publish them again, throw them away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from parti.clock import Clock
+from parti.dead_letters.format import is_letter, read_letter
+from parti.dead_letters.headers import HISTORY, MSG_ID, TASK_ID, steers
+from parti.dead_letters.letter import DeadLetter, LetterKind, dead_letter_stream
+from parti.errors import FatalError, NoResponders, UsageError
+from parti.subjects import matches
+from parti.wire.api import JetStreamApi
+from parti.wire.errors import MessageNotFound, StreamNotFound
+from parti.wire.stored import AnsweredElsewhere, StoredMessage
+
+_PAGE = 256
+_PAGE_BYTES = 8 << 20
+_AT_ONCE = 64  # letters that are removed at the same time
+_MOST_BEFORE = 10  # letters of the same task that the newest one tells of
+_MARKERS = "parti-fence.>"
+"""Where, behind the stream's name, drivers on Spark keep their epoch markers: they are no letters, and must stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenLetters:
+    """Which letters: those named, or all that meet every condition."""
+
+    sequences: tuple[int, ...] = ()
+    subject: str = ">"
+    """Of the message; wildcards allowed."""
+    place: str = ">"
+    """Of the letter behind the name of the dead-letter stream; of a task `<database>.<collection>.<reason>`."""
+    kind: LetterKind | None = None
+
+    @property
+    def are_all(self) -> bool:
+        return self == ChosenLetters()
+
+
+class DeadLetterReader:
+    """The dead letters of one stream, of every kind and of every version."""
+
+    def __init__(self, js: JetStreamApi, stream: str) -> None:
+        self.js = js
+        self.stream = stream
+        self.name = dead_letter_stream(stream)
+
+    def __repr__(self) -> str:
+        return f"<DeadLetterReader {self.name}>"
+
+    async def count(self) -> int:
+        """How many there are; 0 when none was ever written."""
+        try:
+            stored = int((await self.js.stream_info(self.name))["state"]["messages"])
+            return stored - await self._markers()
+        except StreamNotFound:
+            return 0
+
+    async def _markers(self) -> int:
+        found = 0
+        async for page in self.js.stream_subjects(self.name, f"{self.name}.{_MARKERS}"):
+            found += sum(page.values())
+        return found
+
+    async def walk(self, chosen: ChosenLetters | None = None, *, start: int = 1) -> AsyncIterator[DeadLetter]:
+        """The chosen letters, oldest first; one page is held at a time. Those that come meanwhile are left out."""
+        chosen = chosen or ChosenLetters()
+        try:
+            info = await self.js.stream_info(self.name)
+        except StreamNotFound:
+            return
+        first, last = int(info["state"]["first_seq"]), int(info["state"]["last_seq"])
+        position = max(start, first)
+        while position <= last:
+            page = await self._page(position)
+            if not page:
+                return
+            for stored in page:
+                position = stored.seq + 1
+                if stored.seq <= last and is_letter(stored) and self._fits(letter := read_letter(stored), chosen):
+                    yield letter
+
+    def _fits(self, letter: DeadLetter, chosen: ChosenLetters) -> bool:
+        return (
+            (not chosen.sequences or letter.sequence in chosen.sequences)
+            and (chosen.kind is None or letter.kind is chosen.kind)
+            and matches(chosen.subject, letter.subject)
+            and matches(chosen.place, letter.place.removeprefix(f"{self.name}."))
+        )
+
+    async def _page(self, position: int) -> tuple[StoredMessage, ...]:
+        """Some messages from `position` on; none only when the stream's leader has none.
+
+        Direct Get is answered by replicas that lag, and by mirrors of the stream: what it lacks, the leader is asked.
+        """
+        with contextlib.suppress(AnsweredElsewhere, NoResponders):  # the latter where allow_direct is off
+            page = await self.js.direct_get_batch(self.name, batch=_PAGE, seq=position, max_bytes=_PAGE_BYTES)
+            if page.messages:
+                return page.messages
+        try:
+            return (await self.js.msg_get(self.name, seq=position, next_by_subj=">"),)
+        except MessageNotFound:
+            return ()
+
+    async def get(self, sequence: int) -> DeadLetter:
+        """One letter by its number in the dead-letter stream; `UsageError` when there is none of this number."""
+        with contextlib.suppress(MessageNotFound, StreamNotFound):
+            stored = await self.js.msg_get(self.name, seq=sequence)
+            if is_letter(stored):
+                return read_letter(stored)
+        raise UsageError(f"{self.name} has no letter {sequence}: see `parti dlq ls {self.stream}`")
+
+    async def replay_all(
+        self,
+        chosen: ChosenLetters | None = None,
+        *,
+        clock: Clock,
+        rate: float | None = None,
+        failed: Callable[[int, FatalError], None] | None = None,
+    ) -> AsyncIterator[DeadLetter]:
+        """Publish the chosen letters again, oldest first and at most `rate` a second, and remove each that is stored.
+
+        Letters buried meanwhile are left alone: a message that fails again does not go round in circles. One that
+        cannot be replayed stays, `failed` is told why, and the others go on; without `failed` the error ends it.
+        """
+        chosen = chosen or ChosenLetters()
+        started, done = clock.now(), 0
+        async for sequence in self._sequences(chosen):
+            if rate is not None:
+                await clock.sleep(max(0.0, started + done / rate - clock.now()))
+            try:
+                letter = await self.get(sequence)  # from the leader: somebody else may have replayed it since
+                if not self._fits(letter, chosen):
+                    raise UsageError(f"letter {sequence} is none of those that were asked for")
+                await self.replay(letter)
+            except FatalError as error:
+                if failed is None:
+                    raise
+                failed(sequence, error)
+                continue
+            done += 1
+            yield letter
+
+    async def _sequences(self, chosen: ChosenLetters) -> AsyncIterator[int]:
+        for sequence in chosen.sequences:
+            yield sequence
+        if not chosen.sequences:
+            async for letter in self.walk(chosen):
+                yield letter.sequence
+
+    async def replay(self, letter: DeadLetter) -> int:
+        """Publish the message again where it came from, then remove the letter; returns its new stream sequence.
+
+        When this returns, the message stands in its stream again, and the letter is gone. Safe to repeat: the stream
+        takes a letter's message once within its duplicate window.
+        """
+        data = await self._original(letter) if letter.extension.cut else letter.data
+        headers = {name: value for name, value in letter.headers.items() if not steers(name)}
+        if letter.kind is LetterKind.DELIVERY:
+            if not matches(f"{self.stream}.>", letter.subject):
+                raise UsageError(f"letter {letter.sequence} has the subject {letter.subject!r}, not of the task stream")
+            headers |= {TASK_ID: letter.extension.id, HISTORY: _history(letter)}
+        # By its time as well: letters of a stream that was made again have the numbers of others, and one that passes
+        # for a repetition would be gone without its message being stored.
+        headers[MSG_ID] = f"replay:{self.name}:{letter.sequence}:{letter.time:.6f}"
+        stored = await self.js.publish(letter.subject, data, headers=headers)
+        if letter.kind is LetterKind.DELIVERY and stored.stream != self.stream:
+            raise UsageError(f"{letter.subject!r} is taken by the stream {stored.stream}, and not by {self.stream}")
+        await self.js.msg_delete(self.name, letter.sequence)
+        return stored.seq
+
+    async def _original(self, letter: DeadLetter) -> bytes:
+        """The data of a letter that had no room for it: the stream may hold it still."""
+        with contextlib.suppress(MessageNotFound, StreamNotFound, UsageError):
+            stored = await self.js.msg_get(letter.stream, seq=letter.original_sequence)
+            if abs(stored.time_ns / 1e9 - letter.extension.first_seen) <= 1:
+                return stored.data
+        raise UsageError(
+            f"letter {letter.sequence} holds no data, as the task was too large, and {letter.origin} is gone from "
+            "the task stream: publish the task again"
+        )
+
+    async def purge(self, chosen: ChosenLetters) -> int:
+        """Remove the chosen letters for good; returns how many there were. Epoch markers stay."""
+        with contextlib.suppress(StreamNotFound):
+            if chosen.are_all and not await self._markers():
+                return await self.js.stream_purge(self.name)
+        if chosen.sequences:
+            found = [(await self.get(sequence)).sequence for sequence in chosen.sequences]
+        else:
+            found = [letter.sequence async for letter in self.walk(chosen)]
+        for begin in range(0, len(found), _AT_ONCE):
+            await asyncio.gather(*(self.js.msg_delete(self.name, each) for each in found[begin : begin + _AT_ONCE]))
+        return len(found)
+
+
+def _history(letter: DeadLetter) -> str:
+    """What the task is to tell of this letter, should it fail again, and of those before."""
+    before: dict[str, Any] = {
+        "letter": letter.sequence,
+        "reason": letter.reason,
+        "status": letter.extension.status,
+        "attempts": letter.attempts,
+        "buried": round(letter.time, 3),
+    }
+    return msgspec.json.encode([*letter.extension.history, before][-_MOST_BEFORE:]).decode()
