@@ -64,8 +64,8 @@ class BlockingConnection:
         self._sock = sock
         self._in_use = threading.Lock()  # a socket closed under a call could give its number to a stranger's
         self._tls = isinstance(sock, ssl.SSLSocket)  # then a receive gives one record, often of a single message
-        self._room = _BUFFER
-        self._buffer: Bytes = _buffer_of(self._room)
+        self._room = _BUFFER  # as much again lies behind it, is never written to and so takes no memory: `binary_array`
+        self._buffer: Bytes = np.empty(2 * _BUFFER, dtype=np.uint8)
         self._buffer[: len(rest)] = np.frombuffer(rest, dtype=np.uint8)
         self._have = len(rest)  # bytes in the buffer
         self._used = 0  # bytes of them that the last scan consumed
@@ -297,7 +297,7 @@ class BlockingConnection:
             self.close()
             raise ConnectionFailed(f"a frame of {self.address} is larger than its max_payload {self.max_payload}")
         self._room = min(limit, 2 * self._room)
-        larger = _buffer_of(self._room)
+        larger: Bytes = np.empty(self._room, dtype=np.uint8)
         larger[: self._have] = self._buffer[: self._have]
         self._buffer = larger
 
@@ -315,11 +315,6 @@ class BlockingConnection:
     def _broken(self, cause: object) -> ConnectionFailed:
         self.close()
         return ConnectionFailed(f"connection to {self.address} broke: {cause}")
-
-
-def _buffer_of(room: int) -> Bytes:
-    """A buffer with as much again behind it, which is never written to and so takes no memory: see `binary_array`."""
-    return np.empty(2 * room, dtype=np.uint8)
 
 
 def _reply(frames: Frames, index: int) -> BlockingReply:
