@@ -64,7 +64,8 @@ class BlockingConnection:
         self._sock = sock
         self._in_use = threading.Lock()  # a socket closed under a call could give its number to a stranger's
         self._tls = isinstance(sock, ssl.SSLSocket)  # then a receive gives one record, often of a single message
-        self._buffer: Bytes = np.empty(_BUFFER, dtype=np.uint8)
+        self._room = _BUFFER  # as much again lies behind it, is never written to and so takes no memory: `binary_array`
+        self._buffer: Bytes = np.empty(2 * _BUFFER, dtype=np.uint8)
         self._buffer[: len(rest)] = np.frombuffer(rest, dtype=np.uint8)
         self._have = len(rest)  # bytes in the buffer
         self._used = 0  # bytes of them that the last scan consumed
@@ -252,9 +253,9 @@ class BlockingConnection:
 
     def _receive(self, timeout: float, due: int) -> None:
         """Take in what is there, at least a byte, or raise."""
-        if self._have == len(self._buffer):
+        if self._have == self._room:
             self._grow()
-        view = memoryview(self._buffer)  # type: ignore[arg-type]  # ndarray is a buffer; its stubs do not say so
+        view = memoryview(self._buffer)[: self._room]  # type: ignore[arg-type]  # ndarray is a buffer; its stubs do not say so
         before = self._have
         try:
             with self._in_use:
@@ -263,15 +264,15 @@ class BlockingConnection:
                 if self._tls:
                     self._sock.settimeout(0)
                     with contextlib.suppress(ssl.SSLWantReadError):
-                        while more and self._have < len(self._buffer):
+                        while more and self._have < self._room:
                             more = self._take(view)
-                due = min(due, len(self._buffer) // 2)
+                due = min(due, self._room // 2)
                 while more and self._have < due - _STREAMING:
                     self._sock.settimeout(_PAUSE)
                     more = self._take(view)
                 if self._have >= _STREAMING:
                     self._sock.settimeout(_QUIET)
-                    while more and self._have < len(self._buffer) and not self._ends_in_status():
+                    while more and self._have < self._room and not self._ends_in_status():
                         more = self._take(view)
         except TimeoutError:
             if self._have == before:
@@ -292,10 +293,11 @@ class BlockingConnection:
 
     def _grow(self) -> None:
         limit = max(_BUFFER, 2 * self.max_payload + (1 << 20))
-        if len(self._buffer) >= limit:
+        if self._room >= limit:
             self.close()
             raise ConnectionFailed(f"a frame of {self.address} is larger than its max_payload {self.max_payload}")
-        larger: Bytes = np.empty(min(limit, 2 * len(self._buffer)), dtype=np.uint8)
+        self._room = min(limit, 2 * self._room)
+        larger: Bytes = np.empty(self._room, dtype=np.uint8)
         larger[: self._have] = self._buffer[: self._have]
         self._buffer = larger
 

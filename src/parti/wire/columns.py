@@ -14,13 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from parti.errors import ProtocolError
-from parti.wire.digits import LONGEST_NUMBER, Bytes, Ints, aligned_uints, word_of, words
-from parti.wire.frames import Frames, binary_array, compact, uints
+from parti.wire.digits import LONGEST_NUMBER, Bytes, Ints, rows_before, uints_of_rows, word_of, words
+from parti.wire.frames import ACK, ACK_SHAPES, Frames, binary_array, compact, uints
 from parti.wire.stored import AnsweredElsewhere
 
 _DOT, _COLON, _SPACE, _LF = 46, 58, 32, 10
-_ACK = b"$JS.ACK."
-_ACK_WORD = word_of(_ACK)
+_ACK_WORD = word_of(ACK)
 # Below this many messages a plain loop (2 us each) beats the fixed 300 us of the NumPy passes; a worker near the tail
 # of its stream gets one to three messages a read.
 _FEW = 128
@@ -28,8 +27,6 @@ NUMBERS = (0, 1, 2, 3, 4)
 """The rows of `Deliveries.numbers`. To read all of them is a third of what a range read costs: it may choose."""
 _SPANS = np.array([0, 1, 6])  # rows of `Frames.positions`: subject start, subject end, payload start
 _MODELS = 6  # layouts of replies; few: each of four numbers changes its length once in a while
-# How many dots a reply subject has, and how many of its last tokens come after `num_pending` (ADR-15).
-_ACK_SHAPES = {8: 0, 10: 0, 11: 1}
 # The lines Direct Get puts behind the message's own headers, in this order (nats-server 2.11 to 2.15).
 _DIRECT_LINES = (
     b"Nats-Stream: ",
@@ -138,10 +135,12 @@ def strings(array: pa.Array) -> pa.Array:
 def is_delivery(frames: Frames) -> npt.NDArray[np.bool_]:
     """True where a frame is a consumer's delivery, told by its reply subject; statuses and answers have none."""
     if len(frames) < _FEW:
-        return np.array([reply.startswith(_ACK) and len(reply) > len(_ACK) for reply in _replies(frames)], dtype=bool)
+        return np.array([reply.startswith(ACK) and len(reply) > len(ACK) for reply in _replies(frames)], dtype=bool)
+    if frames.tails is not None:
+        return np.ones(len(frames), dtype=bool)
     # A place too near the end for eight bytes is that of a reply which is shorter.
-    at = np.minimum(frames.reply_start, len(frames.data) - len(_ACK))
-    return (words(frames.data, at) == _ACK_WORD) & (frames.reply_end - frames.reply_start > len(_ACK))
+    at = np.minimum(frames.reply_start, len(frames.data) - len(ACK))
+    return (words(frames.data, at) == _ACK_WORD) & (frames.reply_end - frames.reply_start > len(ACK))
 
 
 def consumer_deliveries(frames: Frames, wanted: tuple[int, ...] = NUMBERS) -> Deliveries:
@@ -183,21 +182,30 @@ def _like_first(frames: Frames, numbers: Ints, wanted: tuple[int, ...]) -> npt.N
     """Read all replies as if they were laid out as the first one; returns of which ones that is true."""
     reply = frames.reply(0)
     tokens = reply.split(b".")
-    behind = _ACK_SHAPES.get(len(tokens) - 1, -1)
+    behind = ACK_SHAPES.get(len(tokens) - 1, -1)
     numerals = tokens[-5 - behind : len(tokens) - behind]
     if behind < 0 or max(map(len, numerals)) > LONGEST_NUMBER or not all(numeral.isdigit() for numeral in numerals):
         return np.zeros(len(frames), dtype=bool)
-    data, ends = frames.data, frames.reply_end
-    like: npt.NDArray[np.bool_] = ends - frames.reply_start == len(reply)
-    at = ends - sum(len(token) + 1 for token in tokens[-5 - behind :])  # the dot before the first number
+    width = sum(len(token) + 1 for token in tokens[-5 - behind :])  # from the dot before the first number on
+    like: npt.NDArray[np.bool_] = np.ones(len(frames), dtype=bool)
+    if frames.tails is not None:
+        rows = frames.tails
+        end = rows.shape[1] - int(frames.header_start[0] - 2 - frames.reply_end[0])
+    else:
+        rows, end = (
+            rows_before(frames.data, frames.reply_end, width + 8),
+            width + 8,
+        )  # eight digits are always looked at
+        like = frames.reply_end - frames.reply_start == len(reply)
+    at = end - width
     for row, numeral in enumerate(numerals):
-        like &= data[at] == _DOT
+        like &= rows[:, at] == _DOT
         at += len(numeral) + 1
         if row in wanted:
-            numbers[row], right = aligned_uints(data, at, len(numeral))
+            numbers[row], right = uints_of_rows(rows, at, len(numeral))
             like &= right
     if behind:
-        like &= data[at] == _DOT
+        like &= rows[:, at] == _DOT
     return like
 
 
@@ -208,7 +216,7 @@ def _ack_numbers_by_dots(frames: Frames) -> Ints | None:
         return np.empty((5, 0), dtype=np.int64)
     text, offsets = compact(frames.data, frames.reply_start, frames.reply_end)
     dots = np.flatnonzero(text == _DOT)
-    behind = _ACK_SHAPES.get(dots.size // n) if dots.size % n == 0 else None
+    behind = ACK_SHAPES.get(dots.size // n) if dots.size % n == 0 else None
     if behind is None:
         return None
     table = dots.reshape(n, dots.size // n)
@@ -240,7 +248,7 @@ def _ack_numbers_plain(frames: Frames) -> Ints:
     rows = []
     for reply in _replies(frames):
         tokens = reply.split(b".")
-        behind = _ACK_SHAPES.get(len(tokens) - 1)
+        behind = ACK_SHAPES.get(len(tokens) - 1)
         numbers = tokens[len(tokens) - 5 - (behind or 0) : len(tokens) - (behind or 0)]
         if behind is None or not all(number.isdigit() for number in numbers):
             raise ProtocolError(f"reply subject {reply[:200]!r} is no acknowledgement subject known to parti")

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
 
 LONGEST_NUMBER = 19  # digits of the largest 64-bit integer, and of some that do not fit
 
@@ -23,26 +24,39 @@ def word_of(text: bytes) -> np.uint64:
     return np.uint64(int.from_bytes(text, "little"))
 
 
-def words(data: Bytes, at: Ints) -> npt.NDArray[np.uint64]:
+def words(data: Bytes, at: Ints) -> Words:
     """The eight bytes from each position on as one little-endian number; they must lie within the data."""
-    everywhere: npt.NDArray[np.uint64] = np.ndarray((len(data) - 7,), dtype="<u8", buffer=data, strides=(1,))
+    everywhere: Words = np.ndarray((len(data) - 7,), dtype="<u8", buffer=data, strides=(1,))
     return everywhere[at]
 
 
-def aligned_uints(data: Bytes, ends: Ints, digits: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """The numbers of exactly so many digits (1 to 19) before `ends`, and where they are numbers that fit 64 bits.
+def rows_before(data: Bytes, ends: Ints, width: int) -> Bytes:
+    """The `width` bytes before each position, as rows of one matrix: whatever is read of them then lies together."""
+    everywhere = np.ndarray((len(data) - width + 1,), dtype=f"V{width}", buffer=data, strides=(1,))
+    return everywhere[ends - width].view(np.uint8).reshape(len(ends), width)
 
-    Half the cost of `uints`. Up to 23 bytes before the numbers are looked at, so they must not be at the very front.
+
+def words_of_rows(rows: Bytes, end: int) -> Words:
+    """The eight bytes before column `end` of each row."""
+    count, width = rows.shape
+    column: Words = np.ndarray((count,), dtype="<u8", buffer=rows, offset=end - 8, strides=(width,))
+    return column.copy()
+
+
+def uints_of_rows(rows: Bytes, end: int, digits: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """The numbers of exactly so many digits (1 to 19) before column `end`, and where they are numbers that fit 64 bits.
+
+    Half the cost of `uints`. Eight columns are read at a time, so that there must be some before short numbers.
     """
-    value = np.zeros(len(ends), dtype=np.uint64)
-    wrong = np.zeros(len(ends), dtype=np.uint64)
+    value = np.zeros(len(rows), dtype=np.uint64)
+    wrong = np.zeros(len(rows), dtype=np.uint64)
     for below in range(0, digits, 8):  # digits to the right of the eight
-        word = words(data, ends - (below + 8))
-        if below and (word == word[0]).all():
-            word = word[:1]  # the upper digits of times that are close together: once is enough
+        word = words_of_rows(rows, end - below)
         word ^= _EIGHT_ZEROS
         if (spare := 8 - (digits - below)) > 0:
             word &= np.uint64((0xFFFFFFFFFFFFFFFF << 8 * spare) & 0xFFFFFFFFFFFFFFFF)
+        if (word == word[:1]).all():
+            word = word[:1]  # sizes that are all the same, the upper digits of times that are close: once is enough
         wrong |= word
         wrong |= word + _BEYOND_NINE
         word *= _PAIR

@@ -98,22 +98,22 @@ class Sources:
         return reader.format("kafka").options(**given, startingOffsets="earliest", minPartitions="2")
 
     def queries(self, *, with_kafka: bool, rows: int) -> dict[str, Callable[[], None]]:
-        read, stream = self.spark.read, self.spark.readStream
+        spark = self.spark  # a new reader each time: it keeps the options it was given
         found: dict[str, Callable[[], None]] = {
-            "batch": lambda: _batch(self.ours(read, 0).load()),
-            "value": lambda: _batch(self.ours(self.spark.read.schema("value binary"), 0).load()),
-            "bound": lambda: _batch(read.format("jetstream-bound").option("rows", rows).load()),
-            "stream": lambda: _stream(self.ours(stream, 0).load(), rows),
-            "batch_start": lambda: _batch(self.ours(read, _TINY).load()),
-            "stream_start": lambda: _stream(self.ours(stream, _TINY).load(), _TINY),
+            "batch": lambda: _batch(self.ours(spark.read, 0).load()),
+            "value": lambda: _batch(self.ours(spark.read.schema("value binary"), 0).load()),
+            "bound": lambda: _batch(spark.read.format("jetstream-bound").option("rows", rows).load()),
+            "stream": lambda: _stream(self.ours(spark.readStream, 0).load(), rows),
+            "batch_start": lambda: _batch(self.ours(spark.read, _TINY).load()),
+            "stream_start": lambda: _stream(self.ours(spark.readStream, _TINY).load(), _TINY),
         }
         if with_kafka:
             found |= {
-                "kafka_batch": lambda: _batch(self.kafka(read, 0).load()),
-                "kafka_value": lambda: _batch(self.kafka(read, 0).load().select("value")),
-                "kafka_stream": lambda: _stream(self.kafka(stream, 0).load(), rows),
-                "kafka_batch_start": lambda: _batch(self.kafka(read, _TINY).load()),
-                "kafka_stream_start": lambda: _stream(self.kafka(stream, _TINY).load(), _TINY),
+                "kafka_batch": lambda: _batch(self.kafka(spark.read, 0).load()),
+                "kafka_value": lambda: _batch(self.kafka(spark.read, 0).load().select("value")),
+                "kafka_stream": lambda: _stream(self.kafka(spark.readStream, 0).load(), rows),
+                "kafka_batch_start": lambda: _batch(self.kafka(spark.read, _TINY).load()),
+                "kafka_stream_start": lambda: _stream(self.kafka(spark.readStream, _TINY).load(), _TINY),
             }
         return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,12 +12,13 @@ from hypothesis import strategies as st
 from parti.errors import ProtocolError
 from parti.wire.columns import (
     SCHEMA,
+    _ack_numbers_plain,
     consumer_deliveries,
     direct_deliveries,
     header_column,
     is_delivery,
 )
-from parti.wire.frames import Frames, scan_plain
+from parti.wire.frames import Frames, _scan_vector, scan_plain
 
 NANOSECONDS = 1_790_000_000_123_456_789
 
@@ -108,6 +111,43 @@ def test_a_large_batch_is_read_in_runs_as_each_reply_alone(
     some = consumer_deliveries(frames_of(*raw), (1, 2))
     assert some.numbers[1:3].T.tolist() == [list(numbers[1:3]) for _, numbers in values]
     assert some.pending_behind_last() == values[-1][1][4]
+
+
+@given(
+    st.sampled_from([9, 11, 12]),
+    st.sampled_from([(1, 10**5, 10**5, NANOSECONDS, 9 * 10**5), (7, 10**18, 10**8, NANOSECONDS, 500)]),
+    st.lists(st.binary(max_size=9), min_size=128, max_size=300),
+    st.data(),
+)
+@settings(deadline=None, max_examples=60)
+def test_lines_of_one_layout_are_read_together_as_each_alone(
+    shape: int, first: tuple[int, ...], payloads: list[bytes], data: st.DataObject
+) -> None:
+    """Cut anywhere; payloads with line feeds and without, and one byte that is not what the server sent."""
+    values = [(first[0], *(number + row % 90 for number in first[1:])) for row in range(len(payloads))]
+    raw = b"".join(
+        message("s" * (1 + row % 5), ack(shape, numbers), payload)
+        for row, (numbers, payload) in enumerate(zip(values, payloads, strict=True))
+    )
+    raw = raw[: data.draw(st.integers(len(raw) * 9 // 10, len(raw)))]
+    frames = _scan_vector(np.frombuffer(raw, dtype=np.uint8), len(raw))
+    plain = scan_plain(np.frombuffer(raw, dtype=np.uint8), len(raw))
+    if frames is not None:
+        assert frames.positions.tolist() == plain.positions.tolist()
+        assert frames.consumed == plain.consumed
+        assert len(frames) < 128 or frames.tails is not None
+        assert is_delivery(frames).all()
+        found = consumer_deliveries(frames)
+        assert found.numbers.T.tolist() == [list(numbers) for numbers in values[: len(plain)]]
+        assert found.to_arrow(("data",)).column(0).to_pylist() == payloads[: len(plain)]
+    broken = bytearray(raw)
+    broken[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    frames = _scan_vector(np.frombuffer(broken, dtype=np.uint8), len(broken))
+    with contextlib.suppress(ProtocolError):  # what only the plain loop refuses is a blank where no server sends one
+        plain = scan_plain(np.frombuffer(broken, dtype=np.uint8), len(broken))
+        expected = _ack_numbers_plain(plain.select(is_delivery(plain))).tolist()
+        assert frames is None or frames.positions.tolist() == plain.positions.tolist()
+        assert frames is None or consumer_deliveries(frames.select(is_delivery(frames))).numbers.tolist() == expected
 
 
 @pytest.mark.parametrize("shape", [9, 11, 12])

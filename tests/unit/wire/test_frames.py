@@ -133,6 +133,19 @@ def test_deliveries_are_scanned_in_runs_as_each_alone(parts: list[bytes], data: 
     assert vector is None or vector == plain or plain is ProtocolError
 
 
+@pytest.mark.parametrize(
+    "rest", [b"\n\n", b"M\n\n", b"MS\n\n", b"MSG\n\n", b"MSG s 2 r 9\r\n\n\n\n", b"PING\r\n", b"MSG s 2 r 9"]
+)
+def test_line_feeds_at_the_end_of_deliveries_are_no_frames(rest: bytes) -> None:
+    line = b"MSG s 2 $JS.ACK.S.c.1.%d.%d.1790000000000000000.9 2\r\nxx\r\n"
+    whole = b"".join(line % (number, number) for number in range(1_000, 1_200))
+    for raw in (whole, whole + rest, whole + line % (1_200, 1_200) + rest):
+        plain = scan_plain(as_bytes(raw), len(raw))
+        found = scan(as_bytes(raw), len(raw))
+        assert described(found) == described(plain)
+        assert outcome(_scan_vector, raw) in (None, described(plain))
+
+
 @given(valid)
 @settings(max_examples=200, deadline=None)
 def test_plain_scan_returns_exactly_the_frames_that_were_written(parts: list[bytes]) -> None:

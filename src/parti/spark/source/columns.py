@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -112,16 +113,26 @@ class ColumnBuilder:
                 return batch.column("data")
             case "partition":
                 if not self.partitioning.needs_subject:
-                    return pa.repeat(pa.scalar(0, pa.int32()), batch.num_rows)
+                    return _constant(0, field.type, batch.num_rows)
                 return self.partitioning.column(batch.column("subject"))
             case "timestamp":
                 return batch.column("timestamp").cast(field.type, safe=False)  # Spark knows microseconds only
             case "stream":
-                return pa.repeat(self.stream, batch.num_rows)
+                return _constant(self.stream, field.type, batch.num_rows)
             case "headers":
                 return _never_null(batch.column(HEADERS)).cast(field.type)
             case _:
                 return batch.column(field.name)
+
+
+def _constant(value: str | int, kind: pa.DataType, rows: int) -> pa.Array:
+    """So many times the same, of an array that is made once."""
+    return _repeated(value, kind, 1 << rows.bit_length())[:rows]
+
+
+@lru_cache(maxsize=32)
+def _repeated(value: str | int, kind: pa.DataType, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, kind), rows)
 
 
 def _never_null(lists: pa.Array) -> pa.Array:
