@@ -312,6 +312,20 @@ TestHandoffModel.settings = settings(
 )
 
 
+def test_a_move_that_begins_before_the_new_owner_heard_of_its_own_acceptance_ends() -> None:
+    machine = HandoffMachine()
+    machine.begin()
+    machine.prepare(n=1)
+    machine.happen(indexes=[0] * 14 + [1])  # worker-1 has accepted, and has not heard that it did
+    assert machine.claim.state is ClaimState.STABLE
+    assert machine.workers[1].state.phase is per_worker_partition.Phase.ACCEPTING
+    machine.publish()
+    machine.prepare(n=0)
+    machine.happen(indexes=[0, 28])
+    machine.teardown()
+    assert machine.claim.owner == MEMBERS[0]
+
+
 def test_the_model_notices_a_t_that_was_read_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     original = per_worker_partition.step
 

@@ -152,7 +152,12 @@ def _follow(state: PerPartition) -> Step:
     if claim.owner != state.me:
         return _let_go(state) if state.phase is not Phase.IDLE else (state, ())
     if claim.state is ClaimState.PREPARE:
-        return _stop(state, claim)
+        if state.phase is not Phase.ACCEPTING:
+            return _stop(state, claim)
+        # The next move began before we heard that our acceptance stands: begin, so that there is somebody to stop.
+        begun, effects = _own(state, claim)
+        stopping, more = _stop(begun, claim)
+        return stopping, (*effects, *more)
     if claim.state is ClaimState.COMMIT and not claim.accepted:
         # The durable has seen everything since it was created: there is nothing to catch up with.
         return held_partition.write(

@@ -43,6 +43,9 @@ MEDDLING = FaultPlan(crashes=False, weather=False, events=14)
 Patch = Callable[[object, str, object], None]
 
 
+_INHERITED = object()  # the name is defined by a base class
+
+
 @dataclass(frozen=True, slots=True)
 class Broken:
     """A rule that does not hold."""
@@ -59,7 +62,8 @@ class Broken:
         before: list[tuple[object, str, object]] = []
 
         def patch(owner: object, name: str, value: object) -> None:
-            before.append((owner, name, vars(owner)[name]))
+            assert hasattr(owner, name), f"{owner} has no {name} any more"
+            before.append((owner, name, vars(owner).get(name, _INHERITED)))
             setattr(owner, name, value)
 
         try:
@@ -67,7 +71,10 @@ class Broken:
             yield
         finally:
             for owner, name, value in reversed(before):
-                setattr(owner, name, value)
+                if value is _INHERITED:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, value)
 
     def found(self, first: int = 0, seeds: int = SEEDS) -> SimOutcome | None:
         """The first run from this seed on that breaks a promise because of it, and keeps them all without it."""

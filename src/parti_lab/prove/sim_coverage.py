@@ -14,9 +14,9 @@ MODULES: Final = (
         f"control.{name}"
         for name in ("claims", "election", "handoff", "per_worker_partition", "identity", "leader", "lease")
     ),
-    *(f"control.{name}" for name in ("membership", "reconcile", "per_partition")),
-    *(f"manager.{name}" for name in ("claim_writer", "conflicts", "per_partition", "per_worker", "positions")),
-    *(f"manager.{name}" for name in ("slot_acks", "slot_inbox", "slot_durable", "slot_flow", "slot_progress")),
+    *(f"control.{name}" for name in ("held_partition", "membership", "reconcile", "per_partition")),
+    *(f"manager.{name}" for name in ("claim_writer", "positions", "layouts.conflicts", "layouts.per_worker")),
+    *(f"manager.layouts.per_partition.{name}" for name in ("acks", "durable", "flow", "inbox", "plane", "progress")),
     *(
         f"worker.{name}"
         for name in ("assigner", "attempts", "backlog", "catchup", "channel", "inbox", "durable", "engine")

@@ -13,7 +13,7 @@ from parti.control.assign.consistent_hash import hash_keys
 from parti.errors import ConfigError
 from parti.model import Partition, WorkerId
 
-VECTORS = json.loads((Path(__file__).parent.parent / "data" / "assignment-vectors.json").read_text())
+VECTORS = json.loads((Path(__file__).parents[2] / "data" / "assignment-vectors.json").read_text())
 KINDS = {
     "consistent_hash": ConsistentHash,
     "round_robin": RoundRobin,
