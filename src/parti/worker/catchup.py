@@ -49,8 +49,8 @@ class CatchUpReader:
     async def take_over(self, states: Iterable[PartitionState], subjects: tuple[str, ...]) -> None:
         """When this returns, each partition has received everything up to its target and continues with live messages.
 
-        Each state has its position in `seen` and its target in `target`, which may move during the read. A partition
-        that is stopped or removed meanwhile is left as it is.
+        Each state has its position in `received_through` and its target in `target`, which may move during the read. A
+        partition that is stopped or removed meanwhile is left as it is.
         """
         async with self._one_at_a_time:
             waiting = {state.id: state for state in states}
