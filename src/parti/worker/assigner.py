@@ -254,7 +254,7 @@ class Assigner:
         channel.next_sequence = delivered + 1
         return waiting
 
-    # -- partitions that are added -------------------------------------------------------------------------------------
+    # -- partitions that are added ------------------------------------------------------------------------------------
 
     def _new_state(self, wanted: Wanted, key: PartitionId) -> PartitionState:
         lease = wanted.leases.get(key) or Lease(key, 0)
@@ -282,7 +282,7 @@ class Assigner:
             self._inbox.extend(state, max(last, state.target or 0))
         self._take_overs.begin([state for state in states if not state.stopped])
 
-    # -- partitions that are removed -----------------------------------------------------------------------------------
+    # -- partitions that are removed ----------------------------------------------------------------------------------
 
     def go_on(self, state: PartitionState) -> None:
         """Resume a stopped partition at its cursor."""

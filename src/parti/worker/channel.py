@@ -46,7 +46,7 @@ class Channel:
     def pulling(self) -> bool:
         return self.pull is not None
 
-    # -- for the session -----------------------------------------------------------------------------------------------
+    # -- for the session ----------------------------------------------------------------------------------------------
 
     async def open(self, options: ConnectOptions, name: str, *, anew: bool) -> None:
         """When this returns the connection is up; `anew`: replace the existing one."""
@@ -87,7 +87,7 @@ class Channel:
         if self._trouble is not None and not self._trouble.done():
             self._trouble.set_result(error)
 
-    # -- for every component -------------------------------------------------------------------------------------------
+    # -- for every component ------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
         """Close the connection at once: unsent data is discarded."""

@@ -286,7 +286,7 @@ class WorkerConsumer:
             raise UsageError(f"partition {partition} is not assigned to this worker")
         return engine, state
 
-    # -- inspection ----------------------------------------------------------------------------------------------------
+    # -- inspection ---------------------------------------------------------------------------------------------------
 
     @property
     def worker_id(self) -> str:
@@ -358,7 +358,7 @@ class WorkerConsumer:
         """Make `info()` and `position()` report on this layout, which reads by itself."""
         self._show = plane
 
-    # -- lifecycle -----------------------------------------------------------------------------------------------------
+    # -- lifecycle ----------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         return self

@@ -181,7 +181,7 @@ class Engine:
             metrics.count(m.UPDATE_SKIPPED)
         batch.settle(None)
 
-    # -- supervising the consumer --------------------------------------------------------------------------------------
+    # -- supervising the consumer -------------------------------------------------------------------------------------
 
     async def _verify(self) -> None:
         """Check every few seconds that the consumer is still as we created it."""
@@ -231,7 +231,7 @@ class Engine:
             await asyncio.sleep(third)
             self.inbox.heartbeat(older_than=third * 0.9)
 
-    # -- shutdown ------------------------------------------------------------------------------------------------------
+    # -- shutdown -----------------------------------------------------------------------------------------------------
 
     async def stop(self, main: asyncio.Task[None]) -> None:
         self.coalescer.fail(WorkerClosed("the worker was closed before the update was in force"))

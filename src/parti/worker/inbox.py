@@ -40,7 +40,7 @@ class Inbox:
     def __repr__(self) -> str:
         return f"<Inbox {self._ledger!r} {self._pool!r}>"
 
-    # -- receiving -----------------------------------------------------------------------------------------------------
+    # -- receiving ----------------------------------------------------------------------------------------------------
 
     def take(self, items: list[Item], pending: int) -> None:
         """Route each message of one read; `pending` more wait at the server."""
@@ -304,7 +304,7 @@ class Inbox:
         if dropped:
             metrics.count(m.SKIPPED, dropped)
 
-    # -- releasing -----------------------------------------------------------------------------------------------------
+    # -- releasing ----------------------------------------------------------------------------------------------------
 
     def drop(self, state: PartitionState) -> None:
         """Drop the open messages of a partition we no longer own; on limits streams its acks are only bookkeeping."""
