@@ -1,4 +1,4 @@
-"""The only legal changes of a claim. Each function is one transition of the diagram; there is no other way to write.
+"""The only legal changes of a claim. Each function is one transition of the diagram; no other change can be written.
 
     UNASSIGNED --assign--> COMMIT --accept--> COMMIT+ --caught_up--> STABLE --prepare--> PREPARE --release--> COMMIT
                              |                                                              |
@@ -74,7 +74,7 @@ def release(claim: Claim, by: Member, *, cursor: int) -> Claim:
 
 
 def accept(claim: Claim, by: Member, *, target: int) -> Claim:
-    """From here on `by` acts under this epoch. STABLE at once when there is nothing to catch up."""
+    """From here on `by` acts under this epoch. STABLE at once when there is nothing to catch up on."""
     _require(claim.state is ClaimState.COMMIT and claim.owner == by and not claim.accepted, f"accept as {by}", claim)
     taken = replace(claim, accepted=True, target=target)
     return replace(taken, state=ClaimState.STABLE) if taken.caught_up else taken
@@ -177,8 +177,8 @@ def retake(claim: Claim, by: Member) -> Claim:
 def floor_counts(claim: Claim, position: int, layout: Layout) -> bool:
     """Whether the ack floor of the owner's durable is valid for this partition.
 
-    A worker's durable never sees messages below T, so its floor counts only after the catch-up has finished (`position
-    >= T`; without this rule a prototype lost 4,913 messages). A partition's own durable sees everything.
+    A worker's durable never sees messages below T, so its floor counts only after the catch-up has finished
+    (`position >= T`; without this rule a prototype lost 4,913 messages). A partition's own durable sees everything.
     """
     if claim.state is ClaimState.COMMIT and not claim.accepted:
         return False

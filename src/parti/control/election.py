@@ -147,7 +147,7 @@ def step(state: Election, event: Event) -> Step:
         case LeaderSeen(now, record, revision, floor):
             if (
                 state.leading and floor > state.term
-            ):  # the record of earlier terms was lost: start with a higher one
+            ):  # the record of the terms before ours was lost: start with a higher one
                 follower, effects = _deposed(state, f"term {floor} was known already")
                 behind = replace(follower, term=floor, hold=state.hold.failed(now))
                 later, more = _seen(behind, now, record, revision)

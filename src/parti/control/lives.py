@@ -23,7 +23,7 @@ from typing import Final
 
 from parti.model import Member, PartitionId, Tried
 
-NOTED: Final = 5.0  # seconds in which starts are recorded: a message that crashes its process does so early
+NOTED: Final = 5.0  # seconds in which starts are recorded: a message that crashed a process is met early
 SURVIVED: Final = 30.0  # seconds of activity after which earlier crashes no longer count
 _BURIED: Final = 64  # per partition; more than that above one position is not an accident
 REMEMBERED: Final = 4  # lives of one worker id whose end may still matter

@@ -154,7 +154,7 @@ def _follow(state: PerPartition) -> Step:
     if claim.state is ClaimState.PREPARE:
         return _stop(state, claim)
     if claim.state is ClaimState.COMMIT and not claim.accepted:
-        # The durable has seen everything since it was created: there is nothing to catch up.
+        # The durable has seen everything since it was created: there is nothing to catch up on.
         return held_partition.write(
             replace(state, phase=Phase.ACCEPTING), claims.accept(claim, state.me, target=claim.cursor)
         )

@@ -72,7 +72,7 @@ class CatchUpReader:
     async def backlog(self, subjects: tuple[str, ...], near: int, checkpoint: Callable[[], Awaitable[None]]) -> int:
         """Read all live partitions until fewer than `near` sequences are left; returns the number of messages read.
 
-        The consumer must not be pulled from meanwhile, and must be reset to just after what is done afterwards.
+        Do not pull from the consumer meanwhile; afterwards reset it to just after what is done.
         `checkpoint` is called after each part to store the progress: a crash then repeats one part at most.
         """
         async with self._one_at_a_time:

@@ -33,7 +33,7 @@ from parti.worker.updates import Batch, Coalescer
 from parti.worker.watch import HandlerWatch
 
 _ALMOST_IDLE = 8  # open messages: with more, clearing leftovers waits
-_VERIFY_EVERY = 2.0  # seconds; a crash repeats no more because of it, an idle partition is read again that far
+_VERIFY_EVERY = 2.0  # seconds; an idle partition's cursor lags this much: a crash reads that again, but repeats no more
 _CLOSING_CALLS = 2.0  # seconds that the last calls of close() may take
 
 

@@ -26,7 +26,7 @@ class NoWorkers(FatalError):
 
 
 class Strategy(Protocol):
-    """A pluggable assignment. The same input gives the same output on every member, so any of them can lead."""
+    """A pluggable assignment. The same input gives the same output on every member, whichever leads."""
 
     @property
     def name(self) -> str:

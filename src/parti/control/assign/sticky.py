@@ -14,7 +14,7 @@ from parti.model import Partition, PartitionId, WorkerId
 _Item = tuple[int, PartitionId]
 """(load, id): sorts by load, in the same order on every member."""
 
-_FULL: Final = 0.9  # with mixed weights, a worker above 0.9 x the mean is not worth a move
+_FULL: Final = 0.9  # with mixed weights, no partition moves to a worker above 0.9 x the mean just to even out
 _BUDGET: Final = 1.15  # of the unavoidable moves; the promise is 1.2, the rest is for rounding
 
 
