@@ -1,8 +1,8 @@
 """One leader at a time, with a term that only grows.
 
-The leader's record is never deleted: a resigning leader leaves its term behind. A single failed renewal costs nothing
-(docs/evidence/go-library.md#w14); leadership ends when another leader is seen or the fence says so. Two leaders can
-believe in themselves for a moment all the same, so every write of a leader is a CAS that carries its term.
+The leader's record is never deleted: a leader that resigns leaves its term in it. A single failed renewal has no effect
+(docs/evidence/go-library.md#w14); leadership ends when another leader is seen or the fence says so. For a moment two
+members may still believe that they lead, so every write of a leader is a CAS that carries its term.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class LeaderRecord:
 
 @dataclass(frozen=True, slots=True)
 class Election:
-    """One member's view of who leads."""
+    """One member's view of the leadership."""
 
     me: Member
     hold: HeldLease
     former: frozenset[Member] = frozenset()
-    """Members that this very process was before; none of them leads any more."""
+    """Earlier members of this same process; none of them leads any more."""
     leading: bool = False
     term: int = 0
     """The highest term seen, or our own when we lead."""
     known: LeaderRecord | None = None
     sighting: Sighting | None = None
-    """None until the key was read once: nobody campaigns against a record it has not read."""
+    """None until the key was read once: no member campaigns against a record it has not read."""
 
     def may_lead(self, now: float) -> bool:
         """Checked before every decision of the leader."""
@@ -49,12 +49,12 @@ class Election:
 
     @property
     def vacant(self) -> bool:
-        """Nobody leads for certain: there is no record, its leader resigned, or it was ourselves in an earlier life."""
+        """Certainly nobody leads: there is no record, its leader resigned, or it was this process under a former id."""
         return self.leader is None or self.leader in self.former
 
     @property
     def next_tick(self) -> float:
-        """When `Tick` has something to do, at the latest."""
+        """The latest time at which `Tick` must be sent."""
         if self.leading:
             return min(self.hold.renew_at, self.hold.fence.deadline)
         if self.sighting is None or self.vacant:
@@ -74,7 +74,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class LeaderSeen:
-    """The record under the leader key, from a watch or a read; None with revision 0 when there is none."""
+    """The record under the leader key, from a watch or a read; None with revision 0 when it does not exist."""
 
     now: float
     record: LeaderRecord | None
@@ -85,7 +85,7 @@ class LeaderSeen:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """This record of ours is in the bucket."""
+    """Our record is stored in the bucket."""
 
     now: float
     record: LeaderRecord
@@ -136,7 +136,7 @@ Step = tuple[Election, tuple[Effect, ...]]
 
 
 def step(state: Election, event: Event) -> Step:
-    """The next state and what to do."""
+    """The next state and the effects to perform."""
     if state.leading and not state.hold.fence.allows(event.now):
         follower, effects = _deposed(state, "the leader's lease ran out by our own clock")
         later, more = step(follower, event)
@@ -147,7 +147,7 @@ def step(state: Election, event: Event) -> Step:
         case LeaderSeen(now, record, revision, floor):
             if (
                 state.leading and floor > state.term
-            ):  # the record of terms before ours was lost: begin with a higher one
+            ):  # the record of the terms before ours was lost: start with a higher one
                 follower, effects = _deposed(state, f"term {floor} was known already")
                 behind = replace(follower, term=floor, hold=state.hold.failed(now))
                 later, more = _seen(behind, now, record, revision)
@@ -188,16 +188,16 @@ def _write(state: Election, term: int, now: float) -> Step:
 
 
 def _seen(state: Election, now: float, record: LeaderRecord | None, revision: int) -> Step:
-    vanished = record is None and revision == 0  # read from the bucket's leader: there is nothing, whatever was before
+    vanished = record is None and revision == 0  # read from the bucket's leader: there is no record, whatever was there
     if state.sighting is not None and revision < state.sighting.revision and not vanished:
         return state, ()
     if state.sighting is None or revision > state.sighting.revision or (vanished and state.known is not None):
         ours = state.leader == state.me
         state = replace(state, sighting=Sighting(revision, now), known=record)
         if state.vacant and not ours and not state.hold.waiting:
-            state = replace(state, hold=state.hold.failed(now))  # nobody leads: campaign at the next tick, not later
+            state = replace(state, hold=state.hold.failed(now))  # nobody leads: campaign at the next tick
     if record is None:
-        # It was removed or damaged. A leader writes it again by CAS; if somebody else is faster, that one leads.
+        # The record was deleted or damaged. A leader rewrites it by CAS; if another member is faster, that one leads.
         lost = replace(state.hold, revision=revision, renew_at=now) if state.leading else state.hold
         return replace(state, hold=lost), ()
     if record.leader == state.me:

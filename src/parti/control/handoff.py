@@ -1,8 +1,8 @@
-"""The leader's watch over one moving partition: timeouts, retries, abort, rollback (docs/requirements.md#r-111).
+"""The leader's supervision of one moving partition: timeouts, retries, abort, rollback (docs/requirements.md#r-111).
 
-The workers move a claim on by themselves; the leader steps in only when they do not. A timeout never takes a partition
-from a member that may still be acting: it nudges, aborts towards the owner, or undoes a COMMIT nobody has accepted.
-A catch-up may take as long as it takes, so an accepted COMMIT has no timeout.
+The workers advance a claim themselves; the leader acts only when they do not. A timeout never takes a partition from a
+member that may still be acting: it nudges, aborts in favour of the owner, or undoes an unaccepted COMMIT. A catch-up
+may take any time, so an accepted COMMIT has no timeout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from parti.model import Claim, ClaimState, Member, PartitionId
 
 @dataclass(frozen=True, slots=True)
 class HandoffTerms:
-    """How patient the leader is."""
+    """The leader's timeouts."""
 
     prepare_timeout: float = defaults.PREPARE_TIMEOUT
     prepare_retries: int = defaults.PREPARE_RETRIES
@@ -60,7 +60,7 @@ class Handoff:
     due: float
     attempts: int = 0
     proposed: Claim | None = None
-    """The way out that was written, if its CAS succeeded."""
+    """The proposed abort or rollback; in force only if its CAS succeeded."""
     result: HandoffResult = HandoffResult.SUCCESS
     counted: bool = True
     """False for a first assignment, or one that never left its worker: nothing was handed over."""
@@ -80,7 +80,7 @@ def stage_of(claim: Claim) -> HandoffStage:
 
 
 def begin(claim: Claim, now: float, terms: HandoffTerms | None = None) -> Handoff:
-    """Watch a claim that is moving, also one that another leader set in motion (crash recovery by scan)."""
+    """Supervise a moving claim, also one that an earlier leader started (crash recovery by scan)."""
     terms = terms or HandoffTerms()
     giver, taker = claim.previous, claim.owner
     moved = giver is not None and taker is not None and giver.worker != taker.worker
@@ -98,7 +98,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed. Health is about the very members named in the claim."""
+    """Time passed. The health flags are about exactly the members named in the claim."""
 
     now: float
     term: int
@@ -147,7 +147,7 @@ Effect = Propose | Nudge | StageDone | Finished
 
 
 def step(state: Handoff, event: Event) -> tuple[Handoff, tuple[Effect, ...]]:
-    """The next state and what to do."""
+    """The next state and the effects to perform."""
     match event:
         case Changed(now, claim):
             return _changed(state, now, claim)
@@ -205,7 +205,7 @@ def _tick(state: Handoff, event: Tick) -> tuple[Handoff, tuple[Effect, ...]]:
             return _end(state, now, undone, HandoffResult.TIMEOUT, "not accepted, and nobody to give it back to")
         case HandoffStage.CATCH_UP | HandoffStage.DONE:
             pass
-    # An owner that is silent but not certainly gone can only be waited for; reconcile takes over when it is gone.
+    # The leader can only wait for an owner that is silent but not certainly gone; reconcile takes over when it is gone.
     return state, ()
 
 
@@ -220,7 +220,7 @@ def _retry(state: Handoff, now: float) -> tuple[Handoff, tuple[Effect, ...]]:
 def _end(
     state: Handoff, now: float, claim: Claim, result: HandoffResult, reason: str
 ) -> tuple[Handoff, tuple[Effect, ...]]:
-    """Propose the way out, and do not propose again before the answer had time to come."""
+    """Propose the abort or rollback, and do not propose again before an answer can have arrived."""
     waiting = replace(state, due=now + state.terms.commit_timeout, proposed=claim, result=result)
     return waiting, (Propose(claim, reason),)
 

@@ -1,7 +1,7 @@
-"""What a worker knows of one partition, and says about its claim, in both layouts. Pure.
+"""A worker's state of one partition and the claims it writes, common to both layouts. Pure.
 
-The cursor never claims more than what is done; a claim is written by compare-and-set, one write at a time; and a record
-that got lost is written again by whoever can speak for the partition.
+The cursor never covers more than what is done; a claim is written by compare-and-set, one write at a time; and a lost
+record is rewritten by the member that knows the partition's state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PhaseT = TypeVar("PhaseT")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class HeldPartition(Generic[PhaseT]):
-    """One partition as one worker sees it; a layout adds its phases, and what it has to ask the server for."""
+    """One partition as one worker sees it; a layout adds its phases and its requests to the server."""
 
     partition: PartitionId
     me: Member
@@ -27,18 +27,18 @@ class HeldPartition(Generic[PhaseT]):
     claim: Claim | None = None
     revision: int = 0
     queued: int = 0
-    """Every message up to here was handed to the lanes, as far as we were told."""
+    """Every message up to here was passed to the lanes, as far as was reported."""
     tail: int = 0
-    """The last message that really was."""
+    """The last message actually passed to the lanes."""
     done: int = 0
     """The last message that was finished."""
     lease: Lease | None = None
     """Set while effects are allowed."""
     writing: bool = False
     lost: ClaimLost | None = None
-    """The record is gone; `claim` is what we know of it."""
+    """The record is lost; `claim` is our last knowledge of it."""
     ticket: int = 0
-    """Number of the last question asked; answers to earlier ones are ignored."""
+    """Number of the last request; answers to earlier ones are ignored."""
 
     @property
     def cursor(self) -> int:
@@ -51,14 +51,14 @@ class HeldPartition(Generic[PhaseT]):
 
     @property
     def handed_over(self) -> bool:
-        """Whether the layout has stopped the partition, and its release is not written yet."""
+        """Whether the layout has stopped the partition and its release is not written yet."""
         raise NotImplementedError
 
     @property
     def unreleased(self) -> tuple[int, int] | None:
-        """(epoch, cursor) while the last word on a partition that we gave away is not in its claim yet.
+        """(epoch, cursor) of a partition that we gave away, while its claim lacks our final cursor.
 
-        Whoever takes over before it is must find it among our positions, or repeats all since the claim's own cursor.
+        A member that takes over before that finds it among our positions, or else repeats all since the claim's cursor.
         """
         if not self.handed_over or self.claim is None or self.claim.owner != self.me:
             return None
@@ -66,7 +66,7 @@ class HeldPartition(Generic[PhaseT]):
 
     @property
     def unspoken(self) -> int | None:
-        """The revision at which the record was lost, while we have to say something about it and have not yet."""
+        """The revision at which the record was lost, while we must rewrite it and have not done so yet."""
         return self.lost.revision if self.lost is not None and (self.lease or self.unreleased) else None
 
     def __repr__(self) -> str:
@@ -83,7 +83,7 @@ def heard(
     event: ClaimSeen | ClaimLost | WriteFailed | MessageDone,
     follow: Callable[[S], tuple[S, tuple[E, ...]]],
 ) -> tuple[S, tuple[E, ...]]:
-    """What is the same in both layouts; `follow` acts on what the claim says about us."""
+    """Handles the events that both layouts share; `follow` acts on what the claim says about us."""
     match event:
         case ClaimSeen(claim, revision):
             if revision < state.revision:
@@ -106,21 +106,21 @@ def heard(
 
 
 def stopped(state: S, event: LaneStopped) -> S:
-    """The lane starts nothing more: what it dropped was never queued."""
+    """The lane starts nothing more: messages it dropped count as never queued."""
     if event.dropped_from is None:
         return state
     return replace(state, queued=event.dropped_from - 1, tail=event.last_started)
 
 
 def write(state: S, claim: Claim) -> tuple[S, tuple[WriteClaim, ...]]:
-    """This becomes of the claim, unless a write is on its way already."""
+    """Write this claim, unless a write is already in flight."""
     if state.writing:
         return state, ()
     return replace(state, writing=True), (WriteClaim(claim, state.revision),)
 
 
 def write_again(state: S, claim: Claim, lost: ClaimLost) -> tuple[S, tuple[WriteClaim, ...]]:
-    """The record is gone: what we hold we claim anew; of what we gave away we say how far it was."""
+    """The record is lost: reclaim it if we hold the partition; if we gave it away, write how far it was done."""
     if claim.owner != state.me or state.writing:
         return state, ()
     if state.lease is not None:

@@ -1,8 +1,8 @@
 """A stable worker id: at most one process acts under it at any time, and a restarted process gets it back.
 
-`step(identity, event) -> (identity, effects)`. The agent performs the effects, feeds back what happened, and calls
-`Tick` when `next_tick` says so. Losing the id is decided here, by the holder's own clock: `IdFenced` comes at the
-deadline even when NATS is unreachable and nobody can be asked.
+`step(identity, event) -> (identity, effects)`. The agent performs the effects, feeds back the results, and sends `Tick`
+when `next_tick` says so. Losing the id is decided here, by the holder's own clock: `IdFenced` comes at the deadline
+even when NATS is unreachable.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from parti.errors import ConfigError
 from parti.model import Claim, Member, WorkerId
 from parti.subjects import validate_token
 
-_REMEMBERED_LIVES: Final = 16  # a record that names an older one is waited out like anybody's
+_REMEMBERED_LIVES: Final = 16  # older lives are forgotten: their records are waited out like any other
 
 
 class LeaseStatus(StrEnum):
-    """What the holder of an id asks of the others."""
+    """What the holder of an id requests from the other members."""
 
     ACTIVE = "active"
     LEAVING = "leaving"
-    """Move my partitions away, then I go: no crash, no window."""
+    """Move my partitions away, then I stop: no crash, no waiting window."""
     RESTING = "resting"
-    """I have stopped cleanly and will be back: keep my partitions for one TTL. Anybody may take the id over."""
+    """I have stopped cleanly and will return: keep my partitions for one TTL. Any process may take the id over."""
     LEFT = "left"
-    """I have stopped cleanly and will not be back; the id is free. Written, not deleted: markers confuse watchers."""
+    """I have stopped cleanly and will not return; the id is free. Written, not deleted: markers confuse watchers."""
 
     @property
     def stopped(self) -> bool:
-        """The member acts no more, whatever its lease says."""
+        """The member no longer acts, whatever its lease says."""
         return self in (LeaseStatus.RESTING, LeaseStatus.LEFT)
 
 
@@ -49,19 +49,19 @@ class LeaseRecord:
     instance: str = ""
     """A name that survives restarts (a pod of a StatefulSet); its next process may take the id over at once."""
     clean: bool = True
-    """Whoever had the id before this process has certainly stopped."""
+    """The previous holder of the id has certainly stopped."""
     seen: int = 0
-    """The member knows all that the bucket held up to this revision, and holds nothing whose claim was lost by then.
-    What a worker of an older parti writes says nothing (0)."""
+    """The member has read everything in the bucket up to this revision, and holds nothing whose claim was lost by then.
+    Workers of an older parti do not set it (0)."""
     capacity: int = 0
-    """Partitions that it can carry at most; 0 says nothing."""
+    """Maximum number of partitions; 0 means no limit."""
     well: bool = True
-    """False: give me nothing, and take from me what I have."""
+    """False: give me no partitions, and move mine away."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdPool:
-    """The ids there are: `<prefix>-<first>` to `<prefix>-<last>`, inclusive. One id is a valid pool.
+    """All available ids: `<prefix>-<first>` to `<prefix>-<last>`, inclusive. One id is a valid pool.
 
     See docs/evidence/go-library.md#w18.
     """
@@ -80,7 +80,7 @@ class IdPool:
 
 
 class Phase(StrEnum):
-    """Where this process stands with its id."""
+    """The state of this process with respect to its id."""
 
     SEEKING = "seeking"
     HELD = "held"
@@ -90,7 +90,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """State of one process on its way to an id, and while it holds it."""
+    """State of one process while it seeks an id, and while it holds it."""
 
     nonce: str
     """Fresh and random for each process."""
@@ -98,22 +98,22 @@ class Identity:
     pool: IdPool = field(default_factory=IdPool)
     instance: str = ""
     former: Mapping[Member, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Members that this very process was before: it was fenced, and nothing is done in their name any more. With each
-    the time on our clock when that is certain of its last effects too, and of whoever had the id before it."""
+    """Earlier members of this same process: fenced, and they will not act any more. Each with the time on our clock
+    from which its last effects, and any previous holder of its id, have certainly ended."""
     crowded: bool = False
-    """Somebody was faster with the id that we wanted."""
+    """Another process got the id that we wanted."""
     phase: Phase = Phase.SEEKING
     worker: WorkerId | None = None
     status: LeaseStatus = LeaseStatus.ACTIVE
     clean: bool = True
     clean_at: float = NEVER
-    """When those before us have stopped at the latest, if they had not when we took the id."""
+    """When previous holders have stopped at the latest, if they had not when we took the id."""
     seen: int = 0
     capacity: int = 0
     well: bool = True
-    """What the next record says; see `LeaseRecord`."""
+    """The value for the next record; see `LeaseRecord`."""
     highest: int = 0
-    """The highest revision that the bucket gave to a record of ours: a lower one is of another bucket."""
+    """The highest revision of any record of ours in the bucket: a lower one means another bucket."""
     sightings: Mapping[WorkerId, Sighting] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -121,9 +121,9 @@ class Identity:
         return Member(self.worker, self.nonce) if self.worker is not None and self.phase is Phase.HELD else None
 
     def afterlife(self, quiet_at: float = NEVER) -> dict[Member, float]:
-        """`former` of this process's next life. Only when nothing runs under this nonce any more.
+        """`former` for the next identity of this process. Call it only when nothing runs under this nonce any more.
 
-        `quiet_at`: from when on no effect that it had begun can still be on its way.
+        `quiet_at`: from then on no effect started under it can still be in flight.
         """
         if self.worker is None:
             return dict(self.former)
@@ -132,10 +132,10 @@ class Identity:
         return dict(list(lives.items())[-_REMEMBERED_LIVES:])
 
     def undisputed(self, claims: Iterable[Claim]) -> Identity:
-        """No claim names a process that had our id before: whoever had it owns nothing, and need not be waited for.
+        """No claim names an earlier process of our id: such a process owns nothing and need not be waited for.
 
-        Only with every claim there is, none of them lost. Without this a fleet that is stopped within the first TTL of
-        its life waits for one when it is started again.
+        Only with the complete set of claims, none of them lost. Without this, a fleet that is stopped within the first
+        TTL of its life waits one TTL when it is started again.
         """
         mine = self.member
         if mine is None:
@@ -152,7 +152,7 @@ class Identity:
 
     @property
     def next_tick(self) -> float:
-        """When `Tick` has something to do, at the latest."""
+        """The latest time at which `Tick` must be sent."""
         return min(self.hold.renew_at, self.hold.fence.deadline) if self.phase is Phase.HELD else self.hold.renew_at
 
 
@@ -189,7 +189,7 @@ class PoolRead:
     asked: float
     """When the read was sent."""
     leases: Mapping[WorkerId, tuple[LeaseRecord | None, int]]
-    """None for a record that cannot be read: somebody's, who will write it anew if it is still there."""
+    """None for an unreadable record: it has a holder, which rewrites it if it is still alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class NotWritten:
-    """Refused by CAS, or the outcome is unknown: what the bucket holds decides, never a guess.
+    """Refused by CAS, or the outcome is unknown: the bucket's content decides, never a guess.
 
     See docs/evidence/go-library.md#w6.
     """
@@ -220,14 +220,14 @@ class NotWritten:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Ask the others to take our partitions; go on until they have."""
+    """Ask the other members to take our partitions; continue until they have."""
 
     now: float
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Everything is drained and its cursors are stored. A returning member keeps its partitions for one TTL."""
+    """Everything is drained and its cursors are stored. A member that will return keeps its partitions for one TTL."""
 
     now: float
     returning: bool = False
@@ -273,7 +273,7 @@ Step = tuple[Identity, tuple[Effect, ...]]
 
 
 def step(state: Identity, event: Event) -> Step:
-    """The next state and what to do. After `IdFenced` no later event of this nonce leads to a write."""
+    """The next state and the effects to perform. After `IdFenced` no later event of this nonce causes a write."""
     if state.phase is Phase.STOPPED:
         return state, ()
     if state.phase is Phase.HELD and not state.hold.fence.allows(event.now):
@@ -335,10 +335,10 @@ def _write(state: Identity, now: float) -> Step:
 
 
 def _seek(state: Identity, event: PoolRead) -> Step:
-    """Try the best id there is: our own from before, then one that rests, then the lowest free or expired one.
+    """Try the best id: our own from before, then one that rests, then the lowest free or expired one.
 
-    After an outage the record still names our former nonce. Nobody else can know that it has stopped, but we do: it
-    was this process. So the record we write is clean, and the partitions come back to us without waiting for a TTL.
+    After an outage the record still names our former nonce. No other process can know that it has stopped, but we do:
+    it was this process. So the record we write is clean, and the partitions return to us without waiting for a TTL.
     """
     if state.phase is not Phase.SEEKING or state.hold.waiting:
         return state, ()
@@ -361,7 +361,7 @@ def _seek(state: Identity, event: PoolRead) -> Step:
         elif record is None:
             if not expired:
                 continue
-            rank, clean = 2, False  # we never saw who was here before; its claims wait one TTL, if there are any
+            rank, clean = 2, False  # we never saw the previous holder; its claims wait one TTL, if there are any
         elif expired or record.status is LeaseStatus.LEFT:
             rank, clean = 2, expired or record.clean
         else:
@@ -372,7 +372,7 @@ def _seek(state: Identity, event: PoolRead) -> Step:
         return replace(state, worker=None, hold=state.hold.failed(now + terms.renew_every / 2)), ()
     best = min(rank for rank, *_ in found)
     alike = [candidate for candidate in found if candidate[0] == best]
-    # When a crowd starts at once only one can have the lowest id: whoever lost goes for one of its own.
+    # When many start at once only one can get the lowest id: a process that lost picks another by its nonce.
     _, worker, revision, clean = alike[zlib.crc32(state.nonce.encode()) % len(alike) if state.crowded else 0]
     hold = replace(state.hold, revision=revision)
     return _write(replace(state, worker=worker, hold=hold, clean=clean), now)
@@ -381,14 +381,14 @@ def _seek(state: Identity, event: PoolRead) -> Step:
 def _own_read(state: Identity, now: float, record: LeaseRecord | None, revision: int) -> Step:
     ours = record is not None and record.member.nonce == state.nonce
     if state.phase is Phase.SEEKING:
-        # An answer that was overtaken: we try another id already, and the answer to that write decides.
+        # An outdated answer: we already try another id, and the answer to that write decides.
         if state.hold.waiting or (record is not None and ours and record.member.worker != state.worker):
             return state, ()
         if ours and record is not None:
             return step(state, Written(now, record.beat, revision))
         return replace(state, worker=None, crowded=True, hold=state.hold.failed(now)), (ReadPool(),)
     if record is None:
-        # It was removed or damaged. Nobody took the id, or its record would be here: by CAS it is still ours.
+        # It was deleted or damaged. No other process took the id, or its record would be here: by CAS it is still ours.
         if state.hold.waiting:
             return state, ()
         return _write(replace(state, hold=replace(state.hold, revision=revision)), now)

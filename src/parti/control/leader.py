@@ -1,7 +1,7 @@
-"""All that a leader knows, and how a new one adopts what it finds.
+"""Everything a leader knows, and how a new leader adopts the stored state.
 
-A new leader takes the stored assignment and every claim as it stands, resumes what is moving, and leaves what is well
-alone. A claim that is missing although somebody remembers it was lost: it is no new partition.
+A new leader takes the stored assignment and every claim as they are, resumes moves in progress, and leaves healthy
+claims alone. A claim that is missing although there is a trace of it was lost: the partition is not new.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from parti.model import Assignment, Claim, ClaimState, Layout, Member, Partition
 
 @dataclass(frozen=True, slots=True)
 class LeaderRules:
-    """How this namespace is run."""
+    """The settings of this namespace."""
 
     layout: Layout = Layout.PER_WORKER
     retention: Retention = Retention.LIMITS
     windows: PacingTerms = field(default_factory=PacingTerms)
     handoff: HandoffTerms = field(default_factory=HandoffTerms)
-    parallel: int = 256  # moves under way at once; KV takes 17-22k writes/s, a move needs five
-    retry: float = 0.5  # seconds before a lost or refused write is decided anew
+    parallel: int = 256  # concurrent moves; KV takes 17-22k writes/s, a move needs five
+    retry: float = 0.5  # seconds before a lost or refused write is decided again
 
     def __post_init__(self) -> None:
         if self.parallel < 1 or self.retry <= 0:
@@ -38,17 +38,17 @@ class LeaderRules:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A claim that is not there although it was, or should be."""
+    """A claim that does not exist although it did, or should."""
 
     gone: Gone
     since: float
     known: Claim
-    """What anybody remembers of it."""
+    """The last known content, from any source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """All that a leader knows. Lives as long as one term."""
+    """Everything a leader knows. Exists for one term."""
 
     term: int
     membership: Membership
@@ -58,41 +58,41 @@ class Leader:
     assignment: Assignment = field(default_factory=Assignment)
     assignment_revision: int = 0
     assignment_sent: Assignment | None = None
-    """The last one that was written. An earlier one whose answer did not come may be stored after it was given up."""
+    """The last one written. An earlier one that got no answer may be stored after it was given up."""
     assignment_lost: bool = False
-    """Somebody removed or damaged the record: it is written again, also when nothing changed."""
+    """The record was deleted or damaged: it is rewritten even when nothing changed."""
     claims: Mapping[PartitionId, tuple[Claim, int]] = field(default_factory=lambda: MappingProxyType({}))
     lost: Mapping[PartitionId, Missing] = field(default_factory=lambda: MappingProxyType({}))
-    """Claims that were removed or damaged, and not written again yet."""
+    """Claims that were deleted or damaged, and not rewritten yet."""
     moving: Mapping[PartitionId, Handoff] = field(default_factory=lambda: MappingProxyType({}))
     pacing: Pacing = field(default_factory=Pacing)
     busy: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """Key or question in flight -> when to stop waiting for its answer."""
+    """Key or request in flight -> when to stop waiting for its answer."""
     open: Mapping[PartitionId, None] | None = None
-    """Partitions that are not where they belong, the only ones to look at; None after a change that concerns all."""
+    """Partitions that are not with their assigned owner; only these are checked. None: all must be checked."""
 
     @property
     def unassigned(self) -> tuple[PartitionId, ...]:
-        """Partitions that nobody was given: there is no room for them, or nobody well to carry them."""
+        """Partitions without an owner: no worker has room for them, or none is healthy."""
         if not self.membership.takers():
             kept = self.membership.keeping()
             return tuple(sorted(p for p in self.partitions if self.assignment.owners.get(p) not in kept))
         if self.assignment.term != self.term or len(self.assignment.owners) == len(self.partitions):
-            return ()  # not decided yet, or all placed
+            return ()  # not decided yet, or all assigned
         return tuple(sorted(self.partitions.keys() - self.assignment.owners.keys()))
 
     @property
     def converged(self) -> bool:
-        """Every partition there is rests with the worker that the assignment names."""
+        """Every partition is stable at the worker that the assignment names."""
         return len(self.assignment.owners) == len(self.partitions) and at_rest(
             self.assignment, self.claims, self.membership
         )
 
 
 def at_rest(assignment: Assignment, claims: Mapping[PartitionId, tuple[Claim, int]], membership: Membership) -> bool:
-    """Every partition is, caught up, with the process that now runs under the id the assignment names.
+    """Every partition is caught up at the process that now runs under the worker id that the assignment names.
 
-    Not with one before it that left its claims behind: its successor has to take them over first.
+    An earlier process of that id with leftover claims does not count: its successor must take them over first.
     """
     for partition, worker in assignment.owners.items():
         claim, _ = claims.get(partition, (Claim(partition), 0))
@@ -105,19 +105,19 @@ def at_rest(assignment: Assignment, claims: Mapping[PartitionId, tuple[Claim, in
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a new leader finds."""
+    """The stored state that a new leader finds."""
 
     stored: Assignment | None = None
     revision: int = 0
-    """Of the stored assignment; 0 where there is none."""
+    """Revision of the stored assignment; 0 when there is none."""
     claims: Mapping[PartitionId, tuple[Claim, int]] = field(default_factory=dict)
     """Each with its revision."""
     lost: Mapping[PartitionId, Gone] = field(default_factory=dict)
-    """Claims that were removed or damaged."""
+    """Claims that were deleted or damaged."""
     remembered: Mapping[PartitionId, Claim] = field(default_factory=dict)
-    """What this member had heard of claims before."""
+    """Claims that this member saw earlier."""
     traces: Mapping[PartitionId, Trace] = field(default_factory=dict)
-    """What anybody's positions say."""
+    """What the stored positions of any worker say."""
 
 
 def elect(
@@ -130,24 +130,24 @@ def elect(
     rules: LeaderRules | None = None,
     strategy: Strategy | None = None,
 ) -> Leader:
-    """Adopt what is stored (crash recovery by scan): claims that are moving are watched on from where they are.
+    """Adopt the stored state (crash recovery by scan): claims that are moving are supervised from their current stage.
 
-    A partition that is remembered, or named by positions or by the stored assignment, is no new one: where its claim
-    is missing, it was lost.
+    A partition that is remembered, or named by positions or by the stored assignment, is not new: if its claim is
+    missing, it was lost.
     """
     rules = rules or LeaderRules()
     stored, claims = found.stored, found.claims
     recalled = {
         p: Claim(p, ClaimState.STABLE, trace.epoch, trace.by, cursor=trace.cursor) for p, trace in found.traces.items()
     } | dict(found.remembered)
-    # Of one that only the assignment names, the worker is known: on an interest stream its filter keeps messages alive.
+    # If only the assignment names it, its worker is known: on an interest stream that worker's filter retains messages.
     named = {p: Claim(p, previous=Member(w, "")) for p, w in stored.owners.items()} if stored is not None else {}
     recalled = named | recalled
     gone = dict.fromkeys(recalled, Gone(0, 0))
     missing = {
         p: Missing(at, now, recalled.get(p, Claim(p))) for p, at in {**gone, **found.lost}.items() if p not in claims
     }
-    if stored is None and claims:  # lost as well: whoever owns a partition keeps it
+    if stored is None and claims:  # the assignment was lost as well: every owner keeps its partitions
         owners = {p: c.owner.worker for p, (c, _) in claims.items() if c.owner is not None}
         stored = Assignment(owners=MappingProxyType(owners)) if owners else None
     moving = {p: handoff.begin(c, now, rules.handoff) for p, (c, _) in claims.items() if c.moving}

@@ -1,4 +1,4 @@
-"""What a leader hears, and what it asks for: the seam between its decisions (`reconcile`) and who performs them."""
+"""Events and effects of a leader: the interface between its decisions (`reconcile`) and the code that performs them."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class AssignmentSeen:
 
 @dataclass(frozen=True, slots=True)
 class PositionsRead:
-    """How far a gone member got: its checkpoint, and the ack floor by partition (0 where it is unknown).
+    """The progress of a member that is gone: its checkpoint, and the ack floor by partition (0 where it is unknown).
 
-    Read from the leader of the bucket and of the stream, after the member was gone.
+    Read from the leaders of the bucket and of the stream, after the member was gone.
     """
 
     now: float
@@ -60,7 +60,7 @@ class PositionsRead:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A record that was removed or damaged; see `signals.ClaimLost`."""
+    """A record that was deleted or damaged; see `signals.ClaimLost`."""
 
     revision: int
     expected: int
@@ -68,7 +68,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class ClaimsLost:
-    """Claims that were removed or damaged."""
+    """Claims that were deleted or damaged."""
 
     now: float
     lost: Mapping[PartitionId, Gone]
@@ -76,7 +76,7 @@ class ClaimsLost:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentLost:
-    """The assignment was removed or damaged: it is to be written by CAS on `expected`."""
+    """The assignment was deleted or damaged: write it by CAS on `expected`."""
 
     now: float
     expected: int
@@ -84,7 +84,7 @@ class AssignmentLost:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The furthest that anybody noted of a partition."""
+    """The highest recorded progress of a partition, from any worker."""
 
     epoch: int
     cursor: int
@@ -96,7 +96,7 @@ class Trace:
 def traces_of(
     checkpoints: Iterable[Checkpoint], partitions: Iterable[PartitionId] | None = None
 ) -> dict[PartitionId, Trace]:
-    """The furthest that any of these positions say, of some partitions or all; what is done stays done."""
+    """The highest progress in these positions, for some partitions or all; what is done stays done."""
     found: dict[PartitionId, Trace] = {}
     wanted = None if partitions is None else set(partitions)
     for checkpoint in checkpoints:
@@ -110,13 +110,13 @@ def traces_of(
 
 
 def further(one: Ahead | None, other: Ahead | None) -> Ahead | None:
-    """The one of these that goes further: both stay true, whoever goes on."""
+    """The one that reaches further: both stay true, whichever member continues."""
     return max((each for each in (one, other) if each is not None), key=lambda ahead: ahead.upto, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class TracesRead:
-    """What the positions of all workers say about partitions whose claims were lost; read when nobody holds them."""
+    """What all workers' positions say about partitions whose claims were lost; read when no member holds them."""
 
     now: float
     partitions: tuple[PartitionId, ...]
@@ -144,13 +144,13 @@ class WriteAssignment:
 
 @dataclass(frozen=True, slots=True)
 class WriteClaim:
-    """CAS: create when `expected` is 0. Confirmed or refused, the agent feeds back what the bucket holds."""
+    """CAS: create when `expected` is 0. Confirmed or refused, the agent feeds back the bucket's content."""
 
     claim: Claim
     expected: int
     reason: str
     fresh: bool = False
-    """Nobody ever owned it, as far as anybody knows: it begins where new partitions begin."""
+    """As far as is known it never had an owner: it starts where new partitions start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class ReadPositions:
     member: Member
     partitions: tuple[PartitionId, ...]
     floors: bool
-    """False on a work queue: what is left there is what is to be done, and no floor is needed."""
+    """False on a work queue: the remaining messages are the ones to do, so no floor is needed."""
 
 
 @dataclass(frozen=True, slots=True)

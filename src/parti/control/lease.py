@@ -1,9 +1,9 @@
-"""Leases and the fence: the holder stops before anybody else may start.
+"""Leases and the fence: the holder stops before any other process may start.
 
-The holder's deadline counts from *before* its renewal was sent and ends a margin early. Everybody else counts from when
-they *saw* the renewal, which is later, and waits a margin longer. So the two can overlap only if clocks that count
-seconds differ by more than two margins within one TTL; wall clocks play no part. The clock must count while the
-process is stopped (CLOCK_BOOTTIME): with CLOCK_MONOTONIC a thawed owner would think it still holds
+The holder's deadline counts from *before* its renewal was sent and ends a margin early. Observers count from when they
+*saw* the renewal, which is later, and wait a margin longer. So the two can overlap only if clocks that count seconds
+differ by more than two margins within one TTL; wall clocks are not used. The clock must count while the process is
+stopped (CLOCK_BOOTTIME): with CLOCK_MONOTONIC a resumed owner would believe that it still holds the lease
 (docs/evidence/cluster.md#c12).
 """
 
@@ -18,7 +18,7 @@ from parti import defaults
 from parti.errors import ConfigError
 
 NEVER: Final = float("-inf")
-_REMEMBERED_WRITES: Final = 8  # renewals whose fate is unknown; older ones are past their deadline anyway
+_REMEMBERED_WRITES: Final = 8  # renewals with unknown outcome; older ones are past their deadline anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """When this observer first saw a revision of somebody's lease, on the observer's own clock.
+    """When this observer first saw a revision of another member's lease, on the observer's own clock.
 
-    Not having heard of a renewal proves nothing: a watch can be blind for 15-20 s after a server restart
-    (docs/evidence/jetstream.md#j21). Only a read from the bucket's leader, sent after the time was up and still showing
-    this revision, does.
+    A missing renewal proves nothing: a watch can be blind for 15-20 s after a server restart
+    (docs/evidence/jetstream.md#j21). Only a read from the bucket's leader proves expiry, if it was sent after the
+    deadline and still shows this revision.
     """
 
     revision: int
@@ -64,7 +64,7 @@ class Sighting:
     """When the last read that still showed this revision was *sent*."""
 
     def overdue(self, now: float, terms: LeaseTerms) -> bool:
-        """The time is up as far as we have heard: worth a confirming read, or a CAS on this very revision."""
+        """The deadline has passed as far as we know: worth a confirming read, or a CAS on this very revision."""
         return now >= self.since + terms.ttl + terms.margin
 
     def expired(self, terms: LeaseTerms) -> bool:
@@ -72,13 +72,13 @@ class Sighting:
         return self.overdue(self.confirmed, terms)
 
     def seen_again(self, asked: float | None) -> Sighting:
-        """The same revision once more; `asked` is when that read was sent, None for a watch."""
+        """The same revision was seen again; `asked` is when that read was sent, None for a watch."""
         return self if asked is None or asked <= self.confirmed else replace(self, confirmed=asked)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
-    """What a holder knows of its own lease: the revision to renew, and when each renewal in flight was sent.
+    """The holder's knowledge of its own lease: the revision to renew, and when each renewal in flight was sent.
 
     Each write carries a beat. A write whose answer was lost is recognised by its beat when the record is read, so the
     deadline never counts from a later write than the one that took effect.
@@ -94,7 +94,7 @@ class HeldLease:
     """A write is in flight; at most one at a time."""
 
     def sending(self, now: float) -> HeldLease:
-        """A write with beat `beat + 1` leaves now."""
+        """A write with beat `beat + 1` is sent now."""
         beat = self.beat + 1
         recent = dict(list(self.sent.items())[-(_REMEMBERED_WRITES - 1) :])
         return replace(self, beat=beat, sent=MappingProxyType({**recent, beat: now}), waiting=True)
@@ -115,7 +115,7 @@ class HeldLease:
         )
 
     def failed(self, retry_at: float) -> HeldLease:
-        """The write was refused or its fate is unknown: read the record, then try again."""
+        """The write was refused or its outcome is unknown: read the record, then try again."""
         return replace(self, renew_at=retry_at, waiting=False)
 
     def due(self, now: float) -> bool:

@@ -1,17 +1,17 @@
-"""Which message ends its process: what the lives of workers tell about the partitions they held. Pure.
+"""Finds the message that crashes its process, from the records that workers keep about partitions they held. Pure.
 
-Attempts are counted inside a process, so that a message which ends its process would be tried for ever. What survives
-is one small record per worker id: written when a process begins and when it ends in order, and in between only while a
-partition is under suspicion, because the process that had it before ended without a word.
+Attempts are counted inside a process, so a message that crashes its process would be retried without end. What survives
+is one small record per worker id. It is written when a process starts and when it stops cleanly; in between only while
+a partition is under suspicion, because the process that had it before ended without a clean stop.
 
-- after one such end the next owner notes for a while which messages of the partition it starts, before it starts
-  them. If it ends too, those that were in their handlers are *suspects*: the one that did it, and its neighbours.
-  That somebody had it and is gone the claim says itself: a member that has just joined could not tell;
-- the owner after that starts suspects one at a time. Whoever is alone in its handler at the next end was there twice;
-- after `max_deliver` ends in a row that message rests in the dead-letter stream, with the reason `crash`.
+- after one such crash the next owner records, for a while, each message of the partition before it starts it. If this
+  owner crashes too, the messages in their handlers are *suspects*: the cause, and its neighbours. The claim itself says
+  that a previous owner is gone: a member that has just joined could not tell;
+- the owner after that starts suspects one at a time. A message alone in its handler at the next crash was there twice;
+- after `max_deliver` crashes in a row that message is stored in the dead-letter stream, with the reason `crash`.
 
-Somebody who kills processes from outside would have to hit the same message twice. A partition that has been at work
-for `SURVIVED` seconds has survived: the count begins anew.
+An external kill would have to hit the same message twice. A partition that has been active for `SURVIVED` seconds has
+survived: the count restarts.
 """
 
 from __future__ import annotations
@@ -23,48 +23,48 @@ from typing import Final
 
 from parti.model import Member, PartitionId, Tried
 
-NOTED: Final = 5.0  # seconds in which starts are noted: what ended a process was in its handler, and is met early
-SURVIVED: Final = 30.0  # seconds at work after which the ends before say nothing any more
-_BURIED: Final = 64  # of one partition; more than that behind one position is no accident
-REMEMBERED: Final = 4  # lives of one worker id whose end may still matter to somebody
+NOTED: Final = 5.0  # seconds in which starts are recorded: a message that crashed a process is met early
+SURVIVED: Final = 30.0  # seconds of activity after which earlier crashes no longer count
+_BURIED: Final = 64  # per partition; more than that above one position is not an accident
+REMEMBERED: Final = 4  # lives of one worker id whose end may still matter
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """What one process under one worker id left behind, or says now."""
+    """The record of one process under one worker id, past or present."""
 
     member: Member
     ended: bool = False
-    """It stopped in order, or its process lives on: its end says nothing, but for a message that it names itself."""
+    """It stopped cleanly, or its process still lives: its end proves nothing, except about a message that it names."""
     counts: Mapping[PartitionId, tuple[int, int]] = field(default_factory=lambda: MappingProxyType({}))
-    """Partition -> (epoch in which this process had it, ends in a row before that); 0 when it survived here."""
+    """Partition -> (epoch in which this process had it, crashes in a row before that); 0 when it survived here."""
     trials: tuple[tuple[PartitionId, int], ...] = ()
     """Messages of partitions under suspicion that are in their handlers: partition and stream sequence."""
     suspects: Mapping[PartitionId, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """What was in its handler when the process before this one ended."""
+    """Messages that were in their handlers when the previous process ended."""
     buried: Mapping[PartitionId, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Messages whose letters are stored. With lanes of keys the position may still lie below them."""
+    """Messages whose letters are stored. With a lane per key the position may still be below them."""
     stream: str = ""
-    """When the stream was made that the sequences are of."""
+    """Creation time of the stream that the sequences belong to."""
     tried: Mapping[PartitionId, tuple[Tried, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Attempts of this process at messages that were not done when this was written. The last one that a message may
-    have is written before it starts."""
+    """Attempts of this process at messages that were not done when this was written. The last allowed attempt of a
+    message is written before it starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What is held against a partition."""
+    """The evidence against a partition's messages."""
 
     ends: int = 0
-    """Processes in a row that ended while they had it."""
+    """Number of processes in a row that crashed while they had it."""
     suspects: tuple[int, ...] = ()
-    """Messages that were in their handlers at the last end."""
+    """Messages that were in their handlers at the last crash."""
     twice: int | None = None
-    """The only one that was there at the last end, and at the one before too."""
+    """The only message in its handler at the last crash that was also there at the one before."""
     buried: tuple[int, ...] = ()
 
     def guilty(self, max_deliver: int) -> int | None:
-        """The message to be buried, if its lives are used up."""
+        """The message to bury, if it has used up its attempts."""
         return self.twice if self.ends >= max_deliver else None
 
 
@@ -76,10 +76,10 @@ def suspicion(
     dead: Collection[Member],
     taken_from: Member | None = None,
 ) -> Suspicion:
-    """What the next owner of a partition has to reckon with.
+    """The suspicion that the next owner of a partition must take into account.
 
-    `previous`: who may have had it last, as the claims tell; `dead`: members that act no more, as far as is known;
-    `taken_from`: who had it last and was gone for certain (`Claim.taken_from`).
+    `previous`: possible last owners according to the claims; `dead`: members known to have stopped acting;
+    `taken_from`: the last owner, if it was certainly gone (`Claim.taken_from`).
     """
 
     def ended_badly(life: Life) -> bool:
@@ -102,7 +102,7 @@ def suspicion(
         return Suspicion(count + 1, suspects, alone if alone in last.suspects.get(partition, ()) else None, buried)
     if count:
         assert last is not None
-        # Who had it after that one may have ended before it could say so.
+        # A later owner may have ended before it could record its own count.
         ends = count + (before is not None and before is not last and before.member == taken_from)
         return Suspicion(ends, last.suspects.get(partition, ()), None, buried)
     suspects = tuple(sequence for each, sequence in before.trials if each == partition) if before is not None else ()
@@ -110,7 +110,7 @@ def suspicion(
 
 
 def spent(life: Life, partition: PartitionId, *, dead: bool) -> tuple[Tried, ...]:
-    """The attempts of one process at messages of a partition; what it was at when it ended counts as one."""
+    """The attempts of one process at messages of a partition; a message in its handler at the end counts as one."""
     tried = life.tried.get(partition, ())
     if not dead or life.ended:
         return tried
@@ -120,9 +120,9 @@ def spent(life: Life, partition: PartitionId, *, dead: bool) -> tuple[Tried, ...
 
 
 def blocked(life: Life, message: tuple[PartitionId, int] | None, stream: str) -> Life:
-    """The process of this life lives, and has lost its lease: its end says nothing, but for the message it names.
+    """The process of this life lives but lost its lease: its end proves nothing, except about the message it names.
 
-    That one, whose handler blocked the event loop, has used up an attempt.
+    That message, whose handler blocked the event loop, has used up an attempt.
     """
     if message is None:
         return replace(life, ended=True, trials=life.trials if life.ended else ())
@@ -136,7 +136,7 @@ def blocked(life: Life, message: tuple[PartitionId, int] | None, stream: str) ->
 
 
 def survived(life: Life, partition: PartitionId) -> Life:
-    """The partition is at work for long enough: nothing is held against it any more."""
+    """The partition has been active long enough: clear its suspicion."""
     held = life.counts.get(partition)
     if held is None:
         return life
@@ -144,7 +144,7 @@ def survived(life: Life, partition: PartitionId) -> Life:
 
 
 def holding(life: Life, partition: PartitionId, epoch: int, found: Suspicion) -> Life:
-    """This process has the partition now, and knows what is held against it."""
+    """This process owns the partition now, with this suspicion."""
     counts = MappingProxyType({**life.counts, partition: (epoch, found.ends)})
     suspects = MappingProxyType({**life.suspects, partition: found.suspects})
     buried = MappingProxyType({**life.buried, partition: found.buried})

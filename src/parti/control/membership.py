@@ -1,7 +1,7 @@
-"""Who is here: members judged by identity, never by count.
+"""The current members, identified by process and never only counted.
 
 A member is *gone* only when it has certainly stopped by itself: one TTL and a margin after its last renewal was seen,
-confirmed by a read that still finds no later one; or when its record says that it stopped cleanly. Only then may its
+confirmed by a read that finds no later one; or when its record says that it stopped cleanly. Only then may its
 partitions be taken without its consent.
 """
 
@@ -16,37 +16,37 @@ from parti.control.identity import LeaseRecord, LeaseStatus
 from parti.control.lease import NEVER, LeaseTerms, Sighting
 from parti.model import Member, WorkerId
 
-_REMEMBERED: Final = 1000  # members of the past whose end is known exactly; a forgotten one only waits one TTL again
+_REMEMBERED: Final = 1000  # past members whose end is known exactly; a forgotten one only waits one TTL again
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A worker id and who holds it now."""
+    """A worker id and its current holder."""
 
     record: LeaseRecord
     sighting: Sighting
     first_seen: float
     """When this member, not just this revision, was first seen."""
     asked_at: float = NEVER
-    """When a confirming read was last asked for."""
+    """When a confirming read was last requested."""
     dead: bool = False
     missing: bool = False
-    """Its record was removed or damaged. Its holder may write it again, so that only a confirmed silence ends it."""
+    """Its record was deleted or damaged. Its holder may rewrite it, so only confirmed silence ends it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """One observer's view; every worker keeps one, so that a new leader already knows who is alive."""
+    """One observer's view; every worker keeps one, so that a new leader already knows which members are alive."""
 
     terms: LeaseTerms
     started: float
-    """When this observer had read the whole bucket once."""
+    """When this observer had read the whole bucket for the first time."""
     seats: Mapping[WorkerId, Seat] = field(default_factory=lambda: MappingProxyType({}))
     ended: Mapping[Member, float] = field(default_factory=lambda: MappingProxyType({}))
     """Members that no longer hold their id -> when they have certainly stopped."""
 
     def active(self) -> dict[WorkerId, Member]:
-        """Members that can be given work."""
+        """Members that can be given partitions."""
         return {
             worker: seat.record.member
             for worker, seat in self.seats.items()
@@ -54,7 +54,7 @@ class Membership:
         }
 
     def keeping(self) -> frozenset[WorkerId]:
-        """Ids whose partitions stay with them: active ones, and those that rest for a restart."""
+        """Ids that keep their partitions: active ones, and those that rest for a restart."""
         return frozenset(
             worker
             for worker, seat in self.seats.items()
@@ -62,35 +62,35 @@ class Membership:
         )
 
     def takers(self) -> dict[WorkerId, int]:
-        """Ids that can be assigned partitions, each with how many at most (0: any number): kept ones that are well."""
+        """Ids that can be assigned partitions, with the maximum number (0: no limit): kept ones that report `well`."""
         return {
             worker: self.seats[worker].record.capacity for worker in self.keeping() if self.seats[worker].record.well
         }
 
     def healthy(self, member: Member) -> bool:
-        """Whether this very process still holds its id, as far as we know."""
+        """Whether exactly this process still holds its id, as far as we know."""
         seat = self.seats.get(member.worker)
         return seat is not None and not seat.dead and seat.record.member == member and not seat.record.status.stopped
 
     def know(self, revision: int, now: float) -> bool:
-        """Every process that may still act has said that it knows all up to this revision, and that it holds nothing
-        whose claim was lost up to there."""
+        """Every process that may still act has reported that it read everything up to this revision, and that it holds
+        nothing whose claim was lost up to there."""
         latest = self.terms.ttl + self.terms.margin
         if now < self.started + latest:
-            return False  # somebody may act whose record was gone before we came
+            return False  # a process may still act whose record was gone before this observer started
         if any(now < until for until in self.ended.values()):
             return False
         acting = [s for s in self.seats.values() if not s.dead and not s.record.status.stopped]
         return all(not seat.missing and seat.record.seen >= revision for seat in acting)
 
     def gone(self, member: Member, now: float) -> bool:
-        """True only when this process has certainly stopped acting; the licence for a takeover."""
+        """True only when this process has certainly stopped acting; required before a takeover."""
         seat = self.seats.get(member.worker)
         if seat is not None and seat.record.member == member:
             return seat.record.status.stopped or seat.sighting.expired(self.terms)
-        # Its id is another's, or nobody's: it can renew no more, and what it had runs out. If we never saw it hold the
-        # id, its last renewal came before whatever we saw first in its place; and whoever holds the id may know more,
-        # so that a fleet that was stopped cleanly goes on at once when it is started again.
+        # Its id has another holder or none: it cannot renew, and its lease runs out. If we never saw it hold the id,
+        # its last renewal came before the first record we saw there. The current holder may know more: so a fleet that
+        # was stopped cleanly continues at once when it is started again.
         if member not in self.ended and seat is not None and seat.record.clean and self.healthy(seat.record.member):
             return True
         first = seat.first_seen if seat is not None else self.started
@@ -106,9 +106,9 @@ class LeaseSeen:
     record: LeaseRecord | None
     revision: int
     asked: float | None = None
-    """When the read from the bucket's leader that brought this was sent; None for a watch, which proves nothing."""
+    """When the read from the bucket's leader that returned this was sent; None for a watch, which proves nothing."""
     expired: bool = False
-    """The server removed the key by its own TTL, which proves that its holder's deadline has passed."""
+    """The server deleted the key by its own TTL, which proves that its holder's deadline has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,35 +134,35 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Asks to be relieved of its partitions; still works on them meanwhile."""
+    """Asks to move its partitions away; still processes them meanwhile."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Gave its id back."""
+    """Released its id."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """Not heard of for a TTL and a margin."""
+    """No renewal was seen for a TTL and a margin."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
 class Ailing:
-    """Says that it is not well: it gets nothing, and what it has goes to others while it still can hand it over."""
+    """Reports itself unhealthy: it gets nothing, and its partitions move away while it can still hand them over."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Is well again, or can carry another number of partitions."""
+    """Is healthy again, or has changed its capacity."""
 
     member: Member
 
@@ -181,7 +181,7 @@ Effect = Change | Confirm
 
 
 def step(state: Membership, event: Event) -> tuple[Membership, tuple[Effect, ...]]:
-    """The next view, what changed, and what has to be read. A stale sighting changes nothing."""
+    """The next view, the changes, and the reads to perform. An outdated sighting changes nothing."""
     match event:
         case LeaseSeen():
             return _seen(state, event)
@@ -192,7 +192,7 @@ def step(state: Membership, event: Event) -> tuple[Membership, tuple[Effect, ...
 
 
 def _ask(state: Membership, now: float) -> tuple[Membership, tuple[Effect, ...]]:
-    """Nothing was heard of them for too long: find out whether that is true."""
+    """No renewal was seen for too long: request reads that confirm it."""
     again = state.terms.renew_every / 2
     silent = [
         worker
@@ -209,7 +209,7 @@ def _ask(state: Membership, now: float) -> tuple[Membership, tuple[Effect, ...]]
 
 
 def _confirmed(state: Membership, seat: Seat, event: LeaseSeen) -> tuple[Membership, tuple[Effect, ...]]:
-    """The revision that we know, once more."""
+    """The known revision was seen again."""
     sighting = seat.sighting.seen_again(event.asked)
     if sighting is seat.sighting:
         return state, ()
@@ -226,7 +226,7 @@ def _seen(state: Membership, event: LeaseSeen) -> tuple[Membership, tuple[Effect
         return _removed(state, seat, event) if seat is not None else (state, ())
     if seat is not None and event.revision <= seat.sighting.revision:
         return _confirmed(state, seat, event) if event.revision == seat.sighting.revision else (state, ())
-    # Renewals may have happened that this observer never saw: only a proof shortens the wait from now.
+    # This observer may have missed renewals: only a proof shortens the wait that starts now.
     latest = now + state.terms.ttl + state.terms.margin
     ended = state.ended
     changes: list[Change] = []
@@ -253,13 +253,13 @@ def _seen(state: Membership, event: LeaseSeen) -> tuple[Membership, tuple[Effect
 
 
 def _removed(state: Membership, seat: Seat, event: LeaseSeen) -> tuple[Membership, tuple[Effect, ...]]:
-    """The record is gone. By the server's TTL, or after its holder had stopped, that is the end of the member. Somebody
-    who removed or damaged it says nothing about its holder, who writes it again or is silent."""
+    """The record is gone. By the server's TTL, or after its holder had stopped, that ends the member. A deletion or
+    damage by another party proves nothing about its holder, which rewrites it or stays silent."""
     known = seat.sighting
     if seat.missing and not event.expired:
         return _confirmed(state, seat, event) if event.revision in (0, known.revision) else (state, ())
     if event.revision < known.revision if event.asked is None else event.asked < known.since:
-        return state, ()  # out of date
+        return state, ()  # outdated
     if event.expired or seat.record.status.stopped:
         seats = MappingProxyType({w: s for w, s in state.seats.items() if w != event.worker})
         ended = _ended(state, seat.record.member, event.now)

@@ -1,6 +1,6 @@
-"""When to rebalance: joins are gathered for a moment, a crash never waits.
+"""When to rebalance: joins are gathered for a short window, a crash never waits.
 
-A window only delays moving partitions that have an owner. Partitions without one - a crash, a leave, new partitions -
+A window only delays moves of partitions that have an owner. Partitions without one - a crash, a leave, new partitions -
 are due at once, in any window and within the cooldown (docs/evidence/go-library.md#w11).
 """
 
@@ -15,7 +15,7 @@ from parti.errors import ConfigError
 
 
 class RebalanceReason(StrEnum):
-    """Why an assignment is written; the words of the record and of the metrics."""
+    """Why an assignment is written; used as label in the record and in the metrics."""
 
     COLD_START = "cold_start"
     PLANNED_SCALE = "planned_scale"
@@ -26,10 +26,10 @@ class RebalanceReason(StrEnum):
     ADOPT = "adopt"
 
 
-_GATHERED: Final = 5  # windows; joins that follow each other are one storm, but the first of them waits no longer
-_MOVING: Final = 1.0  # seconds; moves under way take a tenth of that, unless a handler is slow
+_GATHERED: Final = 5  # windows; successive joins are one storm, but the first of them waits no longer than this
+_MOVING: Final = 1.0  # seconds; moves in progress take a tenth of that, unless a handler is slow
 _PATIENT: Final = {RebalanceReason.PLANNED_SCALE: 0, RebalanceReason.REFRESH: 1}
-_URGENT: Final = 2  # every other reason: something lacks an owner, or soon will
+_URGENT: Final = 2  # every other reason: a partition lacks an owner, or soon will
 
 
 def _urgency(reason: RebalanceReason) -> int:
@@ -38,7 +38,7 @@ def _urgency(reason: RebalanceReason) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PacingTerms:
-    """How long changes of the member set are gathered, in seconds."""
+    """How long membership changes are gathered, in seconds."""
 
     cold_start: float = defaults.COLD_START_WINDOW
     planned: float = defaults.PLANNED_WINDOW
@@ -51,7 +51,7 @@ class PacingTerms:
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """What is waiting to be rebalanced, and since when."""
+    """The pending reasons to rebalance, and since when they wait."""
 
     windows: PacingTerms = field(default_factory=PacingTerms)
     cold_until: float = float("-inf")
@@ -60,10 +60,10 @@ class Pacing:
     asked_last: float = float("-inf")
     reason: RebalanceReason | None = None
     writing: RebalanceReason | None = None
-    """Why the assignment that is on its way was written; what is asked for meanwhile waits for the next one."""
+    """Why the assignment now being written was made; later requests wait for the next one."""
 
     def ask(self, now: float, reason: RebalanceReason) -> Pacing:
-        """A change happened. A more urgent reason replaces another, never the other way round."""
+        """Request a rebalance. A more urgent reason replaces a less urgent one, never the reverse."""
         keep = self.reason is not None and _urgency(self.reason) >= _urgency(reason)
         return replace(
             self,
@@ -74,36 +74,36 @@ class Pacing:
 
     @property
     def due_at(self) -> float:
-        """When to rebalance; infinity when nothing waits."""
+        """When to rebalance; infinity when nothing is pending."""
         if self.reason is None or self.waiting_since is None:
             return float("inf")
         if self.reason is not RebalanceReason.PLANNED_SCALE:
             return self.waiting_since
-        # A partition that moves to a joiner and on to the next one moves twice: 25 workers that became 100 step by step
-        # cost 1.6 times the least possible. So a window begins anew with each join, though not for ever.
+        # A partition that moves to a joiner and then to the next one moves twice: growing from 25 to 100 workers step
+        # by step cost 1.6 times the minimum. So the window restarts with each join, up to a limit.
         quiet = self.asked_last + self.windows.planned
         gathered = min(quiet, self.waiting_since + _GATHERED * self.windows.planned)
         return max(gathered, self.last + self.windows.cooldown, self.cold_until)
 
     def due(self, now: float, *, moving: bool) -> bool:
-        """Whether to rebalance now. One that was only asked for waits until what is on the move has arrived.
+        """Whether to rebalance now. A mere refresh waits until moves in progress are finished.
 
-        A hundred requests within two seconds thus become a few rebalances, and a partition that is wanted here and
-        there moves once. Whatever lacks an owner never waits.
+        So a hundred requests within two seconds become a few rebalances, and a partition wanted in two places moves
+        once. A partition without an owner never waits.
         """
         if self.reason is RebalanceReason.REFRESH and moving and self.waiting_since is not None:
             return now >= self.waiting_since + _MOVING
         return now >= self.due_at
 
     def sent(self) -> Pacing:
-        """An assignment that answers everything asked so far is on its way."""
+        """An assignment that covers all requests so far is being written."""
         return replace(self, writing=self.reason, waiting_since=None, reason=None)
 
     def applied(self, now: float) -> Pacing:
-        """It is stored."""
+        """The assignment is stored."""
         cold = now + self.windows.cold_start if self.writing is RebalanceReason.COLD_START else self.cold_until
         return replace(self, last=now, cold_until=cold, writing=None)
 
     def failed(self, now: float) -> Pacing:
-        """It was refused, or nothing was heard of it: everything it answered is asked for again."""
+        """The write was refused or got no answer: request again everything it covered."""
         return self if self.writing is None else replace(self, writing=None).ask(now, self.writing)

@@ -1,9 +1,9 @@
-"""What a worker does with one partition in the per-partition layout: the durable keeps the position, RESET moves it.
+"""A worker's steps for one partition in the per-partition layout: the durable keeps the position, RESET moves it.
 
     stop -> drain -> double ack -> release(cursor)   |   accept -> RESET to cursor + 1 -> pull
 
-The first delivery after a reset has consumer sequence 1 and each further one is exactly +1; anything else is a gap, and
-a gap means a new inbox and another reset before anything is processed (docs/evidence/cluster.md#c3). A reset goes to
+The first delivery after a reset has consumer sequence 1 and each further one is exactly +1; anything else is a gap. A
+gap requires a new inbox and another reset before anything is processed (docs/evidence/cluster.md#c3). A reset goes to
 what is *done*, never to what is only queued: it moves the ack floor, and the next owner trusts the floor.
 """
 
@@ -40,7 +40,7 @@ from parti.model import Claim, ClaimState
 
 
 class Phase(StrEnum):
-    """What this worker is to the partition."""
+    """This worker's role for the partition."""
 
     IDLE = "idle"
     ACCEPTING = "accepting"
@@ -48,7 +48,7 @@ class Phase(StrEnum):
     """We own it; the reset is not answered yet, so nothing is pulled."""
     LIVE = "live"
     STOPPING = "stopping"
-    """The lane is asked to start nothing more."""
+    """The lane was asked to start nothing more."""
     DRAINING = "draining"
     SETTLING = "settling"
     """Drained; waiting for the answer to the double ack."""
@@ -57,8 +57,8 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PerPartition(HeldPartition[Phase]):
-    """One partition, with a durable of its own, as one worker sees it; the ticket also names the inbox, so that
-    deliveries to an older one are not ours."""
+    """One partition with its own durable, as one worker sees it. The ticket also names the inbox: deliveries to an
+    older inbox are ignored."""
 
     phase: Phase = Phase.IDLE
     expected: int = 1
@@ -66,10 +66,10 @@ class PerPartition(HeldPartition[Phase]):
 
     @property
     def steady(self) -> bool:
-        """Nothing is asked of anybody when a message is done: `MessageDone` moves the cursor, and can wait until that
-        matters.
+        """A done message triggers nothing: `MessageDone` only moves the cursor, and can wait until the cursor is
+        needed.
 
-        Whatever a claim asks for was begun when it was seen, and ended this phase; one that got lost is written again.
+        Any request of a claim was started when the claim was seen, and ended this phase; a lost claim is rewritten.
         """
         return self.phase is Phase.LIVE and self.lost is None
 
@@ -86,7 +86,7 @@ Step = tuple[PerPartition, tuple[Effect, ...]]
 def deliver(
     state: PerPartition, seq: int, consumer_seq: int, inbox: int
 ) -> tuple[PerPartition, DeliveryVerdict, tuple[Effect, ...]]:
-    """Judge one delivery; a gap asks for a reset instead."""
+    """Decide about one delivery; a gap triggers a reset instead."""
     if inbox != state.ticket or state.phase is not Phase.LIVE:
         return state, DeliveryVerdict.IGNORE, ()
     if consumer_seq != state.expected:
@@ -97,16 +97,16 @@ def deliver(
         return state, DeliveryVerdict.ACK, ()
     if seq <= state.queued:
         return state, DeliveryVerdict.ACK_WHEN_DONE, ()
-    # `done` is brought up first, so that the cursor never goes back.
+    # `done` is updated first, so that the cursor never goes back.
     return replace(state, queued=seq, tail=seq, done=state.cursor), DeliveryVerdict.PROCESS, ()
 
 
 def deliver_new(
     state: PerPartition, seqs: Sequence[int], consumer_seq: int, inbox: int, done: int | None = None
 ) -> PerPartition | None:
-    """As `deliver` for each of these, when all are to be processed; None when they have to be judged one by one.
+    """Like `deliver` for each of these, if all are to be processed; None if they must be judged one by one.
 
-    `consumer_seq` is that of the first, and they have no gap between them. `done`: as by `MessageDone` before.
+    `consumer_seq` is that of the first, and there is no gap between them. `done`: as a preceding `MessageDone`.
     """
     if inbox != state.ticket or state.phase is not Phase.LIVE or consumer_seq != state.expected:
         return None
@@ -118,7 +118,7 @@ def deliver_new(
 
 
 def step(state: PerPartition, event: Event) -> Step:
-    """The next state and what to do."""
+    """The next state and the effects to perform."""
     match event:
         case ClaimSeen() | ClaimLost() | WriteFailed() | MessageDone():
             return held_partition.heard(state, event, _follow)
@@ -131,7 +131,7 @@ def step(state: PerPartition, event: Event) -> Step:
                 return state, ()
             return _follow(replace(state, phase=Phase.RELEASING))
         case LaneStopped():
-            # A second one while it drains: what had to be finished took too long, and was dropped as well.
+            # A second one while draining: what had to be finished took too long, and was dropped as well.
             if state.phase not in (Phase.STOPPING, Phase.DRAINING):
                 return state, ()
             return _follow(held_partition.stopped(replace(state, phase=Phase.DRAINING), event))
@@ -159,7 +159,7 @@ def _follow(state: PerPartition) -> Step:
         stopping, more = _stop(begun, claim)
         return stopping, (*effects, *more)
     if claim.state is ClaimState.COMMIT and not claim.accepted:
-        # The durable has seen everything since it was created: there is nothing to catch up with.
+        # The durable has seen everything since it was created: there is nothing to catch up on.
         return held_partition.write(
             replace(state, phase=Phase.ACCEPTING), claims.accept(claim, state.me, target=claim.cursor)
         )

@@ -1,9 +1,9 @@
-"""What a worker does with one partition in the per-worker layout: hold, catch up to T, process, stop, let go.
+"""A worker's steps for one partition in the per-worker layout: hold, catch up to T, process, stop, release.
 
-Who may act, from where, and which filter is on are decided here. What becomes of each message is the worker's own
-decision (`parti.worker.ledger`, `parti.worker.inbox`): everything up to T comes by range read, everything above it
-through its consumer, what comes early is held, and gaps are read again. So nothing here is told of single messages:
-the worker's exact position is told when the partition has reached T (`ReadUpTo`) and when it has stopped.
+This module decides who may act, from which position, and which filter is set. The worker decides about single messages
+(`parti.worker.ledger`, `parti.worker.inbox`): range reads bring everything up to T, its consumer everything above it;
+early messages are held, and gaps are read again. So no event here is about a single message: the worker reports its
+exact position when the partition has reached T (`ReadUpTo`) and when it has stopped.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from parti.model import Claim, ClaimState, Retention
 
 
 class Phase(StrEnum):
-    """What this worker is to the partition."""
+    """This worker's role for the partition."""
 
     IDLE = "idle"
     ADDING = "adding"
-    """The filter update, and the read of T behind it, are on their way."""
+    """The filter update, and the read of T that follows it, are in flight."""
     READY = "ready"
-    """The filter is on and T is known; what arrives is held. Not the owner yet."""
+    """The filter is set and T is known; incoming messages are held. Not the owner yet."""
     ACCEPTING = "accepting"
-    """Our CAS on the claim is on its way; nothing may start before it is confirmed."""
+    """Our CAS on the claim is in flight; nothing may start before it is confirmed."""
     CATCHING_UP = "catching_up"
     LIVE = "live"
     STOPPING = "stopping"
-    """The lane is asked to start nothing more."""
+    """The lane was asked to start nothing more."""
     DRAINING = "draining"
-    """What was in flight is being finished."""
+    """Messages in flight are being finished."""
     RELEASING = "releasing"
     RELEASED = "released"
-    """Somebody else's, but the filter is still on."""
+    """Another worker owns it, but our filter is still set."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -94,7 +94,7 @@ Step = tuple[PerWorkerPartition, tuple[Effect, ...]]
 
 
 def step(state: PerWorkerPartition, event: Event) -> Step:
-    """The next state and what to do."""
+    """The next state and the effects to perform."""
     match event:
         case ClaimSeen() | ClaimLost() | WriteFailed() | MessageDone():
             return held_partition.heard(state, event, _follow)
@@ -103,7 +103,7 @@ def step(state: PerWorkerPartition, event: Event) -> Step:
                 return state, ()
             return _follow(replace(state, phase=Phase.READY, target=last))
         case FilterDropped():
-            if state.filtered:  # it was wanted again in the meantime
+            if state.filtered:  # it was assigned again in the meantime
                 return state, ()
             if state.phase is Phase.RELEASED:
                 return replace(state, phase=Phase.IDLE), ()
@@ -172,7 +172,7 @@ def _take(state: PerWorkerPartition, claim: Claim) -> Step:
 
 
 def _own(state: PerWorkerPartition, claim: Claim) -> Step:
-    """We own it for certain: start if we just accepted, go on under the epoch of an aborted move, report progress."""
+    """We certainly own it: start if we just accepted, continue under the epoch of an aborted move, report progress."""
     assert claim.owner == state.me
     if state.phase in (Phase.IDLE, Phase.RELEASED):
         return held_partition.write(state, claims.retake(claim, state.me))
@@ -182,7 +182,7 @@ def _own(state: PerWorkerPartition, claim: Claim) -> Step:
         after, effects = _catch_up(begun)
         return after, (Granted(claim.lease()), *effects)
     if state.phase in (Phase.DRAINING, Phase.RELEASING):
-        # The move was aborted after we had stopped: what we ignored since then is read again up to a new T.
+        # The move was aborted after we had stopped: messages ignored since then are read again up to a new T.
         resumed = replace(state, phase=Phase.CATCHING_UP, lease=claim.lease())
         after, effects = _ask_last(resumed) if state.filtered else _add(resumed)
         return after, (Granted(claim.lease()), *effects)
@@ -198,7 +198,7 @@ def _own(state: PerWorkerPartition, claim: Claim) -> Step:
 
 
 def _catch_up(state: PerWorkerPartition) -> Step:
-    """Go on from where we are: through what lies between us and T, or live at once when nothing does."""
+    """Continue from our position: catch up to T, or go live at once when there is nothing in between."""
     if state.target is None:
         return state, ()
     asked = replace(state, ticket=state.ticket + 1)
@@ -210,7 +210,7 @@ def _catch_up(state: PerWorkerPartition) -> Step:
 
 
 def _stop(state: PerWorkerPartition, claim: Claim) -> Step:
-    """Go on until the next owner is ready, then stop, drain, and release with the exact cursor."""
+    """Continue until the next owner is ready, then stop, drain, and release with the exact cursor."""
     effects: list[Effect] = []
     if state.retention.overlap and claim.pending is not None and claim.target is None:
         resumed = state.phase is Phase.READY and state.lease is not None
@@ -220,9 +220,9 @@ def _stop(state: PerWorkerPartition, claim: Claim) -> Step:
     if state.phase is Phase.DRAINING and state.drained:
         assert state.lease is not None
         effects.append(Revoked(state.lease))
-        # It may have stopped short of T; `queued` never claims more than what was handed to the lane.
+        # It may have stopped before T; `queued` never covers more than what was passed to the lane.
         state = replace(state, phase=Phase.RELEASING, lease=None)
-        if not state.retention.overlap:  # a work queue refuses the next owner's filter while ours is on (10100)
+        if not state.retention.overlap:  # a work queue refuses the next owner's filter while ours is set (10100)
             return replace(state, filtered=False), (*effects, DropFilter(state.partition))
     if state.phase is Phase.RELEASING and (state.retention.overlap or not state.filtered):
         state, written = held_partition.write(state, claims.release(claim, state.me, cursor=state.cursor))
@@ -231,7 +231,7 @@ def _stop(state: PerWorkerPartition, claim: Claim) -> Step:
 
 
 def _pass_on(state: PerWorkerPartition, claim: Claim) -> Step:
-    """Somebody else's now: by our release, by an abort of what we prepared for, or over our head."""
+    """Another worker owns it now: by our release, by an abort of a move to us, or without our consent."""
     if state.phase is Phase.IDLE and not _keeps_filter(state, claim):
         return state, ()
     gone, effects = _let_go(state)
@@ -240,7 +240,7 @@ def _pass_on(state: PerWorkerPartition, claim: Claim) -> Step:
 
 
 def _drop(state: PerWorkerPartition, claim: Claim) -> Step:
-    """Take the filter off, unless something still depends on it."""
+    """Remove the filter, unless something still depends on it."""
     if _keeps_filter(state, claim):
         return replace(state, filtered=True), ()
     if state.filtered:
@@ -249,11 +249,11 @@ def _drop(state: PerWorkerPartition, claim: Claim) -> Step:
 
 
 def _keeps_filter(state: PerWorkerPartition, claim: Claim) -> bool:
-    """Whether our durable must go on filtering a partition that is not ours.
+    """Whether our durable must keep filtering a partition that we do not own.
 
-    The process before us may own it: its durable is ours now, and on an interest stream its filter is all that keeps
-    the messages alive until somebody takes over. The same holds for what we gave away until the next owner has
-    *processed* up to T (docs/evidence/cluster.md#c17).
+    The previous process of our id may own it: its durable is ours now, and on an interest stream only that filter
+    retains the messages until another worker takes over. The same holds for a partition that we gave away, until the
+    next owner has *processed* up to T (docs/evidence/cluster.md#c17).
     """
     if claim.owner is not None and claim.owner.worker == state.me.worker:
         return True
@@ -261,7 +261,7 @@ def _keeps_filter(state: PerWorkerPartition, claim: Claim) -> bool:
         return True
     if state.retention is not Retention.INTEREST or claim.state not in (ClaimState.COMMIT, ClaimState.UNASSIGNED):
         return False
-    # Nobody knows whose it was before: then a filter that is on is the last one.
+    # The previous owner is unknown: then a filter that is set may be the last one.
     return state.filtered if claim.previous is None else claim.previous.worker == state.me.worker
 
 

@@ -1,8 +1,8 @@
-"""The leader's loop: bring claims in line with the assignment, and the assignment in line with who is here.
+"""The leader's loop: brings claims in line with the assignment, and the assignment in line with the members.
 
-A new leader adopts the stored assignment and every claim as it stands, resumes what is moving, and repairs only what is
-broken. Nothing is taken from a member without its consent before that member is certainly gone. Every write is a CAS on
-the revision the decision was based on, so a deposed leader's decision cannot land on top of a newer one.
+A new leader adopts the stored assignment and every claim as they are, resumes moves in progress, and repairs only what
+is broken. No partition is taken from a member without its consent before that member is certainly gone. Every write is
+a CAS on the revision the decision was based on, so a deposed leader cannot overwrite a newer decision.
 """
 
 from __future__ import annotations
@@ -74,17 +74,17 @@ Step = tuple[Leader, tuple[Effect, ...]]
 
 
 def step(state: Leader, event: Event) -> Step:
-    """The next state and what to do. Call `Tick` at least every `rules.retry` seconds."""
+    """The next state and the effects to perform. Send `Tick` at least every `rules.retry` seconds."""
     match event:
         case Tick(now):
             return _act(state, now)
         case MembersChanged(now, membership, changes):
             pacing = state.pacing
             for change in changes:
-                # Somebody who can carry what nobody could is not waited with.
+                # A member that can take unassigned partitions gets them without a waiting window.
                 pacing = pacing.ask(now, RebalanceReason.PARTITIONS if state.unassigned else _reason(change))
             seen = replace(state, membership=membership, pacing=pacing, open=None if changes else state.open)
-            return _act(seen, now) if changes else (seen, ())  # renewals are the rule, and change no decision
+            return _act(seen, now) if changes else (seen, ())  # most events are renewals, which change no decision
         case PartitionsChanged(now, partitions, refresh):
             known = MappingProxyType({p.id: p for p in partitions})
             if known == state.partitions and not refresh:
@@ -172,13 +172,13 @@ def _claims_seen(state: Leader, now: float, seen: tuple[tuple[Claim, int], ...])
 
 
 def _claims_lost(state: Leader, now: float, gone: Mapping[PartitionId, Gone]) -> Step:
-    """Whoever holds them writes them again, and is given the time for it."""
+    """The members that hold them rewrite them, and get time to do so."""
     known, moving, lost = dict(state.claims), dict(state.moving), dict(state.lost)
     for partition, at in gone.items():
         claim, revision = known.get(partition, (Claim(partition), 0))
         before = lost.get(partition)
         if before is not None and (not at.expected or at.expected > before.gone.expected):
-            lost[partition] = replace(before, gone=at)  # once more, another way
+            lost[partition] = replace(before, gone=at)  # lost again, in another way
         if at.revision < revision or before is not None:
             continue
         known.pop(partition, None)
@@ -195,7 +195,7 @@ def _claims_lost(state: Leader, now: float, gone: Mapping[PartitionId, Gone]) ->
 
 
 def _act(state: Leader, now: float) -> Step:
-    """Write the assignment when it is due, then move claims towards the one that is stored."""
+    """Write the assignment when it is due, then move claims towards the stored one."""
     if any(until <= now for until in state.busy.values()):
         state = replace(state, busy=MappingProxyType({k: until for k, until in state.busy.items() if until > now}))
     state, effects = _assign(state, now)
@@ -214,7 +214,7 @@ def _assign(state: Leader, now: float) -> Step:
     if not state.pacing.due(now, moving=bool(state.moving)) or not workers:
         return state, ()
     if state.assignment.term > state.term:
-        return state, ()  # there is a newer leader: whatever we think, it is out of date
+        return state, ()  # there is a newer leader: our view is outdated
     partitions = [state.partitions[p] for p in sorted(state.partitions)]
     wanted = owners_of(state.strategy.assign(workers, partitions, state.assignment.owners))
     owners, _ = fit(wanted, capacities, workers, state.assignment.owners)
@@ -236,7 +236,7 @@ def _assign(state: Leader, now: float) -> Step:
 
 
 def _watch(state: Leader, now: float) -> Step:
-    """Timeouts of what is moving."""
+    """Check the timeouts of moves in progress."""
     if not state.moving:
         return state, ()
     effects: list[Effect] = []
@@ -268,7 +268,7 @@ def _watch(state: Leader, now: float) -> Step:
 def _repair(state: Leader, now: float) -> Step:
     """Give every partition to the member that the stored assignment names, as far as its claim allows."""
     if state.assignment.term != state.term:
-        return state, ()  # our own assignment is not stored yet: nothing is decided
+        return state, ()  # our own assignment is not stored yet: decide nothing
     active = state.membership.active()
     members = state.membership
     effects: list[Effect] = []
@@ -281,7 +281,7 @@ def _repair(state: Leader, now: float) -> Step:
     for partition in {**state.assignment.owners, **state.claims, **state.lost} if state.open is None else state.open:
         if (missing := state.lost.get(partition)) is not None:
             if partition not in state.assignment.owners and missing.known.owner is None:
-                continue  # retired, and nobody's: whoever removed its claim may have meant it
+                continue  # retired and without an owner: its claim may have been deleted on purpose
             still[partition] = None
             if partition not in state.busy and now >= missing.since + state.rules.retry:
                 placed = claims.mislaid(missing.known, cursor=0, term=state.term)
@@ -299,7 +299,7 @@ def _repair(state: Leader, now: float) -> Step:
             continue
         still[partition] = None
         if partition in state.busy or (claim.state is ClaimState.COMMIT and not claim.accepted):
-            continue  # decided already, or supervised until it is accepted, rolled back or unassigned
+            continue  # already decided, or supervised until it is accepted, rolled back or unassigned
         if owner is not None and not healthy:
             if members.gone(owner, now) and (to is not None or not _awaited(state, worker)):
                 orphans.setdefault(owner, []).append(partition)
@@ -308,8 +308,8 @@ def _repair(state: Leader, now: float) -> Step:
                 mislaid.append(partition)
         elif claim.state is ClaimState.UNASSIGNED:
             if to is not None:
-                # Every epoch that was ever given cost a revision: one above ours was given by nobody, not even before
-                # all records of the partition were removed.
+                # Every epoch ever granted cost a revision: one above our revision was granted to no one, not even
+                # before all records of the partition were deleted.
                 above = 0 if revision else state.assignment_revision
                 given = claims.assign(claim, to, term=state.term, above=above)
                 effects.append(WriteClaim(given, revision, "assigned", fresh=revision == 0))
@@ -332,7 +332,7 @@ def _repair(state: Leader, now: float) -> Step:
 
 
 def _find(state: Leader, event: TracesRead) -> Step:
-    """Nobody holds these for certain, and we know how far anybody says that they got."""
+    """Certainly no member holds these partitions, and their highest recorded positions are known."""
     now = event.now
     state = replace(state, busy=_without(state.busy, "traces"))
     active = state.membership.active()
@@ -345,7 +345,7 @@ def _find(state: Leader, event: TracesRead) -> Step:
             continue
         trace = event.traces.get(partition)
         start, epoch, by = (trace.cursor, trace.epoch, trace.by) if trace is not None else (0, 0, None)
-        # As in `_repair`: the revision is above every epoch that was ever given.
+        # As in `_repair`: the revision is above every epoch ever granted.
         found = claims.find(claim, to, start=start, epoch=max(epoch, revision), previous=by, term=state.term)
         found = replace(found, ahead=further(claim.ahead, trace.ahead if trace is not None else None))
         fresh = trace is None and claim.epoch <= 1 and not claim.cursor
@@ -360,7 +360,7 @@ def _awaited(state: Leader, worker: WorkerId | None) -> bool:
 
 
 def _take_over(state: Leader, event: PositionsRead) -> Step:
-    """The owner is gone for certain, and we know how far it got."""
+    """The owner is certainly gone, and its progress is known."""
     now, member = event.now, event.member
     state = replace(state, busy=_without(state.busy, f"positions {member}"))
     if not state.membership.gone(member, now) or state.assignment.term != state.term:

@@ -1,8 +1,8 @@
-"""Records as bytes: what a bucket holds, and typed words for what it should not hold.
+"""Encodes and decodes the records of a bucket, with typed results for records that cannot be used.
 
-Reading never raises: a foreign, corrupt or newer record comes back as `Unreadable`, to be counted and reported, and
-stops neither this worker nor the others. Small records are plain JSON, so that `nats kv get` shows them; an assignment
-that grows large is compressed, and split into parts when one message cannot hold it.
+Reading never raises: a foreign, corrupt or newer record is returned as `Unreadable`, to be counted and reported, and
+stops neither this worker nor the others. Small records are plain JSON, so that `nats kv get` shows them; a large
+assignment is compressed, and split into parts when one message cannot hold it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from parti.model import (
 )
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-DEFAULT_LIMIT: Final = 900_000  # bytes a record may have; the server's default max_payload is 1 MiB, headers included
-_LARGEST: Final = 64 * 1024 * 1024  # a compressed foreign record must not fill the memory
+DEFAULT_LIMIT: Final = 900_000  # maximum bytes of a record; the server's default max_payload is 1 MiB, headers included
+_LARGEST: Final = 64 * 1024 * 1024  # a compressed foreign record must not exhaust memory
 _COMPRESS_ABOVE: Final = 8_192
 
 
@@ -53,7 +53,7 @@ class RecordFault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A record that was skipped, with the reason in words."""
+    """A record that was skipped, with the reason as text."""
 
     fault: RecordFault
     detail: str
@@ -82,7 +82,7 @@ class _Claim(msgspec.Struct, omit_defaults=True):
     updated: float = 0.0
     lost: bool = False
     stream: str = ""
-    """Identity of the stream that the cursor speaks of; empty in records of parti 0.1, which counts as any."""
+    """Identity of the stream that the cursor belongs to; empty in records of parti 0.1, which matches any."""
     ahead: _Ahead | None = None
     taken_from: tuple[str, str] | None = None
 
@@ -123,14 +123,14 @@ class _Stream(msgspec.Struct, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord:
-    """What a namespace works on. A template or layout of its own is no other stream, but no member may differ."""
+    """What a namespace works on. Another template or layout is not another stream, but all members must agree on it."""
 
     name: str
     created: str = ""
     template: str = ""
     layout: str = ""
     rewinds: int = 0
-    """How often the stream went back to an older state under one time of creation."""
+    """How often the stream went back to an older state while its creation time stayed the same."""
 
     @property
     def identity(self) -> str:
@@ -154,7 +154,7 @@ class _Assignment(msgspec.Struct, omit_defaults=True):
     weights: dict[str, Count] = {}
     parts: Count = 0
     digest: str = ""
-    """Of all parts together: a half-written assignment is recognised, never half-applied."""
+    """Over all parts: a half-written assignment is recognised, never half-applied."""
 
 
 def encode_stream(record: StreamRecord) -> bytes:
@@ -169,7 +169,7 @@ def decode_stream(data: bytes) -> StreamRecord | Unreadable:
 
 
 def encode_claim(claim: Claim, stream: str = "") -> bytes:
-    """Bytes of one claim, about 250; `stream`: identity of the one that its cursor speaks of."""
+    """Bytes of one claim, about 250; `stream`: identity of the stream that its cursor belongs to."""
     return _encode(
         "claim",
         _Claim(
@@ -193,9 +193,9 @@ def encode_claim(claim: Claim, stream: str = "") -> bytes:
 
 
 def decode_claim(data: bytes, stream: str = "") -> Claim | Unreadable:
-    """A claim that obeys the invariants of its state, or why not.
+    """A claim that satisfies the invariants of its state, or the reason why not.
 
-    One of another stream than `stream` is nobody's, and nothing of it is done; its epoch counts on.
+    A claim of another stream than `stream` is returned without owner and with nothing done; its epoch is kept.
     """
     read = _decode("claim", data, _Claim)
     if isinstance(read, Unreadable):
@@ -282,7 +282,7 @@ def encode_checkpoint(checkpoint: Checkpoint, stream: str = "") -> bytes:
 
 
 def decode_checkpoint(data: bytes, stream: str = "") -> Checkpoint | Unreadable:
-    """Positions in another stream than `stream` are none."""
+    """Positions of another stream than `stream` are ignored."""
     read = _decode("checkpoint", data, _Checkpoint)
     if isinstance(read, Unreadable):
         return read
@@ -296,7 +296,7 @@ def decode_checkpoint(data: bytes, stream: str = "") -> Checkpoint | Unreadable:
 def encode_assignment(assignment: Assignment, limit: int = DEFAULT_LIMIT) -> tuple[bytes, tuple[bytes, ...]]:
     """The head record and its parts, each at most `limit` bytes. Write the parts first, then the head by CAS.
 
-    No parts when the head holds everything: about 5 bytes a partition compressed, so 50,000 fit in one record.
+    No parts when the head holds everything: about 5 bytes per partition compressed, so 50,000 fit in one record.
     """
     workers = sorted(set(assignment.owners.values()))
     index = {worker: i for i, worker in enumerate(workers)}
@@ -322,13 +322,13 @@ def encode_assignment(assignment: Assignment, limit: int = DEFAULT_LIMIT) -> tup
 
 
 def parts_of(head: bytes) -> int | Unreadable:
-    """How many parts the head refers to; 0 when it holds everything itself."""
+    """The number of parts the head refers to; 0 when it holds everything itself."""
     read = _decode("assignment", head, _Assignment)
     return read if isinstance(read, Unreadable) else read.parts
 
 
 def decode_assignment(head: bytes, parts: Sequence[bytes] = ()) -> Assignment | Unreadable:
-    """The assignment, or why it cannot be read; parts of another version are recognised by the digest."""
+    """The assignment, or why it cannot be read; the digest detects parts of another version."""
     read = _decode("assignment", head, _Assignment)
     if isinstance(read, Unreadable):
         return read
@@ -409,7 +409,7 @@ class _Lives(msgspec.Struct):
 
 
 def encode_lives(worker: WorkerId, lives: Sequence[Life]) -> bytes:
-    """The lives of one worker id, the last one first."""
+    """The lives of one worker id, newest first."""
     stored = [
         _Life(
             life.member.nonce,

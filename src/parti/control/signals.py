@@ -1,7 +1,7 @@
-"""What a worker's partition hears and asks for: the seam between the pure decisions and the agent that performs them.
+"""Events and effects of a worker's partition: the interface between pure decisions and the agent that performs them.
 
-Both layouts share it. A ticket ties an answer to the question it belongs to: an answer to an older question is late by
-definition (a T that was read before the last gap would lose what the gap lost), and the step ignores it.
+Both layouts share it. A ticket ties an answer to its request: an answer to an older request is outdated (a T that was
+read before the last gap would lose what the gap lost), and the step ignores it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class DeliveryVerdict(StrEnum):
 
     PROCESS = "process"
     ACK = "ack"
-    """Done already: only the ack is missing."""
+    """Already done: only the ack is missing."""
     ACK_WHEN_DONE = "ack_when_done"
-    """It comes, or came, another way: drop it, and ack once the cursor has reached it."""
+    """It arrives, or arrived, by another path: drop it, and ack once the cursor has reached it."""
     IGNORE = "ignore"
-    """Neither process nor ack: it belongs to somebody else, or will be read again."""
+    """Neither process nor ack: it belongs to another owner, or will be read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class ClaimSeen:
 
 @dataclass(frozen=True, slots=True)
 class ClaimLost:
-    """The record was removed or damaged: a claim is to be written by CAS on `expected` (0: create it)."""
+    """The record was deleted or damaged: write a claim by CAS on `expected` (0: create it)."""
 
     revision: int
-    """Of what stands there now, or the last one known of what vanished."""
+    """Revision of the record there now, or the last known one of a record that vanished."""
     expected: int
     epoch: int = 0
-    """Of the mislaid claim that stands there."""
+    """Epoch of the mislaid claim there now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +79,19 @@ class ReadUpTo:
 
 @dataclass(frozen=True, slots=True)
 class MessageDone:
-    """The lane finished this message: its effect was accepted, or it rests in the dead-letter stream."""
+    """The lane finished this message: its effect was accepted, or it is stored in the dead-letter stream."""
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
 class LaneStopped:
-    """Nothing of the partition starts any more; what had not started was dropped."""
+    """No further message of the partition starts; messages that had not started were dropped."""
 
     last_started: int
     """The last message that was started, finished or not; 0 when none was."""
     dropped_from: int | None
-    """The first message that was dropped; None when the lane had started all it was given."""
+    """The first message that was dropped; None when the lane had started all its messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The worker's lease is over: nothing of it counts any more."""
+    """The worker's lease is over: its results no longer count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +113,14 @@ class ResetDone:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The double ack was answered, or given up on: the position travels in the claim either way."""
+    """The double ack was answered, or given up: the claim carries the position either way."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class AddFilter:
-    """Add the partition to the consumer (others' filters of it first, on a work queue), then read T."""
+    """Add the partition to the consumer (on a work queue, remove gone owners' filters of it first), then read T."""
 
     partition: PartitionId
     ticket: int
@@ -141,7 +141,7 @@ class ReadLast:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Go on behind `after`: what lies up to `upto` comes by range read. Replaces a catch-up that is under way."""
+    """Continue after `after`: a range read brings everything up to `upto`. Replaces a catch-up in progress."""
 
     partition: PartitionId
     after: int
@@ -158,7 +158,7 @@ class StopLane:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Forget what is queued and held, unacked: it is not ours."""
+    """Drop queued and held messages without an ack: they are not ours."""
 
     partition: PartitionId
 
@@ -168,7 +168,7 @@ class WriteClaim:
     claim: Claim
     expected: int
     exact: bool = False
-    """Its cursor may be raised to where the partition is when this is written."""
+    """The agent may raise its cursor to the partition's position at the time of the write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """No effect under this lease may start any more."""
+    """No effect may start under this lease any more."""
 
     lease: Lease
 

@@ -1,7 +1,7 @@
-"""Grouping of many logical partitions into few slots, each with one durable (the per-partition layout).
+"""Groups many logical partitions into few slots, each with one durable (the per-partition layout).
 
-The number of slots is decided once: a key's slot is its hash modulo that number, so changing it moves nearly every key.
-64-256 slots stay within what a stream can serve (a stream takes 1,000 consumers, and many idle ones cost CPU on R3).
+The number of slots is fixed: a key's slot is its hash modulo that number, so changing it moves nearly every key. 64-256
+slots stay within what a stream can serve (1,000 consumers at most, and many idle ones cost CPU on R3).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def slot_of(partition: Partition, slots: int) -> int:
 def group(
     partitions: Iterable[Partition], slots: int, *, prefix: str = "slot"
 ) -> dict[Partition, tuple[Partition, ...]]:
-    """Slots that have members, as partitions that weigh what their members weigh together; members sorted."""
+    """Non-empty slots, as partitions with the total weight of their members; members are sorted."""
     if slots < 1:
         raise ConfigError(f"the number of slots must be at least 1, not {slots}")
     members: dict[int, list[Partition]] = {}

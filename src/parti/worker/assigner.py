@@ -1,6 +1,6 @@
-"""Bringing an assignment into force: the consumer's filters and the ledger, without a gap between the two.
+"""Applies an assignment to the consumer's filters and to the ledger, without a gap between the two.
 
-An update either takes effect as a whole or leaves the last known good state at work. The pull loop goes on throughout.
+An update takes effect as a whole, or the last good state stays in force. The pull loop keeps running throughout.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parti.worker.updates import Diff, Wanted
 
 
 class Assigner:
-    """Applies wanted states one after the other. It and the session never change the consumer at once."""
+    """Applies wanted states one after the other. It and the session never change the consumer concurrently."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Assigner:
     # -- applying -----------------------------------------------------------------------------------------------------
 
     async def apply(self, wanted: Wanted) -> bool:
-        """Bring this into force; False when nothing had to change on the server."""
+        """Apply this assignment; False when nothing had to change on the server."""
         durable = self._durable
         if not durable.known:
             return await self._begin(wanted)
@@ -67,7 +67,7 @@ class Assigner:
             return False
         at_work = [state for state in removed if not state.stopped]
         await self._stop_all(removed)
-        # Before the update: once a filter is gone, what the consumer delivers says nothing about that partition.
+        # Read them before the update: once a filter is removed, deliveries say nothing about that partition.
         cursors = {state.id: self._ledger.cursor(state.id) for state in removed}
         fresh = {key: self._new_state(wanted, key) for key in added}
         try:
@@ -81,7 +81,7 @@ class Assigner:
         except BaseException:
             for key in fresh:
                 self._inbox.drop(states.pop(key))
-            for state in at_work:  # what was only held, or had stopped before, is not ours to begin
+            for state in at_work:  # a partition that was only held, or stopped before, must not start here
                 self.go_on(state)
             self._ledger.forget_places()
             raise
@@ -92,7 +92,7 @@ class Assigner:
         return True
 
     async def _pause(self, wanted: Wanted, removed: list[PartitionState]) -> bool:
-        """No partition, and the consumer keeps its filters: nothing is pulled until there is one again."""
+        """No partition is assigned; the consumer keeps its filters, and pulling pauses until one is assigned."""
         before = len(self._ledger.routes.subjects)
         await self._stop_all(removed)
         self._channel.pause()
@@ -103,11 +103,11 @@ class Assigner:
         return bool(removed)
 
     def _filters(self, wanted: Wanted) -> tuple[str, ...] | None:
-        """What the consumer is to filter; None to leave it as it is and pause."""
+        """The filters the consumer should have; None to keep the current ones and pause."""
         if wanted.routes.subjects:
             return wanted.routes.subjects
         if self._config.on_empty_assignment == "pause-pull-loop" and self._durable.known:
-            # With claims the partitions have another owner: here our filter would keep its messages, or refuse its own.
+            # With claims the partitions have another owner: ours would retain its messages, or block its filter.
             return (
                 None if not (wanted.claimed and self._ledger.by_reset) else (self._template.nothing(wanted.worker_id),)
             )
@@ -122,7 +122,7 @@ class Assigner:
             self._channel.interrupt(Interrupted("the consumer was made anew by an update"))
 
     async def _rename(self, wanted: Wanted, filters: tuple[str, ...]) -> None:
-        """Go on under another worker id: a new durable at our position, and the old one removed.
+        """Continue under another worker id: create a new durable at our position and delete the old one.
 
         See docs/evidence/go-library.md#w9.
         """
@@ -148,7 +148,7 @@ class Assigner:
     # -- the first time -----------------------------------------------------------------------------------------------
 
     async def _begin(self, wanted: Wanted) -> bool:
-        """Make the consumer, or go on with the one an earlier process of this worker left."""
+        """Create the consumer, or continue with the one that an earlier process of this worker left."""
         durable, channel = self._durable, self._channel
         filters = self._filters(wanted)
         assert filters is not None
@@ -183,7 +183,7 @@ class Assigner:
     async def _create_first(
         self, wanted: Wanted, filters: tuple[str, ...], fresh: Mapping[PartitionId, PartitionState], last: int
     ) -> None:
-        # "new" is this moment, not that in which the server makes the consumer, nor a later one after it was deleted.
+        # "new" means now, not when the server creates the consumer, and not when it is recreated after a deletion.
         unknown = last if self._config.start == "new" and self._ledger.retention is not Retention.WORKQUEUE else 0
         begins = {key: wanted.positions.get(key, unknown) for key in fresh}
         after = min(begins.values(), default=unknown)
@@ -193,7 +193,7 @@ class Assigner:
         for key, state in fresh.items():
             if key in wanted.hold:
                 continue
-            state.target = None  # nothing was delivered yet: the consumer itself begins early enough
+            state.target = None  # nothing was delivered yet: the consumer itself starts early enough
             state.received_through = begins[key]
         self._ledger.stand_at(after)
 
@@ -204,9 +204,9 @@ class Assigner:
         info: Mapping[str, object] | None,
         last: int,
     ) -> list[PartitionState]:
-        """Everything up to T comes by range reads, so that the consumer need not deliver anything older.
+        """Range reads bring everything up to T, so the consumer need not deliver anything older.
 
-        On an interest stream an existing consumer keeps what it has: its unacked messages may live by it alone.
+        On an interest stream an existing consumer is kept: it may be the only one that retains its unacked messages.
         """
         durable, channel = self._durable, self._channel
         if info is None:
@@ -226,11 +226,11 @@ class Assigner:
         fresh: Mapping[PartitionId, PartitionState],
         info: Mapping[str, object],
     ) -> list[PartitionState]:
-        """Take up an existing durable; returns the partitions that need a catch-up."""
+        """Continue with an existing durable; returns the partitions that need a catch-up."""
         ledger, durable, channel = self._ledger, self._durable, self._channel
         memory, filtered = durable.memory(), set(durable.filters)
         floor = int(info["ack_floor"]["stream_seq"])  # type: ignore[index]
-        # What is left of a work queue is what is not done, whatever the floor says; nor does that of another stream.
+        # Ignore the floor on a work queue (what remains there is not done) and that of a durable of another stream.
         void = self._ledger.retention is Retention.WORKQUEUE or not durable.of_this_stream
         if void:
             floor, memory = 0, Memory()
@@ -254,7 +254,7 @@ class Assigner:
         channel.next_sequence = delivered + 1
         return waiting
 
-    # -- partitions that come -----------------------------------------------------------------------------------------
+    # -- partitions that are added ------------------------------------------------------------------------------------
 
     def _new_state(self, wanted: Wanted, key: PartitionId) -> PartitionState:
         lease = wanted.leases.get(key) or Lease(key, 0)
@@ -265,12 +265,12 @@ class Assigner:
         return state
 
     def _place(self, fresh: Mapping[PartitionId, PartitionState]) -> None:
-        """Messages may come for the new partitions from now on; those of the old ones still do."""
+        """Accept messages for the new partitions from now on, and still those of the old ones."""
         self._ledger.states.update(fresh)
         self._ledger.assign(Routes(self._template, [state.partition for state in self._ledger.states.values()]))
 
     async def _join(self, wanted: Wanted, states: list[PartitionState]) -> None:
-        """The filter is in force: everything behind T reaches us by itself, everything up to T by a range read."""
+        """The filter is in force: live deliveries bring everything above T, and a range read everything up to T."""
         if not states:
             return
         last = await self._durable.last_sequence()
@@ -282,10 +282,10 @@ class Assigner:
             self._inbox.extend(state, max(last, state.target or 0))
         self._take_overs.begin([state for state in states if not state.stopped])
 
-    # -- partitions that go -------------------------------------------------------------------------------------------
+    # -- partitions that are removed ----------------------------------------------------------------------------------
 
     def go_on(self, state: PartitionState) -> None:
-        """Start again with a stopped partition, from its cursor."""
+        """Resume a stopped partition at its cursor."""
         state.stopped = False
         if state.catching_up:
             self._take_overs.begin([state])

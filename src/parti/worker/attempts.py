@@ -1,8 +1,8 @@
-"""One attempt at a message: run the handler, and do what its outcome asks for.
+"""One attempt at a message: run the handler, then act on its outcome.
 
-Whatever a handler does (raise anything, return nonsense, hang, cancel itself), the message ends in one of three ways:
-done, tried again, or resting in the dead-letter stream. It is never dropped. What a handler brings after its process
-lost the lease counts for nothing: the next owner decides about that message.
+Whatever a handler does (raise anything, return nonsense, hang, cancel itself), its message is done, retried, or stored
+in the dead-letter stream. It is never dropped. A result that arrives after the process lost its lease is ignored: the
+next owner decides about that message.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from parti.worker.message import Message
 from parti.worker.runtime import Runtime
 from parti.worker.wary import Wary
 
-_FLUSH_AFTER = 0.05  # seconds that a latency may wait for others
+_FLUSH_AFTER = 0.05  # seconds that a latency sample may wait to be recorded together with others
 _FLUSH_AT = 256
 _BEFORE = "it failed as often as it may before it came to this process"
 _ENDED = "processes ended, or lost their lease, while they handled it, as often as it may be tried"
-_LONG = 0.25  # seconds of a handler after which the lease is looked at again: less than its margin
+_LONG = 0.25  # seconds of handler time after which the lease is checked again: less than its margin
 
 
 class Attempts:
-    """Runs handlers, in lanes. The fence is asked before every start, with the lease that the handler would get."""
+    """Runs handlers in lanes. Checks the fence before every start, with the lease that the handler would get."""
 
     def __init__(
         self, runtime: Runtime, *, let_go: Callable[[Message], None], on_bug: Callable[[BaseException], None]
     ) -> None:
-        """`let_go`: the message is done, or rests in the dead-letter stream. `on_bug`: see `LanePool`."""
+        """`let_go`: called when the message is done or stored in the dead-letter stream. `on_bug`: see `LanePool`."""
         config = runtime.config
         self.pool = LanePool(
             self.serve,
@@ -56,18 +56,18 @@ class Attempts:
         self._let_go = let_go
         self._latencies: list[float] = []
         self.ended = 0
-        """Attempts that ended, as far as their latencies were handed over."""
+        """Number of attempts that ended and whose latencies were recorded."""
         self._may_pull = runtime.fence.may_pull
         self._may_start = may_start = runtime.fence.may_start
         self._loop = asyncio.get_running_loop()
         self.now: Callable[[], float] = self._loop.time
         if type(self._loop).time is asyncio.BaseEventLoop.time:
-            self.now = time.monotonic  # the very same without a frame of Python, twice a message
+            self.now = time.monotonic  # the same clock without a Python frame; it is read twice per message
         handler.on_left = self.left_behind
         handler.use_fence(may_start)
 
     async def serve(self, message: Message, runner: Runner) -> float | None:
-        """None when the message was let go, else the seconds after which it is to be tried again."""
+        """Returns None when the message is finished, else the seconds until its next attempt."""
         state = message._lane.state
         if not self._may_start(state.lease):
             return self._refuse(message)
@@ -110,10 +110,10 @@ class Attempts:
             if why is not None:
                 self._forgive(runner)
             if runner.lost:
-                return None  # left behind: somebody else has the message by now
+                return None  # left behind: another owner has the message by now
             if not self._may_start(state.lease):
                 if why is None and not self.handler.in_thread:
-                    # Nobody resumed it beyond the lease: its last step took until then, and kept the loop from running.
+                    # The lease ended while the handler ran without yielding: its last step blocked the event loop.
                     self._recorder.blocked = (state.id, message.sequence)
                 return self._refuse(message, counted=last)
         latencies = self._latencies
@@ -131,13 +131,13 @@ class Attempts:
         return await self._follow(message, outcome, counted=last)
 
     async def _last_attempt(self, message: Message, before: Tried, wary: Wary | None) -> float | None:
-        """Count the last attempt, and tell of it, before it starts: it may end this process. Answers as `_ask` does."""
+        """Count and report the last attempt before it starts: it may end this process. Returns what `_ask` returns."""
         started = False
         try:
             answer = await self._before_last(message, before)
             started = answer is None
         finally:
-            if wary is not None and not started:  # also when this is cancelled: others wait for it to leave
+            if wary is not None and not started:  # also on cancellation: other owners wait for `leave`
                 wary.leave(message)
         return answer
 
@@ -156,17 +156,17 @@ class Attempts:
             except asyncio.CancelledError:
                 state.tries.take_back(message.sequence)
                 raise
-            if not self._may_start(state.lease):  # the note took its time
+            if not self._may_start(state.lease):  # the report may have taken longer than the lease
                 return self._refuse(message, counted=True)
         return None
 
     async def _ask(self, message: Message, wary: Wary) -> float | None:
-        """None when the message may start; below 0 when it was let go instead; else how long to wait."""
+        """Returns None when the message may start, below 0 when it is finished instead, else the seconds to wait."""
         state = message._lane.state
         answer = await wary.enter(message)
         if isinstance(answer, float | int):
             return answer
-        if not self._may_start(state.lease):  # the note took its time
+        if not self._may_start(state.lease):  # the question may have taken longer than the lease
             if answer is None:
                 wary.leave(message)
             return self._refuse(message)
@@ -183,7 +183,7 @@ class Attempts:
         return -1.0
 
     def _refuse(self, message: Message, *, counted: bool = False) -> float:
-        """The lease is over: nothing starts, and nothing that ended counts, but for the next owner."""
+        """The lease is over: start nothing and ignore results that arrive now; the next owner repeats the message."""
         state = message._lane.state
         if counted:
             state.tries.take_back(message.sequence)
@@ -191,19 +191,19 @@ class Attempts:
         self._recorder.event(
             "worker.fenced", op="start", result="refused", partition=state.id, sequence=message.sequence, warn=True
         )
-        # Whatever else runs under this lease must not go on: of the partition, or all when the process lost its own.
+        # Cancel what else runs under this lease: the partition's handlers, or all when the process lost its own.
         self.pool.fence(state if self._may_pull() else None)
         return 0.0
 
     async def halt(self) -> bool:
-        """When this returns no handler starts any more, and none runs but in threads; see `LanePool.halt`."""
+        """When this returns no handler will start, and none runs except in threads; see `LanePool.halt`."""
         quiet = await self.pool.halt()
         self.handler.close()
         self.flush()
         return quiet
 
     def left_behind(self, message: Message) -> None:
-        """Say that a handler goes on although nobody waits for it any more."""
+        """Log that a handler still runs although nothing waits for it any more."""
         self._recorder.event(
             "message.left_behind",
             op="handle",
@@ -217,7 +217,7 @@ class Attempts:
         )
 
     def flush(self) -> None:
-        """Hand the latencies over. They are gathered, because one by one they cost more than a quick handler."""
+        """Record the gathered latencies. They are batched: one by one they would cost more than a quick handler."""
         if self._latencies:
             gathered, self._latencies = self._latencies, []
             self.ended += len(gathered)
@@ -229,7 +229,7 @@ class Attempts:
             timed_out = isinstance(outcome, Retry) and outcome.timed_out
             tries, sequence = state.tries, message.sequence
             total = tries.timed_out(sequence, timed_out) if counted else tries.count(sequence, timed_out=timed_out)
-            message.attempt = max(message.attempt, total)  # another owner may have spent some meanwhile
+            message.attempt = max(message.attempt, total)  # another owner may have used some attempts meanwhile
         return await self._conclude(message, self._policy.decide(outcome, message.attempt))
 
     async def _conclude(self, message: Message, decision: Decision) -> float | None:
@@ -255,11 +255,11 @@ class Attempts:
             if not self._may_start(state.lease):
                 return self._refuse(message)
             state.dead_letters += 1
-        self._let_go(message)  # its tries are remembered: should it come again, it is not tried once more
+        self._let_go(message)  # its attempts stay counted: if it is redelivered, it is not tried again
         return None
 
     def _cancelled(self, runner: Runner) -> Retry:
-        """A handler that was cancelled: by its timeout, by its own doing, or because we stop (then it goes on up)."""
+        """A cancelled handler: by its timeout, by itself, or because the worker stops (then it is re-raised)."""
         if runner.why is Why.TIMEOUT:
             error = HandlerTimeout("the handler ran longer than worker.handler_timeout")
             return Retry(error=describe(error), timed_out=True)
@@ -270,7 +270,7 @@ class Attempts:
 
     @staticmethod
     def _forgive(runner: Runner) -> None:
-        """Whatever asked for the cancellation, the handler has ended: the task goes on."""
+        """Clear pending cancellations: the handler has ended and the task continues."""
         task = asyncio.current_task()
         while task is not None and task.cancelling():
             task.uncancel()
@@ -278,7 +278,7 @@ class Attempts:
             runner.why = None
 
     async def _bury(self, message: Message, decision: Bury) -> None:
-        """Until the server has acknowledged the letter the message stays in hand, and holds its lane."""
+        """The message stays open and blocks its lane until the server has acknowledged the letter."""
         office = self.office
         assert office is not None
 

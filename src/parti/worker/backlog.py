@@ -1,4 +1,4 @@
-"""A worker that fell behind: whether its backlog is better read by range, and that read.
+"""Decides whether a worker that fell behind should read its backlog by range, and performs that read.
 
 A consumer with many filters on a file stream collapses as soon as it has a backlog (docs/evidence/jetstream.md#j8).
 """
@@ -11,15 +11,15 @@ from parti.worker.durable import Durable
 from parti.worker.ledger import Ledger
 from parti.worker.runtime import Runtime
 
-_CHECKPOINT = 1.0  # seconds of work that a crash in the middle of a catch-up may repeat
-_FEW = 500  # pending messages that even a consumer on the cliff delivers quickly enough
-_WITHOUT = 30.0  # seconds without catch-up after one failed: better slowly than not at all
-# a consumer with fewer filters drains a backlog at tens of thousands a second (docs/evidence/jetstream.md#j8)
+_CHECKPOINT = 1.0  # seconds of work that a crash during a catch-up may repeat
+_FEW = 500  # pending messages that even a collapsed consumer delivers quickly enough
+_WITHOUT = 30.0  # seconds without catch-up after a failed one: slow progress beats none
+# a consumer with fewer filters drains a backlog at tens of thousands per second (docs/evidence/jetstream.md#j8)
 _CLIFF_FILTERS = 8
 
 
 class Backlog:
-    """Of all live partitions together; a partition that is taken over has its own read."""
+    """The backlog of all live partitions together; a partition that is being taken over has its own read."""
 
     def __init__(self, runtime: Runtime, ledger: Ledger, durable: Durable, reader: CatchUpReader) -> None:
         self._config = runtime.config
@@ -32,7 +32,7 @@ class Backlog:
         self._not_before = 0.0
 
     def cliff_threatens(self) -> bool:
-        """Many filters on a file stream with limits: a backlog there is better read by range."""
+        """Whether a backlog is better read by range: many filters on a file stream with limits retention."""
         return (
             self._config.catch_up == "auto"
             and self._durable.file_storage
@@ -42,14 +42,14 @@ class Backlog:
         )
 
     async def check(self) -> None:
-        """Raises `FellBehind` before the first message comes: a consumer on the cliff takes seconds to deliver it."""
+        """Raises `FellBehind` before the first message arrives: a collapsed consumer takes seconds to deliver it."""
         if self._durable.pending >= _FEW and self.cliff_threatens():
             lag = await self._durable.last_sequence() - self._ledger.high
             if lag >= self._config.catch_up_lag:
                 raise FellBehind(f"{self._durable.pending} messages behind")
 
     async def read(self) -> None:
-        """When this returns only little is left; the consumer must not be pulled from meanwhile."""
+        """When this returns little backlog is left; the consumer must not be pulled from meanwhile."""
         started = self._clock.now()
         self._checkpointed = started
         self._recorder.event("worker.catch_up", op="catch_up", result="started", after=self._ledger.high)
@@ -59,11 +59,11 @@ class Backlog:
         self._recorder.event("worker.catch_up", op="catch_up", result="success", messages=count, took=took)
 
     def failed(self) -> None:
-        """A read failed: go on through the consumer for a while."""
+        """A read failed: use the consumer for a while."""
         self._not_before = self._clock.now() + _WITHOUT
 
     async def _checkpoint(self) -> None:
-        """Store how far the catch-up got in the consumer itself: a crash then begins there."""
+        """Store the catch-up's progress in the consumer itself: after a crash it resumes there."""
         if self._clock.now() - self._checkpointed < _CHECKPOINT:
             return
         async with self._durable.changing:

@@ -1,21 +1,21 @@
-"""How much to ask for with one pull: as much as the handlers manage in a tenth of a second. Pure."""
+"""The size of one pull: as many messages as the handlers finish in a tenth of a second. Pure."""
 
 from __future__ import annotations
 
-_PERIOD = 0.1  # seconds between two looks; also the share of work that one pull should bring
+_PERIOD = 0.1  # seconds between two adjustments; also the amount of work that one pull should bring
 _SMALLEST = 10
 
 
 class BatchSize:
-    """Grows and shrinks by at most a factor of two a look, between 10 and `limit`; starts as configured (50).
+    """Changes by at most a factor of two per adjustment, between 10 and `limit`; starts as configured (50).
 
-    A slow handler gets small batches, so that messages wait at the server and not here; a fast one gets large ones.
+    A slow handler gets small batches, so that messages wait at the server and not here; a fast one gets large batches.
     """
 
     def __init__(self, start: int, *, limit: int) -> None:
         self.size = max(1, min(start, limit))
         self.done = 0
-        """Messages that were let go since the last look; the owner counts."""
+        """Messages finished since the last adjustment; the owner of this object counts them."""
         self._smallest = min(_SMALLEST, self.size)
         self._limit = limit
         self._since: float | None = None
@@ -24,7 +24,7 @@ class BatchSize:
         return f"<BatchSize {self.size}>"
 
     def adapt(self, now: float) -> bool:
-        """Look whether it is time to change the size; True when it changed."""
+        """Adjust the size if it is time to; True when it changed."""
         if self._since is None:
             self._since, self.done = now, 0
             return False
@@ -33,7 +33,7 @@ class BatchSize:
             return False
         wanted = int(self.done / elapsed * _PERIOD)
         before = self.size
-        # After a pause the rate says nothing about the handlers.
+        # After a pause the rate says nothing about the handlers' speed.
         if elapsed < 10 * _PERIOD:
             self.size = min(max(wanted, before // 2, self._smallest), before * 2, self._limit)
         self._since, self.done = now, 0

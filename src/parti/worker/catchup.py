@@ -1,13 +1,13 @@
-"""Catching up by range reads: the same code takes over a partition and brings a worker back that fell behind.
+"""Catch-up by range reads: the same code takes over a partition and brings back a worker that fell behind.
 
-A consumer with many filters on a file stream collapses to some 3,000 messages a second as soon as it has a backlog,
+A consumer with many filters on a file stream collapses to about 3,000 messages per second as soon as it has a backlog,
 and stays there (docs/evidence/jetstream.md#j8). A range read of the same messages, filtered here, runs at several
-100,000. So whatever lies behind is read by range, up to a sequence that is known to be followed by live deliveries:
+100,000. So a backlog is read by range, up to a sequence above which live deliveries are known to follow:
 
-- take-over of a partition: `(cursor, T]`, T read from the leader after the filter was in force; what arrives live above
-  T is held meanwhile and released in order (docs/evidence/handoff.md#h1);
-- falling behind: the consumer is left alone while `(high, T]` of all partitions is read, then set to behind what is
-  done. Deliveries that overlap are recognised by the ledger.
+- take-over of a partition: `(cursor, T]`, T read from the leader after the filter was in force; live messages above T
+  are held meanwhile and released in order (docs/evidence/handoff.md#h1);
+- falling behind: the consumer pauses while `(high, T]` of all partitions is read, then it is reset to just after what
+  is done. The ledger recognises deliveries that overlap.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from parti.worker.room import Room
 from parti.worker.runtime import Runtime
 
 _COLUMNS = ("subject", "sequence", "timestamp", "headers", "data")
-_SLICE = 256  # rows made into messages before the loop may do something else
+_SLICE = 256  # rows turned into messages before the event loop may run something else
 
 
 class CatchUpReader:
-    """Range reads of one worker's stream, fed to its inbox as fast as the handlers make room."""
+    """Range reads of one worker's stream, passed to its inbox as fast as the handlers make room."""
 
     def __init__(self, runtime: Runtime, ledger: Ledger, room: Room, inbox: Inbox, durable: Durable) -> None:
         options = runtime.js.connection.connect_options
@@ -47,10 +47,10 @@ class CatchUpReader:
         self._one_at_a_time = asyncio.Lock()
 
     async def take_over(self, states: Iterable[PartitionState], subjects: tuple[str, ...]) -> None:
-        """When this returns, each of the partitions has received everything up to its target, and goes on live.
+        """When this returns, each partition has received everything up to its target and continues with live messages.
 
-        Each state has its position in `seen` and its target in `target`, which may move while we read. A partition
-        that was stopped or taken away meanwhile is left as it is.
+        Each state has its position in `received_through` and its target in `target`, which may move during the read. A
+        partition that is stopped or removed meanwhile is left as it is.
         """
         async with self._one_at_a_time:
             waiting = {state.id: state for state in states}
@@ -61,7 +61,7 @@ class CatchUpReader:
                 if after < target:
                     await self._read(after, target, subjects, _bounds(parts))
                 for state, turn, upto in parts.values():
-                    # Everything up to `upto` was read, whether or not it had a message of this partition.
+                    # Everything up to `upto` was read, even if it held no message of this partition.
                     if not self._catching(state) or state.turn != turn:
                         continue
                     if state.target is not None and state.target <= upto:
@@ -70,10 +70,10 @@ class CatchUpReader:
                         state.received_through = max(state.received_through, upto)
 
     async def backlog(self, subjects: tuple[str, ...], near: int, checkpoint: Callable[[], Awaitable[None]]) -> int:
-        """Read all live partitions until less than `near` sequences are left; returns how many messages came.
+        """Read all live partitions until fewer than `near` sequences are left; returns the number of messages read.
 
-        The consumer must not be pulled from meanwhile, and be set to behind what is done afterwards. `checkpoint` is
-        called after each part, to store how far it got: a crash then repeats one part at most.
+        Do not pull from the consumer meanwhile; afterwards reset it to just after what is done.
+        `checkpoint` is called after each part to store the progress: a crash then repeats one part at most.
         """
         async with self._one_at_a_time:
             ledger = self._ledger
@@ -86,7 +86,7 @@ class CatchUpReader:
                 end = await self._durable.last_sequence()
                 if end - ledger.high < near:
                     break
-            # A partition that is being taken over was left out: its own range read has to come as far.
+            # A partition that is being taken over was left out: its own range read must reach as far.
             for state in ledger.states.values():
                 if state.target is not None and state.target < ledger.high:
                     self._inbox.extend(state, ledger.high)
@@ -104,7 +104,7 @@ class CatchUpReader:
         *,
         checkpoint: Callable[[], Awaitable[None]] | None = None,
     ) -> int:
-        """Feed `(after, to]` to the inbox, each partition up to its `bound`, in order; returns how many came."""
+        """Pass `(after, to]` to the inbox in order, each partition up to its `bound`; returns the message count."""
         fed, ledger = 0, self._ledger
         async with contextlib.aclosing(self._batches(after, to, subjects)) as batches:
             async for batch in batches:
@@ -116,7 +116,7 @@ class CatchUpReader:
         return fed
 
     async def _batches(self, after: int, to: int, subjects: tuple[str, ...]) -> AsyncGenerator[pa.RecordBatch]:
-        """Messages that the stream has removed by its limits are gone for everybody: that is reported and read past."""
+        """Messages that the stream's limits removed are lost for every reader: this is reported and skipped."""
         reader = self.open_reader()
         lost: list[tuple[int, int]] = []
         try:
@@ -127,7 +127,7 @@ class CatchUpReader:
                     to,
                     subjects=subjects,
                     columns=_COLUMNS,
-                    # What was acked is gone from an interest stream, as it should be.
+                    # On an interest stream, acked messages are deleted; that is expected.
                     allow_gone=self._ledger.by_reset,
                     on_loss=lambda first, last: lost.append((first, last)),
                 )
@@ -151,7 +151,7 @@ class CatchUpReader:
                     continue
                 if not self._room.left():
                     await self._room.wait()
-                    # Whatever was looked up before a wait may be gone after it: the partition, or our right to feed it.
+                    # Look up again after each wait: the partition, or our right to feed it, may be gone.
                     place = self._ledger.place(subject)
                     if place is None or sequence > bound(place.state):
                         continue
@@ -172,10 +172,10 @@ def _live(state: PartitionState) -> int:
 
 
 def _bounds(parts: Mapping[PartitionId, tuple[PartitionState, int, int]]) -> Callable[[PartitionState], int]:
-    """How far a read is for each partition: to the target that it had when the read began.
+    """How far a read goes for each partition: to the target that it had when the read began.
 
-    A target may move on while others are read further: what the read had left out before as "comes live" is then to be
-    read, and anything fed behind it would claim that it was. A partition that went and came back begins elsewhere.
+    A target may move up during the read. The read has already skipped messages below the new target as "comes live", so
+    feeding later ones would claim that those were read. A partition that was removed and added again starts elsewhere.
     """
 
     def bound(state: PartitionState) -> int:
@@ -186,7 +186,7 @@ def _bounds(parts: Mapping[PartitionId, tuple[PartitionState, int, int]]) -> Cal
 
 
 def _head(headers: list[dict[str, str | bytes]] | None) -> bytes:
-    """The header block again, as it came over the wire."""
+    """The header block, encoded as it was received."""
     if not headers:
         return b""
     lines = [b"NATS/1.0"]

@@ -1,6 +1,6 @@
-"""The worker's channel to its consumer: the connection, the pull on it, and whether it has to begin anew.
+"""The worker's channel to its consumer: the connection, the pull on it, and whether the pull must restart.
 
-The session opens, begins and ends it. Whoever changes the consumer says here what that means for the pull.
+The session opens, starts and ends it. Any code that changes the consumer reports here what this means for the pull.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from parti.wire.pull import LivePull
 
 
 class Interrupted(TransientError):
-    """The pull loop is to attach anew, because of something we did ourselves; no failure."""
+    """The pull loop must attach again because of our own action; not a failure."""
 
 
 class FellBehind(Interrupted):
@@ -23,19 +23,19 @@ class FellBehind(Interrupted):
 
 
 class Channel:
-    """Open or not, pulling or not. What is written while it is not open is not sent: it comes again after a reset."""
+    """Open or not, pulling or not. While it is not open, writes are discarded: a reset redelivers those messages."""
 
     def __init__(self) -> None:
         self.connection: LiveConnection | None = None
         self.pull: LivePull | None = None
         self.stale = True
-        """The consumer has to be set to our position before anything is pulled."""
+        """The consumer must be reset to our position before the next pull."""
         self.next_sequence: int | None = None
-        """The consumer's own sequence of the next delivery; None when it is not known."""
+        """The consumer sequence of the next delivery; None when it is unknown."""
         self.running = asyncio.Event()
-        """Set while there is something to pull for."""
+        """Set while there are partitions to pull for."""
         self.quiet = asyncio.Event()
-        """Set while nothing is pulled."""
+        """Set while no pull is active."""
         self.quiet.set()
         self._trouble: asyncio.Future[PartiError] | None = None
 
@@ -46,10 +46,10 @@ class Channel:
     def pulling(self) -> bool:
         return self.pull is not None
 
-    # -- the session's ------------------------------------------------------------------------------------------------
+    # -- for the session ----------------------------------------------------------------------------------------------
 
     async def open(self, options: ConnectOptions, name: str, *, anew: bool) -> None:
-        """When this returns the connection is up; `anew`: not the one there was."""
+        """When this returns the connection is up; `anew`: replace the existing one."""
         if anew:
             await self.close()
         if self.connection is None or self.connection.lost.done():
@@ -63,7 +63,7 @@ class Channel:
             self.connection = None
 
     def begin(self, pull: LivePull) -> asyncio.Future[PartiError]:
-        """Pull; the future tells of the first trouble."""
+        """Start pulling; the future completes with the first error."""
         self._trouble = asyncio.get_running_loop().create_future()
         self.pull = pull
         pull.start()
@@ -71,7 +71,7 @@ class Channel:
         return self._trouble
 
     def end(self) -> None:
-        """Nothing comes any more; the next pull begins with a reset."""
+        """Stop receiving; the next pull starts with a reset."""
         self.stop_pull()
         self.stale = True
         self._trouble = None
@@ -83,24 +83,24 @@ class Channel:
             self.pull = None
 
     def report(self, error: PartiError) -> None:
-        """The pull is in trouble."""
+        """Report an error of the pull."""
         if self._trouble is not None and not self._trouble.done():
             self._trouble.set_result(error)
 
-    # -- everybody's --------------------------------------------------------------------------------------------------
+    # -- for every component ------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """Cut it off: what was not sent yet never is."""
+        """Close the connection at once: unsent data is discarded."""
         if self.connection is not None:
             self.connection.abort()
 
     def write(self, frames: Iterable[bytes]) -> None:
-        """Send these, joined."""
+        """Send these frames in one write."""
         if self.connection is not None and (joined := b"".join(frames)):
             self.connection.write(joined)
 
     def kick(self) -> None:
-        """Look again whether there is room to ask for more."""
+        """Check again whether there is room to request more."""
         if self.pull is not None:
             self.pull.kick()
 
@@ -110,12 +110,12 @@ class Channel:
         self.kick()
 
     def pause(self) -> None:
-        """Stop pulling until `resume`; what is in hand goes on. Messages on their way come again later."""
+        """Stop pulling until `resume`; open messages are still handled. Messages in transit are redelivered later."""
         if self.running.is_set():
             self.running.clear()
             self.interrupt(Interrupted("paused"))
 
     def interrupt(self, reason: PartiError) -> None:
-        """Attach anew at once."""
+        """Make the pull loop attach again at once."""
         self.stale = True
         self.report(reason)

@@ -1,4 +1,4 @@
-"""The worker's public face: a handler gets the messages of the assigned partitions, ordered, fenced, acknowledged."""
+"""The worker's public API: a handler gets the messages of the assigned partitions, ordered, fenced, acknowledged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from parti.worker.runtime import ExpectedStream, Runtime
 from parti.worker.stream import MessageStream
 from parti.worker.updates import Wanted
 
-_LOOK = 0.5  # seconds between two looks at the health
+_LOOK = 0.5  # seconds between two health checks
 
 H = TypeVar("H", bound=Handler)
 
@@ -39,9 +39,9 @@ H = TypeVar("H", bound=Handler)
 class WorkerConsumer:
     """One durable consumer for all partitions of one worker; lives from the first update until `close()`.
 
-    Promises: a message counts as done only after its handler succeeded or it rests in the dead-letter stream; messages
-    of one lane run one after the other in stream order; after `close()` has returned no handler runs or will start.
-    A crash may repeat at most what was in hand, never lose it.
+    Promises: a message counts as done only after its handler succeeded or it is stored in the dead-letter stream;
+    messages of one lane run one after the other in stream order; after `close()` has returned no handler runs or will
+    start. A crash may repeat at most the messages that were received and not done. It never loses one.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class WorkerConsumer:
         self._recorder = Recorder(metrics, self._health)
         self._recorder.show_health()
         self.on_blocked: Callable[[str], None] | None = None
-        """Called from a thread when a handler blocks the event loop beyond `unhealthy_limit`: only ending it helps."""
+        """Called from a thread when a handler blocks the event loop beyond `unhealthy_limit`: only a restart helps."""
         self._worker_id = ""
         self._main: asyncio.Task[None] | None = None
         self._closing = False
@@ -85,14 +85,14 @@ class WorkerConsumer:
         return f"<WorkerConsumer {self._worker_id or '-'} {state} {'healthy' if self.is_healthy else 'unhealthy'}>"
 
     def handler(self, function: H) -> H:
-        """Decorator form: `@consumer.handler` above the function that takes the messages."""
+        """Decorator form: `@consumer.handler` above the function that handles the messages."""
         if self._handler is not None:
             raise UsageError("this worker has a handler already")
         self._handler = function
         return function
 
     def messages(self) -> MessageStream:
-        """`async for` form: call it before the first update, iterate, and settle each message that comes."""
+        """`async for` form: call it before the first update, iterate, and settle each message."""
         if self._stream is None:
             self._stream = MessageStream(lambda lease: self._fence.may_start(lease))
             self.handler(self._stream.handle)
@@ -111,16 +111,16 @@ class WorkerConsumer:
         flush: bool = False,
         claimed: bool = False,
     ) -> None:
-        """When this returns, these are the worker's partitions, or a later call's: the last one wins.
+        """When this returns, the worker has these partitions, or those of a later call: the last call wins.
 
-        Calls within `update_coalescing_window` become one update of the server; `flush` skips the waiting. A refusal
-        (too many subjects, another worker id, a malformed key) is raised before anything is sent. When the server
-        cannot be reached or refuses, the error is raised after all tries, the last good assignment stays at work, and
-        the new one is tried again in the background.
+        Calls within `update_coalescing_window` become one update on the server; `flush` skips the wait. Invalid input
+        (too many subjects, another worker id, a malformed key) is refused before anything is sent. When the server is
+        unreachable or refuses, the error is raised after all retries, the last good assignment stays in force, and the
+        new one is retried in the background.
 
-        `positions`: up to where a partition that comes to us is done; the rest is read by range before its live
-        messages go on. `hold`: partitions that are not ours yet; see `take_over`. `claimed`: the caller keeps the
-        positions (parti.manager); the durable's own memory of them does not count.
+        `positions`: the sequence up to which a new partition is done; the rest is read by range before its live
+        messages continue. `hold`: partitions that this worker does not own yet; see `take_over`. `claimed`: the caller
+        keeps the positions (parti.manager); those stored in the durable are ignored.
         """
         wanted = self._checked(worker_id, tuple(partitions), positions or {}, leases or {}, hold)
         if claimed:
@@ -161,24 +161,24 @@ class WorkerConsumer:
     async def stop_partition(self, partition: PartitionId) -> int:
         """When this returns no handler of the partition runs or will start; returns the cursor up to which it is done.
 
-        Its filter stays, and what comes is kept or read again: `resume_partition` undoes this.
+        Its filter stays; new messages are kept, or read again later. `resume_partition` undoes this.
         """
         engine, state = self._state(partition)
         await engine.inbox.stop(state)
         return engine.ledger.cursor(partition)
 
     def resume_partition(self, partition: PartitionId, lease: Lease | None = None) -> None:
-        """Go on with a stopped partition from its cursor."""
+        """Resume a stopped partition at its cursor."""
         engine, state = self._state(partition)
         if lease is not None:
             state.lease = lease
         engine.assigner.go_on(state)
 
     def take_over(self, partition: PartitionId, *, after: int, lease: Lease, ahead: Ahead | None = None) -> int:
-        """Begin with a held partition whose position is now known; returns its target T.
+        """Start a held partition whose position is now known; returns its target T.
 
-        `(after, T]` comes by a range read, what was held above T follows. `position()` tells when it is done. What is
-        done `ahead` is left out.
+        A range read brings `(after, T]`; the messages held above T follow. `position()` shows when this is finished.
+        Messages that `ahead` lists as done are skipped.
         """
         engine, state = self._state(partition)
         if not state.stopped or state.target is None:
@@ -189,21 +189,21 @@ class WorkerConsumer:
         return target
 
     def state_of(self, partition: PartitionId) -> PartitionState:
-        """The partition as its lanes have it."""
+        """The partition's state, as its lanes use it."""
         return self._state(partition)[1]
 
     def ahead_of(self, partition: PartitionId) -> Ahead | None:
-        """What a stopped partition has done above its cursor; None too when it was taken from us meanwhile."""
+        """What a stopped partition has done above its cursor; also None when the partition was removed meanwhile."""
         state = self._engine.ledger.states.get(partition) if self._engine is not None else None
         return state.ahead if state is not None else None
 
     def blocked_by(self) -> tuple[PartitionId, int] | None:
-        """The message whose handler last blocked the event loop, once: for who lost its lease by it."""
+        """The message whose handler last blocked the event loop; returned once, to explain a lost lease."""
         blocked, self._recorder.blocked = self._recorder.blocked, None
         return blocked
 
     def renew_lease(self, lease: Lease) -> None:
-        """From the next message on, the partition's handlers run under this lease."""
+        """Run the partition's handlers under this lease, from the next message on."""
         _, state = self._state(lease.partition)
         state.lease = lease
 
@@ -213,7 +213,7 @@ class WorkerConsumer:
         return await engine.durable.last_sequence()
 
     def runtime(self) -> Runtime:
-        """What the parts of this worker are given, also those of a layout that reads by itself."""
+        """The shared objects that the worker's components get, also those of a layout that reads by itself."""
         if self._handler is None:
             raise UsageError("this worker has no handler: pass one, or use @consumer.handler")
         return Runtime(
@@ -230,14 +230,14 @@ class WorkerConsumer:
         )
 
     def expect_stream(self, created: str, tell: Callable[[str], None]) -> None:
-        """The caller keeps the positions, and they are of the stream made then.
+        """The caller keeps the positions, and they belong to the stream with this creation time.
 
-        Nothing is touched on another one: that is told instead. Call it before the first update, and after `abandon`.
+        On another stream nothing is changed; `tell` is called. Call this before the first update and after `abandon`.
         """
         self._expected_stream = ExpectedStream(created, tell) if created else None
 
     def use_fence(self, fence: Fence) -> None:
-        """Ask this fence from now on; only before the first update."""
+        """Check this fence from now on; only before the first update."""
         if self._engine is not None:
             raise UsageError("this worker is running: give it its fence before the first update")
         self._fence = fence
@@ -249,13 +249,13 @@ class WorkerConsumer:
         self._namespace = namespace
 
     def cannot_update(self, error: PartiError) -> None:
-        """Show this as the reason why an update is refused: the caller knows more than the server said."""
+        """Show this as the reason why an update is refused: the caller knows more than the server's error says."""
         self._recorder.failed(Part.UPDATE, self._clock.now(), error)
 
     async def hold_partition(self, partition: PartitionId) -> int:
-        """Begin again with a stopped partition: forget what is in hand of it, hold what comes; returns its target T.
+        """Restart a stopped partition: drop its open messages, hold new ones; returns its target T.
 
-        For a partition that went to somebody else and comes back while its filter is still in force.
+        For a partition that moved to another worker and returns while its filter is still in force.
         """
         engine, state = self._state(partition)
         if not state.stopped or state.running:
@@ -266,7 +266,7 @@ class WorkerConsumer:
         return state.target or 0
 
     def position(self, partition: PartitionId) -> PartitionInfo:
-        """Where the partition stands."""
+        """The partition's position and state."""
         if self._engine is None and self._show is not None:
             for info in self._show().partitions:
                 if info.partition.id == partition:
@@ -275,7 +275,7 @@ class WorkerConsumer:
         return engine.partition_info(state)
 
     def kick(self) -> None:
-        """Look again whether pulling is allowed: call it when the fence has opened."""
+        """Check again whether pulling is allowed: call this when the fence has opened."""
         if self._engine is not None:
             self._engine.channel.kick()
 
@@ -286,7 +286,7 @@ class WorkerConsumer:
             raise UsageError(f"partition {partition} is not assigned to this worker")
         return engine, state
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- inspection ---------------------------------------------------------------------------------------------------
 
     @property
     def worker_id(self) -> str:
@@ -298,7 +298,7 @@ class WorkerConsumer:
 
     @property
     def consumer_name(self) -> str:
-        """The durable in use, or the beginning of their names where each partition has one; empty before the first."""
+        """The durable's name, or the common prefix when each partition has its own; empty before the first update."""
         return self._shown().consumer
 
     @property
@@ -311,7 +311,7 @@ class WorkerConsumer:
         return self._health.healthy
 
     def health(self) -> WorkerHealth:
-        """Healthy, the failures counted, and the last error."""
+        """The health state, the failure counts and the last error."""
         return self._health.snapshot()
 
     def health_check(self) -> HealthCheck:
@@ -319,11 +319,11 @@ class WorkerConsumer:
         return HealthCheck("worker", lambda: self._health.cause() or None)
 
     def liveness_check(self) -> HealthCheck:
-        """For `/healthz`: fails when only a restart helps, because a bug ended the worker or it is past its limit."""
+        """For `/healthz`: fails when only a restart helps: a bug ended the worker, or it is past `unhealthy_limit`."""
         return HealthCheck("worker-alive", lambda: self.hopeless() or None, live=True)
 
     def hopeless(self) -> str:
-        """Why others should have its partitions: a bug ended it, or it is past `unhealthy_limit`; else empty."""
+        """Why other workers should take its partitions: a bug ended it, or it is past `unhealthy_limit`; else empty."""
         if self._health.broken:
             return f"the worker ended: {self._health.broken}"
         limit, lasting = self.config.unhealthy_limit, self._health.hopeless_for(self._clock.now())
@@ -332,7 +332,7 @@ class WorkerConsumer:
         return ""
 
     def info(self) -> WorkerInfo:
-        """Everything an operator asks first."""
+        """The worker's state, for operators."""
         self._metrics.count(m.DUMP_REQUESTS)
         shown = self._shown()
         return WorkerInfo(
@@ -355,10 +355,10 @@ class WorkerConsumer:
         return Shown("", "", (), 0, self.config.pull_batch_size, False, ())
 
     def show(self, plane: Callable[[], Shown] | None) -> None:
-        """Let `info()` and `position()` speak of this layout, which reads by itself."""
+        """Make `info()` and `position()` report on this layout, which reads by itself."""
         self._show = plane
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- lifecycle ----------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         return self
@@ -373,9 +373,9 @@ class WorkerConsumer:
         return self._engine
 
     async def run_until_signal(self, *signals: signal.Signals) -> None:
-        """Wait for SIGTERM or SIGINT (or those given), then close; a second one ends the process as usual."""
+        """Wait for SIGTERM or SIGINT (or those given), then close; a second signal ends the process as usual."""
         giving_up = asyncio.create_task(self.gave_up())
-        bug = () if self._main is None else (self._main,)  # one that ends the worker must end the wait
+        bug = () if self._main is None else (self._main,)  # a bug that ends the worker must end the wait
         try:
             with stop_signals(*signals) as asked:
                 await first_of(asked.wait(), giving_up, *bug)
@@ -387,16 +387,16 @@ class WorkerConsumer:
             raise WorkerFailed(giving_up.result())
 
     async def gave_up(self) -> str:
-        """Return when this worker should give its partitions to others, and why: see `hopeless`."""
+        """Returns, with the reason, when this worker should give its partitions to others: see `hopeless`."""
         while not (reason := self.hopeless()):
             await self._clock.sleep(_LOOK)
         return reason
 
     async def abandon(self) -> bool:
-        """When this returns nothing starts or is acknowledged any more, and the worker can begin anew.
+        """When this returns nothing starts or is acknowledged any more, and the worker can start again.
 
-        For a worker that was fenced: whatever it had in hand belongs to somebody else. The next update may give it
-        another id. True when nothing was in the middle of a handler: otherwise an effect may still be on its way.
+        For a fenced worker: its open messages belong to another owner now. The next update may use another worker id.
+        True when no handler was running: otherwise an effect may still be on its way.
         """
         engine, main = self._engine, self._main
         self._engine, self._main, self._worker_id = None, None, ""
@@ -407,11 +407,11 @@ class WorkerConsumer:
         return True
 
     async def close(self) -> None:
-        """Stop pulling, finish what was received (up to `drain_timeout`), then end everything.
+        """Stop pulling, finish what was received (up to `drain_timeout`), then stop everything.
 
-        When this returns no handler runs or will start, every ack has reached the server, and what could not be
-        finished is noted in the consumer, so that the successor does exactly that and nothing twice. A bug that had
-        ended the worker is raised here.
+        When this returns no handler runs or will start, and every ack has reached the server. Unfinished messages are
+        recorded in the consumer, so that the successor handles exactly those and repeats nothing. A bug that had ended
+        the worker is raised here.
         """
         if self._closing:
             await self._closed.wait()

@@ -1,16 +1,16 @@
 """The one durable consumer of a worker, on the server: created, updated, reset and recreated, with typed results.
 
-Only `filter_subjects`, the metadata and the tunable limits ever change on an update; whatever else the consumer has
-was decided when it was created, and is sent back as the server said it (10012 otherwise).
+An update changes only `filter_subjects`, the metadata and the tunable limits. All other settings were fixed at creation
+and are sent back as the server reported them (10012 otherwise).
 
-The metadata carries what a position needs beyond the server's ack floor, written by the same call that changes the
-filters, so that a crash in between cannot lose it:
+The metadata stores what a position needs beyond the server's ack floor. The same call that changes the filters writes
+it, so a crash in between cannot lose it:
 
-- `parti.catching`: partitions whose catch-up was not finished, with the position it began at;
-- `parti.left`: what a worker that was closed had in hand; everything else up to `high` is done.
+- `parti.catching`: partitions whose catch-up was not finished, with the position it started at;
+- `parti.left`: the open messages of a worker that was closed; everything else up to `high` is done.
 
-It also says whose the consumer is (parti.worker.seal). One that is not ours is refused with `ForeignDurable` before
-anything is done to it: each call that changes or removes it looks first.
+It also names the consumer's owner (parti.worker.seal). A consumer of another owner is refused with `ForeignDurable`
+before anything is done to it: each call that changes or deletes it checks first.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CATCHING, _LEFT = "parti.catching", "parti.left"
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """What a worker must know of its stream."""
+    """What a worker must know about its stream."""
 
     retention: Retention
     file: bool
@@ -54,12 +54,12 @@ class StreamFacts:
     last_seq: int
     first_seq: int
     created: str
-    """When it was made; a stream that was deleted and made anew counts from 1 again."""
+    """Creation time; a stream that was deleted and recreated counts from 1 again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What the consumer's metadata remembers."""
+    """The positions stored in the consumer's metadata."""
 
     catching: Mapping[PartitionId, int] = field(default_factory=dict)
     high: int = 0
@@ -67,7 +67,7 @@ class Memory:
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Memory:
-        """From a consumer's configuration; what is malformed counts as nothing remembered."""
+        """Read from a consumer's configuration; malformed values are ignored."""
         metadata = config.get("metadata") or {}
         try:
             catching = {PartitionId(str(k)): int(v) for k, v in json.loads(metadata.get(_CATCHING, "{}")).items()}
@@ -86,40 +86,40 @@ class Memory:
 
 
 class Durable:
-    """API calls about one consumer. Retriable errors are tried again with a backoff, and counted by operation."""
+    """API calls for one consumer. Retriable errors are retried with a backoff, and counted by operation."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.js = runtime.js
         self.name = ""
         self.namespace = runtime.namespace
         self.stream_created = ""
-        """The stream's creation time, as it was last seen."""
+        """The stream's creation time, as last seen."""
         self.file_storage = False
-        """Whether the stream is on files, as it was last seen."""
+        """Whether the stream uses file storage, as last seen."""
         self.filters: tuple[str, ...] = ()
         self.known = False
-        """Whether this worker has seen or made the consumer."""
+        """Whether this worker has seen or created the consumer."""
         self._config = runtime.config
         self._backoff = runtime.backoff
         self._clock = runtime.clock
         self._recorder = runtime.recorder
         self.pending = 0
-        """Messages that the consumer had still to deliver when the server last spoke of it."""
+        """Messages that the consumer still had to deliver, as the server last reported."""
         self.changing = asyncio.Lock()
-        """Held by whoever changes the consumer, or makes the pull depend on how it stands."""
+        """Held by code that changes the consumer, or starts a pull that depends on its state."""
         self._stored: Json = {}
         self._created = ""
-        self._floor = 0  # the ack floor at the last look
+        self._floor = 0  # the ack floor, as last seen
 
     def __repr__(self) -> str:
         return f"<Durable {self.name} filters={len(self.filters)}>"
 
     def name_for(self, worker_id: str) -> str:
-        """What the durable of this worker is called."""
+        """The name of this worker's durable."""
         return consumer_name(self._config.consumer_prefix, worker_id, self.namespace)
 
     async def facts(self) -> StreamFacts:
-        """The stream as its leader sees it."""
+        """The stream's state, from its leader."""
         info = await self._call("info", lambda: self.js.stream_info(self._config.stream))
         self.stream_created = info["created"]
         config = info["config"]
@@ -137,7 +137,7 @@ class Durable:
         return (await self.facts()).last_seq
 
     async def next_sequence(self, subject: str, at_least: int) -> int | None:
-        """The first message of the subject from this sequence on that the stream's leader holds; None for none."""
+        """The subject's first message at or above this sequence, from the stream's leader; None if there is none."""
         try:
             found = await self._call(
                 "info", lambda: self.js.msg_get(self._config.stream, seq=at_least, next_by_subj=subject)
@@ -147,7 +147,7 @@ class Durable:
         return found.seq
 
     async def info(self) -> Json | None:
-        """The consumer's info, None when it does not exist; `ForeignDurable` when it is somebody else's."""
+        """The consumer's info; None when it does not exist; raises `ForeignDurable` when it has another owner."""
         info = await self._look()
         if info is not None:
             if not self.known:
@@ -166,7 +166,7 @@ class Durable:
         return info
 
     async def intact(self) -> bool | None:
-        """Whether the consumer is still the one we made, with the filters we gave it; None when it is gone."""
+        """Whether the consumer is still the one we created, with the filters we set; None when it does not exist."""
         info = await self._look()
         if info is None:
             return None
@@ -177,17 +177,17 @@ class Durable:
         return filters_of(info["config"]) == self.filters and info["created"] == self._created
 
     async def create(self, filters: Sequence[str], memory: Memory, *, after: int, retention: Retention) -> Json:
-        """Make the consumer; it delivers what lies behind `after`."""
+        """Create the consumer; it delivers what follows `after`."""
         return await self._call("create", lambda: self.create_once(filters, memory, after=after, retention=retention))
 
     async def create_once(self, filters: Sequence[str], memory: Memory, *, after: int, retention: Retention) -> Json:
-        """`create` without a second try."""
+        """`create` without a retry."""
         whole = retention is Retention.INTEREST and self.js.can_reset
         config = self._whole(filters, memory, after=0 if whole else after, retention=retention)
         info = await self.js.consumer_create(self._config.stream, config, action="create")
         if whole and after:
-            # A reset may go back to where the consumer was made to begin, and no further (10204). Here it must be able
-            # to: a partition that comes is not done from an earlier sequence on than those that were here.
+            # A reset cannot go below the sequence at which the consumer was created to start (10204). Here it must be
+            # able to: a partition that is added may have an earlier position than those that were here.
             await self.js.consumer_reset(self._config.stream, self.name, after + 1)
         self._remember(info)
         self._applied(info)
@@ -196,10 +196,10 @@ class Durable:
     async def update(self, filters: Sequence[str], memory: Memory) -> Json:
         """Replace filters and metadata; raises `ConsumerDoesNotExist` when the consumer is gone.
 
-        Look first (`look_before_update`): only that can tell whose it is.
+        Call `look_before_update` first: only that can tell who owns the consumer.
 
-        A consumer whose files are gone at the server refuses every update: it is deleted and made again behind its own
-        ack floor. Whoever pulls from it is told that it is gone, and attaches anew.
+        A consumer that lost its files at the server refuses every update: it is deleted and recreated at its own ack
+        floor. The pull then gets an error that the consumer is gone, and attaches again.
         """
         config = self._stored | self._tunables(filters, memory)
         config["max_waiting"] = self._stored.get("max_waiting", self._config.max_waiting)  # cannot be updated (10012)
@@ -213,23 +213,23 @@ class Durable:
         return info
 
     async def look_before_update(self, filters: Sequence[str]) -> tuple[bool, bool]:
-        """Whether somebody else has changed the consumer, and whether these filters would add to its own.
+        """Whether another party has changed the consumer, and whether these filters would add to its current ones.
 
-        It costs a call more than the update itself. The server has no update on condition, and its answer does not say
-        what was there before: only a look can tell that it is still ours, and that nobody had cut its filters.
+        It costs one extra call. The server has no conditional update, and its answer does not show the previous state:
+        only a look tells that the consumer is still ours and that nobody removed filters.
         """
         info = await self.info()
         if info is None:
             return False, False
         had, wanted = filters_of(info["config"]), tuple(sorted(filters))
-        tampered = had != wanted and not self._as_we_made_it(info)  # equal: an earlier try of ours got through
+        tampered = had != wanted and not self._as_we_made_it(info)  # equal: an earlier try of ours succeeded
         return tampered, bool(set(wanted) - set(had))
 
     async def reset(self, after: int, *, not_above_floor: bool = False) -> bool:
-        """Deliver from behind `after`, or the ack floor if lower, with a sequence from 1 on; False when it is gone.
+        """Deliver from after `after`, or the ack floor if lower, with consumer sequences from 1; False when it is gone.
 
         The reset is repeated until it is answered (docs/evidence/cluster.md#c8). A missing consumer does not answer at
-        all, so that is asked first.
+        all, so its existence is checked first.
         """
         while True:
             info = await self.info()
@@ -244,14 +244,14 @@ class Durable:
                 self.pending = int(answer.get("num_pending") or 0)
                 return True
             except ConsumerInvalidReset:
-                # somebody made it to begin later than we need
+                # another party created it to start later than we need
                 await self._make_anew(start, self.filters, self.memory())
                 return True
             except RequestTimeout as error:
                 self._recorder.retried("iterate", 1, 0.0, error)
 
     async def _make_anew(self, after: int, filters: Sequence[str], memory: Memory) -> Json:
-        """Delete it and make it again; it delivers from the first message behind `after`, or from an earlier one."""
+        """Delete and recreate it; it delivers from the first message after `after`, or from an earlier one."""
         retention = (await self.facts()).retention
         after = 0 if retention is Retention.INTEREST else after
         config = self._whole(filters, memory, after=after, retention=retention)
@@ -271,23 +271,23 @@ class Durable:
             return
 
     def memory(self) -> Memory:
-        """What the consumer's metadata said last."""
+        """The positions in the consumer's metadata, as last seen."""
         return Memory.read(self._stored) if self.of_this_stream else Memory()
 
     @property
     def of_this_stream(self) -> bool:
-        """False when the consumer was made for another stream of this name: then its positions mean nothing."""
+        """False when the consumer was created for an earlier stream of this name: its positions are void then."""
         seal = Seal.read(self._stored)
         return seal is None or seal.stream == self.stream_created
 
     @property
     def sealed(self) -> bool:
-        """Whether the consumer says that it is ours, and of this stream; one of an earlier version does not."""
+        """Whether the consumer's seal names us and this stream; consumers of earlier versions have no seal."""
         return Seal.read(self._stored) is not None and self.of_this_stream
 
     @property
     def scope(self) -> str:
-        """What the names of the durables begin with that share the stream's partitions with ours."""
+        """The common name prefix of the durables that share the stream's partitions with ours."""
         return consumer_stem(self._config.consumer_prefix, self.namespace)
 
     def _seal(self) -> Seal:
@@ -299,7 +299,7 @@ class Durable:
         self.pending = int(info.get("num_pending") or 0)
 
     def _applied(self, info: Json) -> None:
-        """This is the consumer as we want it: whatever differs later was done by somebody else."""
+        """The consumer is now as we want it: any later difference is another party's change."""
         self.filters, self._created = filters_of(info["config"]), info["created"]
 
     def _whole(self, filters: Sequence[str], memory: Memory, *, after: int, retention: Retention) -> Json:
@@ -310,7 +310,7 @@ class Durable:
             "replay_policy": "instant",
             "deliver_policy": "all",
         }
-        if retention is not Retention.WORKQUEUE and after:  # a work queue begins at what is left of it (10101)
+        if retention is not Retention.WORKQUEUE and after:  # a work queue starts at its first remaining message (10101)
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": after + 1}
         return config
 
@@ -341,5 +341,5 @@ def _worth_another_try(error: PartiError) -> bool:
 
 
 def is_gone(error: PartiError) -> bool:
-    """Whether the error says that the consumer does not exist (any more)."""
+    """Whether the error says that the consumer does not exist, or no longer exists."""
     return error.category is Category.NOT_FOUND or isinstance(error, ConsumerDoesNotExist)

@@ -32,8 +32,8 @@ from parti.worker.takeovers import CALLS, TakeOvers
 from parti.worker.updates import Batch, Coalescer
 from parti.worker.watch import HandlerWatch
 
-_ALMOST_IDLE = 8  # messages in hand: what is left over is no hurry while there is work
-_VERIFY_EVERY = 2.0  # seconds; a crash repeats no more for it, an idle partition is read again that far
+_ALMOST_IDLE = 8  # open messages: with more, clearing leftovers waits
+_VERIFY_EVERY = 2.0  # seconds; an idle partition's cursor lags this much: a crash reads that again, but repeats no more
 _CLOSING_CALLS = 2.0  # seconds that the last calls of close() may take
 
 
@@ -66,9 +66,9 @@ class Engine:
         self._bugs: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._js = runtime.js
         self._left_over: set[int] = set()
-        """Messages that were found to be done and still in the stream when that was looked at last."""
+        """Messages that were done and still in the stream at the last check."""
         self._not_ours: set[int] = set()
-        """Those of an interest stream that another consumer keeps there."""
+        """Done messages of an interest stream that another consumer retains."""
 
     def partition_info(self, state: PartitionState) -> PartitionInfo:
         return PartitionInfo(
@@ -85,7 +85,7 @@ class Engine:
         )
 
     def shown(self) -> Shown:
-        """What an operator asks first."""
+        """The state shown to operators."""
         ledger = self.ledger
         return Shown(
             worker_id=self.recorder.worker_id,
@@ -98,7 +98,7 @@ class Engine:
         )
 
     async def run(self) -> None:
-        """Until cancelled. What nobody expected ends the worker, and is shown by its health and raised by close()."""
+        """Runs until cancelled. An unexpected error ends the worker; its health shows it and close() raises it."""
         unlisten = self._js.connection.add_listener(self._on_connection)
         self.watch.start()
         try:
@@ -109,7 +109,7 @@ class Engine:
                 group.create_task(self.session.run(), name="parti-worker-session")
                 group.create_task(self._tick(), name="parti-worker-tick")
                 group.create_task(self._verify(), name="parti-worker-verify")
-                # The first filter makes pyarrow look for pandas, whose import takes a second: not in a take-over.
+                # The first filter makes pyarrow import pandas, which takes a second: not during a take-over.
                 group.create_task(asyncio.to_thread(SubjectFilter, ("warm.up",)), name="parti-worker-warm-up")
         except BaseExceptionGroup as bug:
             self.recorder.broke(bug.exceptions[0], self.clock.now())
@@ -124,7 +124,7 @@ class Engine:
             self._bugs.set_exception(bug)
 
     async def _until_bug(self) -> None:
-        """A lane that ended on a bug would stand still without a word: it ends the worker instead."""
+        """A lane that ended on a bug would stall silently: end the worker instead."""
         await self._bugs
 
     async def _remember(self) -> None:
@@ -145,8 +145,8 @@ class Engine:
                 waits = self.backoff.delays()
             except PartiError as error:
                 batch.settle(error)
-                # docs/evidence/go-library.md#w17: a failed update is not forgotten. Unless a newer one is there, this
-                # one is tried again.
+                # docs/evidence/go-library.md#w17: a failed update is not forgotten. It is retried unless a newer one is
+                # there.
                 await self.clock.sleep(next(waits, self.backoff.cap))
                 if not self.coalescer.pending:
                     self.coalescer.put(batch.wanted)
@@ -181,14 +181,14 @@ class Engine:
             metrics.count(m.UPDATE_SKIPPED)
         batch.settle(None)
 
-    # -- looking after the consumer -----------------------------------------------------------------------------------
+    # -- supervising the consumer -------------------------------------------------------------------------------------
 
     async def _verify(self) -> None:
-        """Look every few seconds whether the consumer is still as we made it."""
+        """Check every few seconds that the consumer is still as we created it."""
         while True:
             await self.clock.sleep(_VERIFY_EVERY)
             if self.durable.known and self.channel.pulling:
-                with contextlib.suppress(PartiError):  # the pull loop has the same trouble, and says so
+                with contextlib.suppress(PartiError):  # the pull loop has the same trouble and reports it
                     async with self.durable.changing:
                         await self.mender.verify()
                     self.room.waits(self.durable.pending)
@@ -196,9 +196,9 @@ class Engine:
                         await self._clear_leftovers()
 
     async def _clear_leftovers(self) -> None:
-        """What is done and stays in the stream, because its ack got lost, is delivered once more and acknowledged.
+        """Redeliver and acknowledge messages that are done but remain in the stream because their ack got lost.
 
-        The server itself would wait for `ack_wait`, and on a replicated work queue it may never ask again.
+        The server itself would wait for `ack_wait`, and on a replicated work queue it may never redeliver.
         """
         ledger, calls = self.ledger, asyncio.Semaphore(CALLS)
         first = (await self.durable.facts()).first_seq
@@ -208,30 +208,30 @@ class Engine:
         self._not_ours &= set(left)
         if again:
             if ledger.retention is Retention.INTEREST:
-                self._not_ours |= again  # delivered anew and still there: then another consumer has not handled it
+                self._not_ours |= again  # redelivered and still there: another consumer has not handled it
             self.recorder.event("worker.leftovers", op="verify", result="delivered_anew", partitions=len(left))
             self.channel.interrupt(Interrupted("handled messages are still in the stream"))
         self._left_over = set(left)
 
     async def _leftover(self, state: PartitionState, calls: asyncio.Semaphore) -> int | None:
-        """The first message of the partition in the stream, when it is done already."""
+        """The partition's first message in the stream, if it is done already."""
         subject = SubjectTemplate(self.config.subject_template).subject(state.partition)
         async with calls:
             first = await self.durable.next_sequence(subject, 1)
-        if first is None or not self.ledger.has(state):  # it went while we asked
+        if first is None or not self.ledger.has(state):  # it was removed while we asked
             return None
         return first if first <= self.ledger.cursor(state.id) and first not in state.open else None
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
-        """In-progress heartbeats from receipt on, so that queueing never burns a delivery."""
+        """In-progress heartbeats from receipt on, so that queueing never uses up a delivery."""
         third = self.config.ack_wait / 3
         while True:
             await asyncio.sleep(third)
             self.inbox.heartbeat(older_than=third * 0.9)
 
-    # -- the end ------------------------------------------------------------------------------------------------------
+    # -- shutdown -----------------------------------------------------------------------------------------------------
 
     async def stop(self, main: asyncio.Task[None]) -> None:
         self.coalescer.fail(WorkerClosed("the worker was closed before the update was in force"))
@@ -252,10 +252,10 @@ class Engine:
                 raise
 
     async def abandon(self, main: asyncio.Task[None]) -> bool:
-        """End everything at once; acks that were not sent yet never are.
+        """Stop everything at once; acks that were not sent yet are discarded.
 
-        True when nothing was in the middle of a handler. What was may have an effect that is still on its way, or run
-        on in a thread.
+        True when no handler was running. A running one may have an effect that is still on its way, or continue in a
+        thread.
         """
         self.coalescer.fail(WorkerClosed("the worker was fenced before the update was in force"))
         self.channel.abort()

@@ -1,4 +1,4 @@
-"""What a worker refuses, and why; what its caller gave is refused before any call to the server."""
+"""Errors of a worker, and their reasons; invalid input is refused before any call to the server."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class MaxSubjectsExceeded(FatalError):
 
 
 class WorkerIdMutation(FatalError):
-    """The worker id changed: it names the durable, and with it the position. Make a new WorkerConsumer for it."""
+    """The worker id changed: it names the durable, and with it the position. Create a new WorkerConsumer for it."""
 
     category: ClassVar[Category] = Category.POLICY
 
 
 class ForeignDurable(FatalError):
-    """A consumer under our name is somebody else's, and is left alone: choose another worker.consumer_prefix or
-    control.namespace, or remove it by hand. The worker stays unhealthy and tries again."""
+    """A consumer with our name has another owner and is left alone: choose another worker.consumer_prefix or
+    control.namespace, or delete it. The worker stays unhealthy and retries."""
 
     category: ClassVar[Category] = Category.POLICY
 
@@ -34,7 +34,7 @@ class ForeignDurable(FatalError):
 
 
 class WorkerClosed(UsageError):
-    """The worker is closed: make a new one."""
+    """The worker is closed: create a new one."""
 
 
 class HandlerTimeout(FatalError):
@@ -46,12 +46,12 @@ class HandlerCancelled(FatalError):
 
 
 class LeaseOver(FatalError):
-    """The lease ended while the message waited for its handler: it is the next owner's, and nothing starts here."""
+    """The lease ended while the message waited for its handler: the next owner handles it, nothing starts here."""
 
 
 class StreamReplacedUnderWorker(TransientError):
-    """The stream was deleted and made anew: who keeps the positions has to begin anew, and then it goes on."""
+    """The stream was deleted and recreated: the keeper of the positions must start over, then the worker continues."""
 
 
 class WorkerFailed(FatalError):
-    """The worker can do no work any more, and has given its partitions to others: start a new process."""
+    """The worker cannot work any more and has given its partitions to others: start a new process."""

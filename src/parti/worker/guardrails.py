@@ -1,4 +1,4 @@
-"""What one consumer may filter: refused beyond the limit, with a warning one step before.
+"""Limits the number of subjects one consumer may filter: refuses more, and warns shortly before the limit.
 
 See docs/requirements.md#r-103.
 """
@@ -16,7 +16,7 @@ _NEARLY_FULL = 0.9  # of max_subjects
 
 
 def check_subjects(subjects: Collection[str], config: WorkerConfig, recorder: Recorder) -> None:
-    """Raises `MaxSubjectsExceeded` when these are more than `worker.max_subjects`; nothing was sent then."""
+    """Raises `MaxSubjectsExceeded`, before anything is sent, when there are more than `worker.max_subjects`."""
     limit = config.max_subjects
     if len(subjects) > limit:
         recorder.metrics.count(m.GUARDRAIL_VIOLATIONS, type="max_subjects")

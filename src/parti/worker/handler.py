@@ -1,4 +1,4 @@
-"""Handlers: any callable that takes a message. A plain function runs in a thread, so that it cannot stop the loop."""
+"""Handlers: any callable that takes a message. A plain function runs in a thread, so that it cannot block the loop."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ AsyncHandler = Callable[[Message], Awaitable[Outcome]]
 PlainHandler = Callable[[Message], Outcome]
 Handler = AsyncHandler | PlainHandler
 
-_THREADS = 32  # a plain handler that needs more of them at once waits for most of its time: write it async
+_THREADS = 32  # a plain handler that needs more threads at once mostly waits: write it async
 
 
 class _Failed(Exception):
-    """What a plain handler raised, whatever it is: a future cannot carry StopIteration, and SystemExit ends a loop."""
+    """Wraps any error of a plain handler: a future cannot carry StopIteration, and SystemExit would end the loop."""
 
     def __init__(self, raised: BaseException) -> None:
         super().__init__(raised)
@@ -33,7 +33,7 @@ class _Failed(Exception):
 
 
 class _Threads:
-    """A few threads that never keep the process alive: a handler that hangs in one must not hang its exit too."""
+    """A few threads that never keep the process alive: a handler that hangs in one must not block the exit."""
 
     def __init__(self, most: int) -> None:
         self.may_start: Callable[[Lease], bool] | None = None
@@ -55,7 +55,7 @@ class _Threads:
         return future
 
     def close(self) -> None:
-        """Start no further call; the threads end when their call does."""
+        """Start no further call; a thread ends when its current call does."""
         while True:
             try:
                 job = self._jobs.get_nowait()
@@ -82,7 +82,7 @@ class _Threads:
 
 
 class AdaptedHandler:
-    """A handler to await, whatever the user gave. `close()` frees its threads."""
+    """Makes any handler of the user awaitable. `close()` frees its threads."""
 
     def __init__(self, handler: Handler, *, concurrency: int) -> None:
         if not callable(handler):
@@ -92,7 +92,7 @@ class AdaptedHandler:
         self._calls: set[Future[Any]] = set()
         self._left: set[Future[Any]] = set()
         self.on_left: Callable[[Message], None] | None = None
-        """Told of a message whose call goes on in its thread although nobody waits for it any more."""
+        """Called with a message whose call continues in its thread although nothing waits for it any more."""
         self.call: Callable[[Message], Awaitable[Any]]
         if self.in_thread:
             self._threads = _Threads(min(concurrency, _THREADS))
@@ -105,7 +105,7 @@ class AdaptedHandler:
         return f"<AdaptedHandler {'thread' if self.in_thread else 'async'}>"
 
     def use_fence(self, may_start: Callable[[Lease], bool]) -> None:
-        """Ask this before a call begins in its thread: it may have waited for one beyond the lease."""
+        """Check this before a call starts in its thread: it may have waited for a free thread beyond the lease."""
         if self._threads is not None:
             self._threads.may_start = may_start
 
@@ -116,12 +116,12 @@ class AdaptedHandler:
 
     @property
     def still(self) -> bool:
-        """Whether no call runs in a thread; what is awaited ends with its task, a thread cannot be made to end."""
+        """Whether no call runs in a thread. An awaited call ends with its task; a thread cannot be forced to end."""
         return all(call.done() for call in list(self._calls))
 
     @property
     def left(self) -> int:
-        """Calls in threads that nobody waits for any more."""
+        """Number of calls in threads that nothing waits for any more."""
         return len(self._left)
 
     async def _in_thread(self, message: Message) -> Any:
@@ -144,7 +144,7 @@ class AdaptedHandler:
 
 
 def is_async(handler: Any) -> bool:
-    """Whether calling it gives something to await: a coroutine function, a partial of one, or an object with one."""
+    """Whether a call returns an awaitable: a coroutine function, a partial of one, or an object with one."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)

@@ -1,9 +1,8 @@
-"""Whether the worker does its work, and when repeated failures call for a refresh. Pure: the time is handed in.
+"""Whether the worker makes progress, and when repeated failures require a refresh. Pure: the caller passes the time in.
 
-Unhealthy after `threshold` failures within `window` seconds without a success in between, of the pull loop, of the
-recreation of its consumer, or of updates; or while something stands still: a handler that was left behind, work of
-which nothing gets done. Healthy again by itself at the first success, or when that is over.
-(docs/requirements.md#r-104, #r-106)
+Unhealthy after `threshold` failures within `window` seconds without a success in between, of the pull loop, of
+recreating its consumer, or of updates; also while something is stalled: a handler that was left behind, or work without
+progress. Healthy again automatically at the first success, or when the stall ends. (docs/requirements.md#r-104, #r-106)
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ class Part(StrEnum):
 
 
 class Stall(StrEnum):
-    """What can stand still."""
+    """What can stall."""
 
     LEFT_BEHIND = "left_behind"
-    """A handler that did not end when it was cancelled, or a thread that nobody waits for any more."""
+    """A handler that did not end when it was cancelled, or a thread that nothing waits for any more."""
     HANDLER = "handler"
-    """A handler that runs for very long. That may be its work: it is told, and nothing is done about it."""
+    """A handler that runs for very long. That may be normal for it: it is reported, and no action follows."""
     NO_PROGRESS = "no_progress"
-    """There is work, and nothing gets done."""
+    """There is work, and no attempt ends."""
 
     @property
     def acted_on(self) -> bool:
-        """Whether the worker gives up when this lasts for longer than `unhealthy_limit`."""
+        """Whether the worker gives up when this lasts longer than `unhealthy_limit`."""
         return self is not Stall.HANDLER
 
 
@@ -49,7 +48,7 @@ class WorkerHealth:
     last_error: str
     last_updated: float
     stalls: tuple[str, ...] = ()
-    """What stands still, in words."""
+    """Descriptions of what is stalled."""
     broken: str = ""
     """The bug that ended the worker."""
 
@@ -79,18 +78,18 @@ class HealthTracker:
         return self._broken
 
     def hopeless_for(self, now: float) -> float:
-        """Seconds since the worker is in a state that only somebody else's work can make good; 0 when it is not."""
+        """Seconds that the worker has been in a state that only another worker can resolve; 0 when it is not."""
         acted_on = self._unhealthy or any(stall.acted_on for stall in self._stalls)
         return now - self._since if acted_on and self._since is not None else 0.0
 
     def cause(self) -> str:
-        """Why it is unhealthy, in words; empty when it is not."""
+        """Why it is unhealthy, as text; empty when it is healthy."""
         if self._broken:
             return self._broken
         return "; ".join(self._stalls.values()) or (self.last_error or "unhealthy" if self._unhealthy else "")
 
     def stalled(self, stall: Stall, now: float, error: str | None) -> bool:
-        """Something stands still, or (None) does not any more; True when that is news."""
+        """Report a stall, or (None) its end; True when that is a change."""
         if error is None:
             news = self._stalls.pop(stall, None) is not None
         else:
@@ -103,7 +102,7 @@ class HealthTracker:
         return news
 
     def excuse(self, now: float) -> None:
-        """NATS is out of reach: that is no fault of this worker, and nobody else could do better."""
+        """NATS is unreachable: that is not this worker's fault, and no other worker could do better."""
         if self._since is not None:
             self._since = now
 
@@ -114,11 +113,11 @@ class HealthTracker:
             self._since = now
 
     def failures(self, part: Part) -> int:
-        """Failures of the part since its last success, as far as they lie within the window."""
+        """Failures of the part since its last success, within the window."""
         return len(self._failures[part])
 
     def failed(self, part: Part, now: float, error: str, *, certain: bool = False) -> None:
-        """Count one failure; with `certain` there is no doubt that the next ones follow."""
+        """Count one failure; with `certain` the worker is unhealthy at once, because the next tries will fail too."""
         times = self._failures[part]
         times.append(now)
         while times and now - times[0] > self._window:
@@ -129,7 +128,7 @@ class HealthTracker:
         self._look(now)
 
     def worked(self, part: Part, now: float) -> None:
-        """The part did its work: its failures are forgiven."""
+        """The part succeeded: reset its failures."""
         self._failures[part].clear()
         self._unhealthy.discard(part)
         self.last_updated = now

@@ -1,7 +1,7 @@
-"""The inbox: what comes in is put into its lane, held or dropped; what is done is acknowledged, joined with others.
+"""The inbox: puts each incoming message into its lane, holds it or drops it; acks of done messages are joined.
 
 This is the hot path. One read of the socket is one call of `take`, and everything a message needs is cut out of one
-copy of that read: the buffer is used again (parti.wire.live).
+copy of that read: the buffer is reused (parti.wire.live).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from parti.worker.runtime import Runtime
 
 
 class Inbox:
-    """Decides about every message that comes, and about what is in hand of a partition that comes, stops or goes."""
+    """Decides about every incoming message, and about open messages of partitions being added, stopped or removed."""
 
     def __init__(self, runtime: Runtime, ledger: Ledger, channel: Channel, room: Room, pool: LanePool) -> None:
         self._config = runtime.config
@@ -33,17 +33,17 @@ class Inbox:
         self._pool = pool
         self._recorder = runtime.recorder
         self._loop = asyncio.get_running_loop()
-        self._foreign: set[int] = set()  # delivered to us since the last reset, and not ours to acknowledge
+        self._foreign: set[int] = set()  # delivered to us since the last reset, but not ours to acknowledge
         self._last_read = 0.0
-        self._spacing = 1.0  # stream sequences from one of our messages to the next
+        self._spacing = 1.0  # average distance in stream sequences between two of our messages
 
     def __repr__(self) -> str:
         return f"<Inbox {self._ledger!r} {self._pool!r}>"
 
-    # -- coming in ----------------------------------------------------------------------------------------------------
+    # -- receiving ----------------------------------------------------------------------------------------------------
 
     def take(self, items: list[Item], pending: int) -> None:
-        """Put each message of one read where it belongs; `pending` more are waiting at the server."""
+        """Route each message of one read; `pending` more wait at the server."""
         received, now = time.time(), self._loop.time()
         ledger, push, place_of = self._ledger, self._pool.push, self._ledger.place
         answers: list[bytes] = []
@@ -55,7 +55,7 @@ class Inbox:
                 highest = sequence
             place = place_of(subject)
             if place is None:
-                # Of a partition that moved away. On limits its ack is bookkeeping; elsewhere it would delete it.
+                # From a moved partition. On limits its ack is bookkeeping; elsewhere it would delete the message.
                 if not ledger.by_reset:
                     answers.append(ACK_FRAME % reply)
                 else:
@@ -101,25 +101,25 @@ class Inbox:
 
     @property
     def lag(self) -> int:
-        """How many messages of the whole stream are about to come behind the last read."""
+        """How many sequences of the whole stream are still to come after the last read (an estimate)."""
         return int(self._room.pending * max(self._spacing, 1.0))
 
     @property
     def clogged(self) -> bool:
-        """Whether deliveries of partitions that went, which only their owner may acknowledge, take our room.
+        """Whether deliveries of removed partitions, which only their owner may acknowledge, use up our ack limit.
 
-        They are pending until their owner has handled them, or for good where another durable keeps them: with as many
-        as the server allows nothing of ours would come any more. A reset leaves them out.
+        They stay pending until their owner has handled them, or permanently if another durable retains them. When they
+        reach the server's limit, none of our own messages would be delivered. A reset excludes them.
         """
         return len(self._foreign) > self._config.max_ack_pending - self._config.capacity
 
     def feed(self, place: Place, sequence: int, data: bytes, head: bytes, timestamp: float) -> bool:
-        """Take one message of a range read; False when it was received before."""
+        """Accept one message of a range read; False when it was received before."""
         state = place.state
         if sequence <= state.received_through and sequence not in self._ledger.owed:
             return False
         if state.target is not None and sequence > state.target:
-            return False  # it comes live
+            return False  # it is delivered live
         self._ledger.owed.discard(sequence)
         if sequence in state.open or (state.ahead is not None and self._was_done(state, sequence)):
             return False
@@ -148,10 +148,10 @@ class Inbox:
         message._lane = place.lane or state.lane(place.key)
 
     def _was_done(self, state: PartitionState, sequence: int) -> bool:
-        """Whether the message was done ahead of others before the partition began here."""
+        """Whether the message was done out of order before this worker got the partition."""
         assert state.ahead is not None
         if sequence > state.ahead.upto:
-            if state.target is None:  # else the part below is still to be read
+            if state.target is None:  # else the range below is still to be read
                 state.pass_ahead()
         elif state.ahead.covers(sequence):
             state.received_through = max(state.received_through, sequence)
@@ -159,13 +159,13 @@ class Inbox:
         return False
 
     def _not_new(self, state: PartitionState, sequence: int, reply: bytes) -> bytes | None:
-        """What to answer to a delivery that may be a repeat; None when it is to be taken."""
+        """The answer to a delivery that may be a repeat; None when the message must be accepted."""
         held = state.open.get(sequence)
         if held is not None:
             held._reply = reply  # after a reset only the newest delivery can be acknowledged
             return b""
         if state.target is not None and self._ledger.by_reset:
-            return b""  # aside: not ours, or not yet; the reset that begins it brings this again
+            return b""  # aside: not ours, or not yet; the reset that starts the partition redelivers this
         if sequence in self._ledger.owed:
             self._ledger.owed.discard(sequence)
             return None
@@ -174,13 +174,13 @@ class Inbox:
         return ACK_FRAME % reply
 
     def _hold(self, state: PartitionState, message: Message, answers: list[bytes]) -> None:
-        """Keep a live message until the catch-up has reached its target; too many of them move the target instead."""
+        """Hold a live message until the catch-up reaches its target; too many of them move the target up instead."""
         state.held.append(message)
         if len(state.held) > self._config.capacity // 4:
             answers.extend(self._extended(state, message.sequence))
 
     def extend(self, state: PartitionState, target: int) -> None:
-        """Let the catch-up of the partition go on to this target; what is held up to it will come by the range read."""
+        """Extend the partition's catch-up to this target; the range read brings the held messages up to there again."""
         self._channel.write(self._extended(state, target))
 
     def _extended(self, state: PartitionState, target: int) -> list[bytes]:
@@ -195,7 +195,7 @@ class Inbox:
         return answers
 
     def _give_up(self, state: PartitionState, answers: list[bytes]) -> None:
-        """A stopped partition must not fill the inbox: beyond its share its messages are read again if it goes on."""
+        """A stopped partition must not fill the inbox: messages above its share are read again on resume."""
         if self._ledger.by_reset or len(state.open) <= self._config.capacity // 4:
             return
         if state.running or state.unfinished:
@@ -211,56 +211,56 @@ class Inbox:
         self._room.made()
 
     def release_held(self, state: PartitionState) -> None:
-        """The catch-up of the partition has reached its target: go on with what came live meanwhile."""
+        """The catch-up of the partition has reached its target: process the live messages held meanwhile."""
         assert state.target is not None
         state.received_through = max(state.received_through, state.target)
         state.range_end, state.target = state.target, None
         while state.held:
             message = state.held.popleft()
             state.received_through = max(state.received_through, message.sequence)
-            # A lane of a key ends with its work: the one known when this was held may have been followed by another.
+            # A key's lane ends when it is empty: the lane known when this message was held may have been replaced.
             message._lane = state.lane(message._lane.key)
             self._pool.push(message)
         state.check_whole()
 
     def put_aside(self, state: PartitionState) -> None:
-        """From now on hold or ignore what comes of the partition; it is read or delivered again when it goes on.
+        """From now on hold or ignore new messages of the partition; they are read or delivered again when it resumes.
 
-        Its cursor is as exact as before: what is in hand keeps it down, and what is ignored never moves it.
+        Its cursor stays exact: open messages keep it down, and ignored messages never move it.
         """
         if state.target is None:
             state.received_through = max(state.received_through, self._ledger.verified)
             state.target = state.received_through
 
     def give_back(self, state: PartitionState) -> None:
-        """Let go of what did not start of a partition that is aside: the server has it, and delivers it again.
+        """Drop the messages of a partition aside that have not started: the server has them and redelivers them.
 
-        Call `look_ahead` before: the cursor alone does not say what is done above it.
+        Call `look_ahead` first: the cursor alone does not say what is done above it.
         """
         state.received_through = self._ledger.cursor(state.id)
         self.drop(state)
 
     def hold(self, state: PartitionState) -> None:
-        """Begin again with a stopped partition that may be somebody else's: until `resume_at` nothing of it is done."""
+        """Restart a stopped partition that another worker may own: nothing of it counts as done until `resume_at`."""
         self.drop(state)
         state.received_through, state.target = 0, max(state.received_through, self._ledger.high)
         state.range_end = None
 
     def resume_at(self, state: PartitionState, after: int, ahead: Ahead | None = None) -> int:
-        """The partition is ours from behind `after` on; returns its target, from which on it comes live."""
+        """The partition is ours from just after `after`; returns its target, above which messages come live."""
         state.ahead, state.highest_done = ahead or state.ahead, 0
-        # The owner before us may have come further than T before it stopped: what is held up to there may be done.
+        # The previous owner may have got beyond T before it stopped: held messages up to there may be done.
         target = max(state.target or 0, after, ahead.upto if ahead is not None else 0)
         self.extend(state, target)
-        # After a move that was aborted, what is still in hand up to `seen` starts now: no read may bring it again.
+        # After an aborted move, open messages up to `received_through` start now: no read may bring them again.
         state.received_through, state.stopped, state.turn = max(state.received_through, after), False, state.turn + 1
         return target
 
     async def stop(self, state: PartitionState) -> None:
         """When this returns nothing of the partition runs or will start, and its cursor is exact.
 
-        What takes longer than `drain_timeout` is cancelled, and left behind if it ignores that or sits in a thread;
-        then it is repeated elsewhere, and so may be later messages of other keys.
+        A handler that takes longer than `drain_timeout` is cancelled, and left behind if it ignores that or runs in a
+        thread; then the next owner repeats its message, and possibly later messages of other keys.
         """
         if self._ledger.by_reset:
             self.put_aside(state)
@@ -273,17 +273,17 @@ class Inbox:
                 self.give_back(state)
 
     def resume(self, state: PartitionState) -> None:
-        """Let the lanes of a partition that was stopped go on."""
+        """Let the lanes of a stopped partition continue."""
         self._pool.resume(state)
 
     def joining(self) -> list[PartitionState]:
-        """Partitions that are aside and ours: the next reset of the consumer begins them."""
+        """Partitions that are aside and that we own: the next reset of the consumer starts them."""
         return [s for s in self._ledger.states.values() if s.target is not None and not s.stopped]
 
     def restarted(self, joining: Iterable[PartitionState]) -> list[PartitionState]:
-        """The consumer begins anew with what is left; returns the partitions that went live by that.
+        """The consumer restarts with the remaining messages; returns the partitions that became live by that.
 
-        `joining`: those that were ours before the reset was asked for, so that everything of them comes behind it.
+        `joining`: the partitions we owned before the reset was requested, so that all their messages follow it.
         """
         self._ledger.rebase()
         self._foreign.clear()
@@ -304,10 +304,10 @@ class Inbox:
         if dropped:
             metrics.count(m.SKIPPED, dropped)
 
-    # -- letting go ---------------------------------------------------------------------------------------------------
+    # -- releasing ----------------------------------------------------------------------------------------------------
 
     def drop(self, state: PartitionState) -> None:
-        """Forget what is in hand of a partition that is no longer ours; on limits its acks are bookkeeping only."""
+        """Drop the open messages of a partition we no longer own; on limits streams its acks are only bookkeeping."""
         answers = [ACK_FRAME % message._reply for message in state.open.values() if message._reply]
         self._ledger.forget(state.open.values())
         state.turn += 1
@@ -323,7 +323,7 @@ class Inbox:
         self._room.made()
 
     def heartbeat(self, older_than: float) -> None:
-        """Tell the server that what is held for longer than this is in progress."""
+        """Send in-progress for messages held longer than this."""
         until = self._loop.time() - older_than
         self._channel.write(
             IN_PROGRESS_FRAME % message._reply

@@ -1,4 +1,4 @@
-"""What the worker shows to operators, and the fence it asks."""
+"""The worker's state as shown to operators, and the interface of the fence it checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from parti.worker.health import WorkerHealth
 
 
 class Fence(Protocol):
-    """Whether this process may still act; asked before every pull and before every start of a handler."""
+    """Whether this process may still act; checked before every pull and before every start of a handler."""
 
     def may_pull(self) -> bool: ...
 
@@ -18,7 +18,7 @@ class Fence(Protocol):
 
 
 class Unfenced:
-    """The fence of a worker that shares its partitions with nobody."""
+    """The fence of a worker that shares its partitions with no other worker."""
 
     def may_pull(self) -> bool:
         return True
@@ -29,7 +29,7 @@ class Unfenced:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """One partition as the worker has it."""
+    """One partition as this worker sees it."""
 
     partition: Partition
     lease: Lease
@@ -43,7 +43,7 @@ class PartitionInfo:
     dead_letters: int
     stopped: bool
     held: bool
-    """Stopped, and waiting for `take_over` to be told where to begin."""
+    """Stopped, and waiting for `take_over` to set its start position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a layout shows of itself; the rest of `WorkerInfo` is the same in both."""
+    """The part of `WorkerInfo` that depends on the layout; the rest is the same in both."""
 
     worker_id: str
     consumer: str

@@ -1,8 +1,8 @@
 """Lanes: one message in flight in each, many lanes at once, and no lane starves another.
 
-Handlers are awaited by a few runner tasks. A runner that a handler makes wait keeps its lane; the remaining ready lanes
-go to another runner. So a handler that never waits costs no task at all (a task per message would cost 5 us), one that
-waits has a real task around it, and the number of tasks is the number of handlers that are waiting.
+A few runner tasks await the handlers. A runner whose handler has to wait keeps its lane; another runner takes the
+remaining ready lanes. So a handler that never waits costs no task at all (a task per message would cost 5 us), one that
+waits runs in a real task, and the number of tasks is the number of waiting handlers.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from parti.worker.ledger import PartitionState
     from parti.worker.message import Message
 
-_PARKED = 32  # runners kept for the next messages: waking one costs half of what a new task costs
+_PARKED = 32  # idle runners kept for the next messages: waking one costs half as much as a new task
 QUANTUM = 16  # messages of one lane before the next ready lane has its turn
-_SLICE = 0.005  # seconds a runner works before it lets the loop do other things: acks, heartbeats, other workers
-_FINISHING = 0.75  # of the time to drain; then nothing more starts, so that what runs is not cut off in an effect
-CANCEL_GRACE = 1.0  # seconds that a cancelled handler has to end; one that has not by then is left behind
+_SLICE = 0.005  # seconds a runner works before it yields to the event loop: acks, heartbeats, other workers
+_FINISHING = 0.75  # share of the drain time in which handlers may start; later ones could be cut off within an effect
+CANCEL_GRACE = 1.0  # seconds a cancelled handler has to end; after that it is left behind
 
 
 class Why(StrEnum):
-    """Why we cancelled a handler. A cancellation that is none of ours is the handler's own failure."""
+    """Why we cancelled a handler. A cancellation that we did not request is the handler's own failure."""
 
     TIMEOUT = "timeout"
-    """It ran longer than handler_timeout: its message is tried again."""
+    """It ran longer than handler_timeout: its message is retried."""
     DRAIN = "drain"
-    """Its partition goes: the next owner begins with this message."""
+    """Its partition is released: the next owner starts with this message."""
     FENCED = "fenced"
-    """The lease is over: whatever it would do now is somebody else's to do."""
+    """The lease is over: only the next owner may produce effects now."""
     HALT = "halt"
 
 
 class Lane:
-    """Messages that are handled strictly one after the other. Only its head may be in flight."""
+    """Messages that are handled strictly one after the other. Only the first may be in flight."""
 
     __slots__ = ("key", "queue", "scheduled", "state", "timer")
 
@@ -48,7 +48,7 @@ class Lane:
         self.state = state
         self.key = key
         self.queue: deque[Message] = deque()
-        self.scheduled = False  # ready, running, or waiting for its retry: whoever holds it will look at the queue
+        self.scheduled = False  # ready, running, or waiting for its retry: its holder will look at the queue
         self.timer: asyncio.TimerHandle | None = None  # of its retry
 
     def __repr__(self) -> str:
@@ -65,27 +65,27 @@ class Runner:
         self.lane: Lane | None = None
         self.parked: asyncio.Future[None] | None = None
         self.since = 0.0
-        self.handling: Message | None = None  # inside its handler, not on its way to the dead-letter stream
-        self.logged_at = 0.0  # how long it had run when that was last logged
+        self.handling: Message | None = None  # inside its handler, not being written to the dead-letter stream
+        self.logged_at = 0.0  # its run time when that was last logged
         self.why: Why | None = None
-        self.lost = False  # left behind: what it still does concerns nobody
+        self.lost = False  # left behind: its result is ignored
 
     def cancel(self, why: Why) -> None:
-        """Cancel what it does. Once: a handler that ignores this ignores the next one too."""
+        """Cancel its handler, once: a handler that ignores this ignores a second cancellation too."""
         if self.why is None and self.task is not None:
             self.why = why
             self.task.cancel()
 
 
 Serve = Callable[["Message", Runner], Coroutine[Any, Any, "float | None"]]
-"""Run one attempt. None: the message was let go; a number: run it again after that many seconds."""
+"""Run one attempt. None: the message is finished; a number: run it again after that many seconds."""
 
 
 class LanePool:
-    """Runs the heads of all lanes, at most `concurrency` at once, until halted.
+    """Runs the first message of every lane, at most `concurrency` at once, until halted.
 
-    After `halt()` returns no handler of this pool will start, and none runs but those that ignored their cancellation:
-    `lost` has them.
+    After `halt()` returns no handler of this pool will start, and none runs except those that ignored their
+    cancellation: `lost` lists them.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class LanePool:
         on_left: Callable[[Message], None] | None = None,
         on_bug: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """`may_act`: the lease is still ours; asked whenever something that waited in the middle of a message goes on.
+        """`may_act`: whether we still hold the lease; checked whenever a runner resumes in the middle of a message.
 
-        `on_left` is told of a message whose handler did not end when it was cancelled, `on_bug` of what nobody expected
-        in a runner: a lane would stand still without a word.
+        `on_left` is called with a message whose handler did not end when cancelled, `on_bug` with an unexpected error
+        in a runner: its lane would otherwise stall silently.
         """
         self._serve = serve
         self._concurrency = concurrency
@@ -141,12 +141,12 @@ class LanePool:
         return (runner for runner in self._runners if runner.lane is not None)
 
     def handling(self) -> list[Runner]:
-        """The runners whose handler runs: not those on their way to the dead-letter stream."""
+        """The runners whose handler runs, without those that are writing a dead letter."""
         return [runner for runner in self._runners if runner.handling is not None]
 
     @property
     def waiting(self) -> int:
-        """Lanes that could go on at once."""
+        """Number of lanes that could run at once."""
         return len(self._ready)
 
     @property
@@ -166,7 +166,7 @@ class LanePool:
             self.schedule(lane)
 
     def schedule(self, lane: Lane) -> None:
-        """Let the lane have its turn; it must not be scheduled already."""
+        """Give the lane a turn; it must not be scheduled already."""
         lane.scheduled = True
         self._ready.append(lane)
         if not self._check_due and not self._halted:
@@ -174,15 +174,15 @@ class LanePool:
             self._loop.call_soon(self._check)
 
     def resume(self, state: PartitionState) -> None:
-        """Let the lanes of a partition that was stopped go on."""
+        """Let the lanes of a stopped partition continue."""
         for lane in list(state.lanes.values()):
             if lane.queue and not lane.scheduled:
                 self.schedule(lane)
 
     def fence(self, only: PartitionState | None = None) -> int:
-        """The lease is over: cancel every handler before it can go on, and start none; how many that were.
+        """The lease is over: cancel every handler before it can continue, and start none; returns how many.
 
-        `only`: of one partition, which somebody else has.
+        `only`: one partition, which another worker now owns.
         """
         inside = self.running if only is None else self._inside(only)
         running = [runner for runner in inside if runner.why is None]
@@ -193,16 +193,16 @@ class LanePool:
         return len(running)
 
     async def drained(self, state: PartitionState, within: float) -> None:
-        """When this returns nothing of the stopped partition runs; what took longer than `within` was cancelled.
+        """When this returns nothing of the stopped partition runs; handlers that ran beyond `within` were cancelled.
 
-        The time counts from when the partition was first asked to stop with this handler inside: a move that is given
-        up and tried again must not give a handler that hangs all the time there is.
+        The time counts from the first stop request in this handler's run: otherwise a move that is aborted and retried
+        would give a hanging handler the full time again.
         """
         now = self._loop.time()
         oldest = min((runner.since for runner in self._inside(state)), default=now)
         if state.draining is None or oldest > state.draining:
             state.draining = now
-        since = state.draining  # another call may end, and forget it, while this one waits
+        since = state.draining  # another call may end and clear it while this one waits
         try:
             async with asyncio.timeout_at(since + within * _FINISHING):
                 await state.finished()
@@ -213,13 +213,13 @@ class LanePool:
                 await state.finished()
         except TimeoutError:
             if not state.stopped:
-                return  # it goes on: whoever asked for the stop has changed his mind
+                return  # the partition resumed: the stop was withdrawn
             await self.cancel(state)
         if not state.running:
             state.draining = None
 
     async def cancel(self, state: PartitionState) -> None:
-        """When this returns nothing of the stopped partition runs, but for what was left behind after the grace."""
+        """When this returns nothing of the stopped partition runs, except handlers left behind after the grace."""
         for runner in self._inside(state):
             runner.cancel(Why.DRAIN)
         with contextlib.suppress(TimeoutError):
@@ -232,7 +232,7 @@ class LanePool:
         return [runner for runner in self.running if runner.lane is not None and runner.lane.state is state]
 
     async def halt(self) -> bool:
-        """Start nothing more, cancel what runs, and wait until it has ended; True when nothing had to be cancelled."""
+        """Start nothing more, cancel what runs and wait until it has ended; True when nothing had to be cancelled."""
         self._halted = True
         quiet = not any(True for _ in self.running) and not self.lost
         runners = list(self._runners)
@@ -249,7 +249,7 @@ class LanePool:
         return quiet
 
     def _leave_behind(self, runner: Runner) -> None:
-        """It ignores its cancellation. Its place is free again; its message is not done."""
+        """The handler ignores its cancellation: free its slot. Its message is not done."""
         lane, message = runner.lane, runner.handling
         runner.lost = True
         self._runners.discard(runner)
@@ -264,7 +264,7 @@ class LanePool:
         self._tell_idle()
 
     def forget(self, state: PartitionState) -> None:
-        """Drop what is queued of a partition; a retry that waits does not outlive it."""
+        """Drop the partition's queued messages and cancel its pending retries."""
         for lane in state.lanes.values():
             lane.queue.clear()
             if lane.timer is not None:
@@ -273,13 +273,13 @@ class LanePool:
                 lane.timer, lane.scheduled = None, False
 
     def _check(self) -> None:
-        """Runs when no runner does: they have all ended, or wait inside a handler, or pause."""
+        """Runs when no runner does: each has ended, waits inside a handler, or yields."""
         self._check_due = False
         if not self._ready or self._pausing or self._halted:
             return
         while self._parked:
             parked = self._parked.pop().parked
-            if parked is not None and not parked.done():  # done: its handler had cancelled the task, and it ends
+            if parked is not None and not parked.done():  # done: its handler cancelled the task, which is ending
                 parked.set_result(None)
                 return
         if len(self._runners) < self._concurrency:
@@ -291,7 +291,7 @@ class LanePool:
             runner.task = self._loop.create_task(work, name="parti-lane")
 
     def _stale(self, runner: Runner) -> BaseException | None:
-        """The runner is about to go on: what to raise there instead, when the lease ended while it waited."""
+        """Called before a runner resumes: the error to raise there if the lease ended while it waited."""
         if runner.lane is None or runner.why is not None or self._may_act is None or self._may_act():
             return None
         runner.why = Why.FENCED
@@ -370,7 +370,7 @@ class LanePool:
                 if runner.lost:
                     return
                 if not queue or queue[0] is not message:
-                    continue  # the partition went meanwhile, and its messages with it
+                    continue  # the partition and its messages were removed meanwhile
                 if delay is None:
                     queue.popleft()
                 elif self._strict:
@@ -391,7 +391,7 @@ class LanePool:
         self._leave(lane)
 
     def _leave(self, lane: Lane) -> None:
-        """The runner lets go of the lane: it has its next turn, or waits until somebody schedules it."""
+        """The runner releases the lane: it gets another turn, or waits until it is scheduled."""
         queue, state = lane.queue, lane.state
         if queue and not self._halted and state.may_start(queue[0]):
             self._ready.append(lane)
@@ -399,10 +399,10 @@ class LanePool:
             return
         lane.scheduled = False
         if not queue and lane.key != state.id:
-            state.lanes.pop(lane.key, None)  # a lane of a key lives as long as it has work
+            state.lanes.pop(lane.key, None)  # a key's lane exists only while it has work
 
     def _wait(self, lane: Lane, delay: float) -> None:
-        """Keep the lane scheduled, so that nothing overtakes its head, and give it its turn after the delay."""
+        """Keep the lane scheduled, so that nothing overtakes its first message, and give it a turn after the delay."""
         lane.timer = self._later(delay, self._due, lane)
 
     def _later(self, delay: float, call: Callable[[Any], None], subject: Any) -> asyncio.TimerHandle:
@@ -420,13 +420,13 @@ class LanePool:
             self.schedule(lane)
 
     def _again(self, message: Message) -> None:
-        """Relaxed order: the message goes first when its wait is over."""
+        """Relaxed order: the message goes to the front when its wait is over."""
         state = message._lane.state
         if state.open.get(message.sequence) is not message or self._halted:
             return
         lane = message._lane = state.lane(message._lane.key)
         if lane.scheduled:
-            lane.queue.insert(1, message)  # its head may be in flight
+            lane.queue.insert(1, message)  # the first message may be in flight
         else:
             lane.queue.appendleft(message)
         if not lane.scheduled and state.may_start(message):

@@ -1,19 +1,19 @@
-"""What is in hand and what is done, per partition: position belongs to the partition, never to the worker.
+"""What is open (received, not done) and what is done, per partition: the position belongs to it, never to the worker.
 
-Pure bookkeeping, no I/O. Three facts carry everything else:
+Pure bookkeeping, no I/O. It rests on three facts:
 
 - the consumer delivers in stream order, and a gap in its own sequence is noticed (docs/evidence/cluster.md#c3). So
-  everything of a partition up to `seen` was received: it is in `open`, or it is done;
+  every message of a partition up to `received_through` was received: it is in `open`, or it is done;
 - a partition that was added while the consumer ran gets (cursor, target] by a range read and everything above `target`
   from the consumer (docs/evidence/handoff.md#h1). Until then it is *catching up*, and live messages are held;
-- after a worker was stopped with messages in hand, `owed` names them: of what lies at or below `seen`, only those are
-  still to be done.
+- after a worker was stopped with open messages, `owed` lists them: at or below `received_through`, only those are still
+  to be done.
 
 The invariant of work queues and interest streams, where an ack deletes: **a sequence leaves the stream only by an ack
-that follows its own effect or letter.** So `seen` never claims more than what was received here in stream order, or
-what the claim of the partition says is done; what is merely held or ignored is never acknowledged (`Inbox.take`). On
-those streams nothing is read by range: a reset of the consumer brings what is left, in order, and a partition that
-comes to us stays *aside* (its deliveries are ignored) until that reset.
+that follows its own effect or letter.** So `received_through` never covers more than was received here in stream order,
+or the partition's claim says is done; messages that are only held or ignored are never acknowledged (`Inbox.take`). On
+those streams nothing is read by range: a reset of the consumer redelivers the rest in order, and a partition that is
+added stays *aside* (its deliveries are ignored) until that reset.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from parti.worker.routing import Routes
 from parti.worker.tries import Tries
 from parti.worker.wary import Wary
 
-_FORMER = 10_000  # positions of partitions that were ours once
-_LEFT = 5_000  # messages that a claim names one by one (10 KB packed); with more, those of other keys are repeated
+_FORMER = 10_000  # positions of partitions that this worker owned before
+_LEFT = 5_000  # messages that a claim lists one by one (10 KB packed); with more, those of other keys are repeated
 
 
 class PartitionState:
-    """One partition as this worker has it."""
+    """One partition as this worker sees it."""
 
     __slots__ = (
         "ahead",
@@ -71,20 +71,20 @@ class PartitionState:
         self.lease = lease
         self.received_through = seen
         self.target: int | None = None
-        self.range_end: int | None = None  # the target of the last take-over, until all up to it is done
-        self.from_ranges = 0  # messages in hand that came by a range read: no ack floor knows of them
+        self.range_end: int | None = None  # the target of the last take-over, until everything up to it is done
+        self.from_ranges = 0  # open messages that came by a range read: no ack floor covers them
         self.caught_up: asyncio.Event | None = None
-        self.open: dict[int, Message] = {}  # in hand: queued, running, waiting for a retry, or held
+        self.open: dict[int, Message] = {}  # received and not done: queued, running, waiting for a retry, or held
         self.held: deque[Message] = deque()
-        self.turn = 0  # counts up whenever what is in hand is forgotten: a read that began before is not for it
-        self.wary: Wary | None = None  # asked before each start, where the process before us was ended by a message
+        self.turn = 0  # incremented whenever open messages are dropped: a read that began before is void
+        self.wary: Wary | None = None  # checked before each start, if a message may have ended the previous process
         self.tries = Tries()
         self.stopped = False
         self.finish_through = 0
-        self.ahead: Ahead | None = None  # above the cursor, done before it came to us, or before it was stopped here
-        self.highest_done = 0  # the highest sequence that is done: with a lane per key, earlier ones may not be
+        self.ahead: Ahead | None = None  # done above the cursor, before it came to us or before it was stopped here
+        self.highest_done = 0  # the highest done sequence; with a lane per key, earlier ones may be open
         self.running = 0
-        self.draining: float | None = None  # since when something is waited for that has to end before it can go
+        self.draining: float | None = None  # since when a release waits for a handler to end
         self.drained: asyncio.Event | None = None
         self.lanes: dict[str, Lane] = {}
         self.main = self.lane(partition.id)
@@ -100,30 +100,30 @@ class PartitionState:
 
     @property
     def behind(self) -> bool:
-        """The take-over is not finished: something up to its target is not read or not done.
+        """The take-over is not finished: some messages up to its target are not read or not done.
 
         See docs/evidence/handoff.md#h3.
         """
         return self.target is not None or (self.range_end is not None and self.from_ranges > 0)
 
     def check_whole(self) -> None:
-        """Tell whoever waits for the take-over that it is finished, when it is."""
+        """Notify the waiter of the take-over if it is finished."""
         if not self.from_ranges and self.target is None:
             self.range_end = None
             if self.caught_up is not None:
                 self.caught_up.set()
 
     def stop(self, running: Iterable[int]) -> None:
-        """Start nothing more, but for what lies below something that was started: then one cursor says what is done.
+        """Start nothing more, except below a message that was already started: then one cursor describes what is done.
 
-        With a lane per key, or in relaxed order, one message can be done before an earlier one. Leaving the earlier one
-        to the next owner would repeat the later one there.
+        With a lane per key, or in relaxed order, a message can be done before an earlier one. If the earlier one went
+        to the next owner, the later one would be repeated there.
         """
         if not self.stopped:
             self.stopped, self.finish_through = True, max(self.highest_done, *running, 0)
 
     def look_ahead(self) -> None:
-        """Note what is done above the cursor, before what is in hand is let go of: the next owner leaves that out."""
+        """Record what is done above the cursor before open messages are dropped: the next owner skips it."""
         before = self.ahead or Ahead(0)
         upto = max(self.highest_done, before.upto)
         left = {s for s in self.open if s <= upto} | {s for s in before.left if s > self.received_through}
@@ -131,7 +131,7 @@ class PartitionState:
         self.ahead = Ahead(upto, frozenset(left)) if upto > cursor and len(left) <= _LEFT else None
 
     def pass_ahead(self) -> None:
-        """All up to where others had got is received: what is not in hand of it is done, and that stays true."""
+        """Everything up to the earlier owners' progress was received: whatever is not open there is done."""
         if self.ahead is not None:
             self.highest_done, self.ahead = max(self.highest_done, self.ahead.upto), None
 
@@ -140,11 +140,11 @@ class PartitionState:
 
     @property
     def unfinished(self) -> bool:
-        """Stopped, and something is left that has to be finished before the cursor is exact."""
+        """Stopped, but some messages must still finish before the cursor is exact."""
         return self.stopped and any(sequence <= self.finish_through for sequence in self.open)
 
     async def finished(self) -> None:
-        """Return when nothing of the stopped partition runs and nothing is unfinished, or when it goes on."""
+        """Returns when nothing of the stopped partition runs or is unfinished, or when it resumes."""
         while self.stopped and (self.running or self.unfinished):
             idle = self.drained = self.drained or asyncio.Event()
             await idle.wait()
@@ -152,14 +152,14 @@ class PartitionState:
                 self.drained = None
 
     def lane(self, key: str) -> Lane:
-        """The lane of a key, made when it is first needed."""
+        """The lane of a key, created on first use."""
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = Lane(self, key)
         return lane
 
     def first_open(self) -> int | None:
-        """The lowest sequence in hand that did not come by a range read of a catch-up."""
+        """The lowest open sequence that did not come by a range read of a catch-up."""
         if self.target is not None:
             return self.held[0].sequence if self.held else None
         if self.range_end is not None:
@@ -167,21 +167,21 @@ class PartitionState:
         return min(self.open, default=None)
 
     def cursor(self, verified: int) -> int:
-        """Up to here every message of the partition is done; `verified`: the ledger's."""
-        # While it catches up, what is held lies above a part that was not read yet.
+        """Up to here every message of the partition is done; `verified`: the ledger's value."""
+        # During a catch-up, held messages lie above a range that was not read yet.
         reached = self.received_through if self.target is not None else max(self.received_through, verified)
         return min(reached, min(self.open) - 1) if self.open else reached
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a message of one subject goes."""
+    """Where messages of one subject go."""
 
     state: PartitionState
     subject: str
     key: str
     lane: Lane | None
-    """Known when lanes are partitions; a lane of a key comes and goes."""
+    """Set when lanes are partitions; None when lanes are keys, which come and go."""
 
 
 class Ledger:
@@ -191,17 +191,17 @@ class Ledger:
         self.routes = routes
         self.states: dict[PartitionId, PartitionState] = {}
         self.high = 0
-        """Up to here the consumer has delivered."""
+        """The consumer has delivered up to here."""
         self.verified = 0
-        """... and up to here it certainly had all our filters: everything of the live partitions was received."""
+        """Up to here the consumer certainly had all our filters: everything of the live partitions was received."""
         self.owed: set[int] = set()
         self.in_hand = 0
         self.bytes = 0
-        """Payload of what is in hand."""
+        """Payload bytes of all open messages."""
         self.retention = Retention.LIMITS
-        """The stream's."""
+        """The stream's retention policy."""
         self.former: dict[PartitionId, int] = {}
-        """Up to where partitions were done that were ours once."""
+        """Final positions of partitions that this worker owned before."""
         self._lane_per_key = lane_per_key
         self._places: dict[bytes, Place | None] = {}
 
@@ -210,51 +210,51 @@ class Ledger:
 
     @property
     def by_reset(self) -> bool:
-        """Whether an ack deletes: then what is left comes by a reset of the consumer, and nothing by range reads."""
+        """Whether an ack deletes: then a reset of the consumer brings what remains, and nothing is read by range."""
         return self.retention is not Retention.LIMITS
 
     def taken(self) -> tuple[int, list[PartitionState]]:
-        """How many messages are in hand, and all partitions."""
+        """The number of open messages, and all partitions."""
         return self.in_hand, list(self.states.values())
 
     def has(self, state: PartitionState) -> bool:
-        """Whether this is the partition as we have it: it may have gone, and come again, while somebody waited."""
+        """Whether this is still our current state of the partition: it may have been removed and re-added meanwhile."""
         return self.states.get(state.id) is state
 
     def remove(self, state: PartitionState, cursor: int) -> None:
-        """The partition went, done up to here."""
+        """The partition was removed; it is done up to `cursor`."""
         if len(self.former) >= _FORMER:
             self.former.pop(next(iter(self.former)))
         self.former[state.id] = cursor
         del self.states[state.id]
 
     def begin_again(self) -> None:
-        """The stream counts from 1 again: no position means anything any more."""
+        """The stream counts from 1 again: every stored position is void."""
         self.stand_at(0)
         self.owed.clear()
         self.former.clear()
 
     def assign(self, routes: Routes) -> None:
-        """Use these routes from now on; states are added and removed by the caller."""
+        """Use these routes from now on; the caller adds and removes states."""
         self.routes = routes
         self._places.clear()
 
     def stand_at(self, sequence: int) -> None:
-        """The consumer begins just behind this."""
+        """The consumer starts just after this sequence."""
         self.high = self.verified = sequence
 
     def forget_places(self) -> None:
         self._places.clear()
 
     def rebase(self) -> None:
-        """The consumer begins anew with what is left of the stream: what it delivered before is kept per partition."""
+        """The consumer restarts with what remains of the stream: keep per partition what it delivered before."""
         for state in self.states.values():
             if state.target is None:
                 state.received_through = max(state.received_through, self.verified)
         self.high = self.verified = 0
 
     def place(self, subject: bytes) -> Place | None:
-        """Where messages of this subject go; None when they belong to no partition of ours."""
+        """Where messages of this subject go; None when no partition of this worker has it."""
         try:
             return self._places[subject]
         except KeyError:
@@ -270,11 +270,11 @@ class Ledger:
         return place
 
     def let_go(self, message: Message) -> bool:
-        """The message is done; False when it had been taken from us before."""
+        """The message is done; False when it was no longer ours."""
         state = message._lane.state
         if (held := state.open.pop(message.sequence, None)) is not message:
             if held is not None:
-                state.open[message.sequence] = held  # it came again under a newer lease: not ours to finish
+                state.open[message.sequence] = held  # redelivered under a newer lease: not ours to finish
             return False
         self.in_hand -= 1
         self.bytes -= len(message.data)
@@ -286,20 +286,20 @@ class Ledger:
         return True
 
     def forget(self, messages: Iterable[Message]) -> None:
-        """These are not in hand any more, and not done."""
+        """These messages are no longer open, and not done."""
         for message in messages:
             self.in_hand -= 1
             self.bytes -= len(message.data)
 
     def floor(self) -> int:
-        """The consumer may be set to just behind this: all below is done, or comes by a range read."""
+        """The consumer may be reset to just after this: everything below is done, or comes by a range read."""
         lowest = [first for state in self.states.values() if (first := state.first_open()) is not None]
         if self.owed:
             lowest.append(min(self.owed))
         return min(lowest) - 1 if lowest else self.high
 
     def lowest(self) -> int:
-        """Up to here every partition that is at work is done."""
+        """Up to here every active partition is done."""
         return min((self.cursor(key) for key, state in self.states.items() if not state.stopped), default=0)
 
     def cursor(self, partition: PartitionId) -> int:
@@ -308,5 +308,5 @@ class Ledger:
         return min(cursor, min(self.owed) - 1) if self.owed else cursor
 
     def open_messages(self) -> list[Message]:
-        """Everything in hand, in stream order."""
+        """All open messages, in stream order."""
         return sorted((m for s in self.states.values() for m in s.open.values()), key=lambda m: m.sequence)

@@ -1,6 +1,6 @@
-"""Keeping the consumer what its worker needs: mended when somebody changed it, made anew when it is gone.
+"""Keeps the consumer as its worker needs it: repaired after a foreign change, recreated when it is gone.
 
-Neither loses, skips or repeats anything that is done: positions are our own, and everything behind them is read again.
+Neither loses, skips or repeats done messages: positions are our own, and everything after them is read again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEVER = 1 << 62  # above every sequence
 
 
 class Mender:
-    """Call everything but `memory` and `remember` with `durable.changing` held: it changes the consumer."""
+    """Hold `durable.changing` for every call except `memory` and `remember`: they change the consumer."""
 
     def __init__(
         self, runtime: Runtime, durable: Durable, ledger: Ledger, channel: Channel, inbox: Inbox, take_overs: TakeOvers
@@ -42,7 +42,7 @@ class Mender:
         self._clock = runtime.clock
         self._backoff = runtime.backoff
         self._stream_created = ""
-        self._mending = False  # a repair was begun, and is to be finished
+        self._mending = False  # a repair was started and must be finished
 
     def meet_stream(self, facts: StreamFacts) -> None:
         """This is the stream from now on; raises `StreamReplacedUnderWorker` when it is not the expected one."""
@@ -50,13 +50,13 @@ class Mender:
         self._check_expected(facts)
 
     def memory(self) -> Memory:
-        """What a successor has to know beyond the ack floor."""
+        """What a successor must know beyond the ack floor."""
         ledger = self._ledger
         catching = {key: state.cursor(0) for key, state in ledger.states.items() if state.behind}
         return Memory(catching, ledger.high, tuple(sorted(ledger.owed)))
 
     async def remember(self) -> None:
-        """A catch-up is done, so that a crash need not repeat it. If this fails the next update brings it."""
+        """Store that a catch-up is done, so that a crash does not repeat it. If this fails, the next update does it."""
         with contextlib.suppress(PartiError):
             async with self._durable.changing:
                 if self._durable.memory() != self.memory():
@@ -65,10 +65,9 @@ class Mender:
     async def update(self, filters: Sequence[str], memory: Memory) -> None:
         """Replace the consumer's filters and metadata; raises `ConsumerDoesNotExist` when it is gone.
 
-        What somebody else's change left out meanwhile is not known, and once our filters are back, what comes does not
-        tell: so that is noted before. Where filters are added, the ack floor of a work queue has to be back at the
-        start by then: what lies below it and matches a filter counts as acknowledged, and a replicated server deletes
-        it (decision 9).
+        What a foreign change excluded is unknown, and later deliveries do not show it once our filters are back: so it
+        is recorded before. Where filters are added, the ack floor of a work queue must be back at the start by then:
+        messages below it that match a filter count as acknowledged, and a replicated server deletes them (decision 9).
         """
         tampered, adds = await self._durable.look_before_update(filters)
         if tampered:
@@ -83,9 +82,9 @@ class Mender:
             await self.update(self._durable.filters, self._durable.memory())
 
     async def rewind(self) -> None:
-        """Set the consumer of a work queue back to the start; nothing is delivered before the lock is free again.
+        """Set the consumer of a work queue back to the start; nothing is delivered before the lock is released.
 
-        For filters that come: an ack floor above what is left of their partitions would be taken for its acks.
+        For added filters: an ack floor above their partitions' remaining messages would count as acks of those.
         """
         if self._ledger.retention is not Retention.WORKQUEUE:
             return
@@ -94,9 +93,9 @@ class Mender:
         await self.set_back("not_found")
 
     async def set_back(self, reason: str) -> None:
-        """The consumer stands at our position, and nothing is stale but for whoever interrupted meanwhile.
+        """When this returns the consumer is at our position, and stale only if someone interrupted meanwhile.
 
-        `reason`: why it is made anew, if it is gone.
+        `reason`: why it is recreated, if it is gone.
         """
         self._channel.stale = False
         try:
@@ -106,14 +105,14 @@ class Mender:
             raise
 
     async def _resync(self, reason: str) -> None:
-        """Where an ack deletes, our position is the first message that is left."""
+        """Where an ack deletes, our position is the first remaining message."""
         ledger, inbox = self._ledger, self._inbox
         joining = inbox.joining() if ledger.by_reset else []
         if ledger.retention is Retention.WORKQUEUE:
-            after = 0  # what is left of a work queue is what is not done, or whose ack got lost
+            after = 0  # what remains of a work queue is not done, or its ack got lost
         elif ledger.retention is Retention.INTEREST:
-            # From the ack floor on: an ack that got lost keeps its message alive. From further down, when a partition
-            # that came is not done from there on: the reset makes its messages ours, also older ones (docs/guarantees).
+            # From the ack floor: a lost ack keeps its message in the stream. From lower, when an added partition is not
+            # done up to there: the reset makes its messages ours, also older ones (docs/guarantees).
             after = min((s.received_through for s in joining), default=_NEVER)
         else:
             after = ledger.floor()
@@ -127,14 +126,14 @@ class Mender:
     async def verify(self) -> None:
         """After this returns the consumer has our filters, and every partition gets what it may have missed meanwhile.
 
-        Only what was delivered before a look that found everything in order counts as received by partitions that had
-        no message of their own since: somebody may have taken their filter away.
+        A partition without a message of its own counts as received only up to the last check that found the consumer
+        intact: a foreign change may have removed its filter since.
         """
         ledger, durable = self._ledger, self._durable
         high = ledger.high
         intact = await durable.intact()
         if intact is None:
-            return  # the pull loop notices by itself, and makes it anew behind what is certain
+            return  # the pull loop notices this itself and recreates it just after what is done
         if intact and not self._mending:
             ledger.verified = max(ledger.verified, high)
             return
@@ -143,12 +142,12 @@ class Mender:
         await self._read_missed()
 
     async def finish(self) -> None:
-        """Our filters are in force again: what a repair had begun is done to its end."""
+        """Our filters are in force again: finish a repair that was started."""
         if self._mending:
             await self._read_missed()
 
     def _tampered(self) -> None:
-        """Somebody changed the consumer: from now on only what is read or delivered anew counts as received."""
+        """Another party changed the consumer: from now on only what is read or delivered again counts as received."""
         if not self._mending:
             self._recorder.metrics.count(m.CONSUMER_REPAIRS)
             self._recorder.event(
@@ -159,7 +158,7 @@ class Mender:
             self._inbox.put_aside(state)
 
     async def _read_missed(self) -> None:
-        """The consumer has our filters again: every partition goes on from its own last certain position."""
+        """The consumer has our filters again: every partition continues from its last verified position."""
         last = await self._durable.last_sequence()
         missed = [state for state in self._ledger.states.values() if not state.stopped]
         for state in missed:
@@ -169,10 +168,10 @@ class Mender:
         self._channel.interrupt(Interrupted("the consumer was changed by somebody else"))
 
     async def recreate(self, reason: str, filters: tuple[str, ...] | None = None) -> None:
-        """Make the consumer anew just behind what is done: nothing that is done comes again."""
+        """Recreate the consumer just after what is done: nothing that is done is delivered again."""
         durable, metrics, started = self._durable, self._recorder.metrics, self._clock.now()
         await self._notice_new_stream()
-        # Never by the configured start: that would skip what came while there was no consumer.
+        # Never at the configured start: that would skip messages published while there was no consumer.
         ledger = self._ledger
         after = ledger.lowest() if ledger.by_reset else min(ledger.floor(), ledger.verified)
         chosen = filters if filters is not None else durable.filters
@@ -203,7 +202,7 @@ class Mender:
         self._recorder.event("worker.recreated", op="create", result="success", after=after, took=round(took, 3))
 
     async def _notice_new_stream(self) -> None:
-        """A stream that was deleted and made anew counts from 1 again: known positions mean nothing there."""
+        """A stream that was deleted and recreated counts from 1 again: known positions are void there."""
         facts = await self._durable.facts()
         if facts.created == self._stream_created:
             return
@@ -216,7 +215,7 @@ class Mender:
         self._recorder.event("worker.stream_replaced", op="create", result="started_over", warn=True)
 
     def _check_expected(self, facts: StreamFacts) -> None:
-        """Positions of another stream are the manager's, who has to begin anew: nothing may start before it did."""
+        """The manager keeps positions of another stream and must start over: nothing may start before that."""
         if self._expected is None or facts.created == self._expected.created:
             return
         for state in self._ledger.states.values():

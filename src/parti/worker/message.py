@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Message:
-    """A message of a partition this worker owns. Its fields are to be read only; headers are decoded when asked for.
+    """A message of a partition this worker owns. Treat its fields as read-only; headers are decoded on first use.
 
-    `lease` is the right under which the handler runs, as of its start: pass its epoch on to whatever the handler
-    changes, so that a sink can refuse the effect of an owner that was fenced in between.
+    `lease` is the lease under which the handler runs, as of its start: pass its epoch on with every effect, so that a
+    sink can refuse the effect of an owner that was fenced in between.
     """
 
     __slots__ = (
@@ -42,13 +42,13 @@ class Message:
     subject: str
     partition: Partition
     key: str
-    """What orders the message: the tokens that the template's wildcards matched, or the partition's id."""
+    """The ordering key: the tokens that the template's wildcards matched, or the partition's id."""
     sequence: int
-    """Its place in the stream."""
+    """Its stream sequence."""
     delivered: int
     """How often the server delivered it; 0 when it came by a range read."""
     attempt: int
-    """How often a handler was started for it in this process, this time included."""
+    """How often a handler was started for it, this time and the attempts of earlier owners included."""
     data: bytes
     lease: Lease
     received_at: float
@@ -57,14 +57,14 @@ class Message:
     """Unix seconds when the stream stored it."""
     worker_id: str
     last_error: str
-    """Why the attempt before this one failed; empty at the first."""
+    """Why the previous attempt failed; empty at the first."""
 
     _head: bytes
     _headers: Mapping[str, str] | None
     _held_since: float
     _lane: Lane
     _reply: bytes
-    """Where its ack goes; empty when it came by a range read."""
+    """Where its ack is sent; empty when it came by a range read."""
 
     @property
     def headers(self) -> Mapping[str, str]:

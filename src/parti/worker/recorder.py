@@ -1,4 +1,4 @@
-"""What the worker tells the outside: metrics, and log events that all carry the same five fields.
+"""What the worker reports: metrics, and log events that all carry the same five fields.
 
 See docs/requirements.md#r-107.
 """
@@ -19,7 +19,7 @@ Op = Literal["create", "update", "info", "iterate"]
 
 
 class Recorder:
-    """One per worker; every transition goes through here, so that log, metric and health say the same.
+    """One per worker; records every transition, so that log, metrics and health agree.
 
     See docs/requirements.md#r-107.
     """
@@ -31,7 +31,7 @@ class Recorder:
         self.consumer_name = ""
         self.subject_count = 0
         self.blocked: tuple[PartitionId, int] | None = None
-        """The message whose handler blocked the event loop last."""
+        """The message whose handler last blocked the event loop."""
         self._log = get_logger("worker")
         self._shown_healthy: bool | None = None
 
@@ -63,7 +63,7 @@ class Recorder:
             self.metrics.count(m.SUBJECT_CHANGES, removed, type="remove")
 
     def failed(self, part: Part, now: float, error: BaseException | str) -> None:
-        # What nobody but an operator can put right is no blip: it shows at once.
+        # An error that only an operator can fix is not transient: it shows at once.
         self.health.failed(part, now, str(error), certain=isinstance(error, ForeignDurable))
         self.show_health()
 
@@ -73,7 +73,7 @@ class Recorder:
             self.show_health()
 
     def stalled(self, stall: Stall, now: float, error: str | None) -> None:
-        """Something stands still, or does not any more (None): health shows it, and one line says so."""
+        """A stall began, or ended (None): health shows it, and one log line reports it."""
         if self.health.stalled(stall, now, error):
             result = "over" if error is None else "stalled"
             if error is not None:
@@ -82,7 +82,7 @@ class Recorder:
         self.show_health()
 
     def broke(self, bug: BaseException, now: float) -> None:
-        """What nobody expected ended the worker: health shows it, and its manager gives its partitions to others."""
+        """An unexpected error ended the worker: health shows it, and its manager gives its partitions to others."""
         if self.health.broken:
             return
         self.health.broke(now, repr(bug))
@@ -91,7 +91,7 @@ class Recorder:
         self.event("worker.broke", op="run", result="failure", error=repr(bug), where=where, warn=True)
 
     def show_health(self) -> None:
-        """Bring the gauges up to date, and log a change."""
+        """Update the gauges, and log a change."""
         healthy = self.health.healthy
         self.metrics.set(m.ITERATOR_FAILURES, self.health.failures(Part.ITERATOR))
         self.metrics.set(m.HEALTH_STATUS, int(healthy), status="healthy")

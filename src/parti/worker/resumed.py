@@ -1,8 +1,8 @@
-"""A process that stood still looks at its lease before anything that waited goes on.
+"""After a stall, a process checks its lease before any waiting handler resumes.
 
-A timer that notices the stall comes first only when the process was waiting. One that is stopped between two callbacks,
-or blocked by one of its handlers, has others behind it that are due already: they would go on before any timer. So
-each resumption of a runner in the middle of a message asks. A handler that never waits pays nothing for it.
+A timer that detects the stall runs first only if the process was waiting. If it was stopped between two callbacks, or
+blocked by a handler, other callbacks are already due and would run before any timer. So each resumption of a runner in
+the middle of a message checks the lease. A handler that never waits pays nothing for it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Resumed(Coroutine[Any, Any, None]):
-    """Runs a coroutine as a task does. `stale` is asked before each resumption: what it returns is raised inside."""
+    """Runs a coroutine as a task does. `stale` is called before each resumption; an error it returns is raised."""
 
     __slots__ = ("_inner", "_send", "_stale")
 

@@ -1,4 +1,4 @@
-"""What is in hand is bounded: how much more may come, and letting go of what is done, which makes room again."""
+"""Bounds the open messages: how many more may be requested, and the release of done ones, which makes room again."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from parti.worker.runtime import Runtime
 
 
 class Room:
-    """`config.capacity` messages and half of `config.max_bytes`, as memory is bounded.
+    """`config.capacity` messages and half of `config.max_bytes`, because memory is bounded.
 
-    Range reads may have a quarter more when what is held for them fills the inbox.
+    Range reads may use a quarter more when the messages held for them fill the inbox.
     """
 
     def __init__(self, runtime: Runtime, ledger: Ledger, channel: Channel) -> None:
@@ -27,27 +27,27 @@ class Room:
         self._may_pull = runtime.fence.may_pull
         self._metrics = runtime.recorder.metrics
         self._loop = asyncio.get_running_loop()
-        self._pending = 0  # messages that waited at the server when it last spoke of them
+        self._pending = 0  # messages waiting at the server, as last reported
         self._kick_due = False
         self._tight = False  # less room than one round of pulls needs
         self._free = asyncio.Event()
-        self._starved = 0  # range reads that wait for room
+        self._starved = 0  # range reads waiting for room
 
     def __repr__(self) -> str:
         return f"<Room for={self._config.capacity - self._ledger.in_hand} {self.batches!r}>"
 
     def capacity(self) -> int:
-        """How many more messages may be asked for, those on their way included."""
+        """How many more messages may arrive, those already requested included."""
         room = self._config.capacity - self._ledger.in_hand if self._may_pull() else 0
         if self._ledger.bytes * 2 >= self._config.max_bytes:
-            room = 0  # what was asked for before may bring the other half
+            room = 0  # earlier requests may bring the other half
         self._tight = room < self.batches.size * self._config.prefetch_depth
         return room
 
     def left(self) -> bool:
         """Whether a range read may bring another message.
 
-        What is held waits for the range read itself: if only that fills the inbox, the read must go on.
+        Held messages wait for the range read itself: if only those fill the inbox, the read must continue.
         """
         in_hand, capacity = self._ledger.in_hand, self._config.capacity
         if in_hand < capacity and self._ledger.bytes * 2 < self._config.max_bytes:
@@ -56,7 +56,7 @@ class Room:
         return in_hand - held < (max(1, capacity // 4) if in_hand >= capacity else 1)
 
     async def wait(self) -> None:
-        """Return when a range read may bring another message."""
+        """Returns when a range read may bring another message."""
         while not self.left():
             self._free.clear()
             self._starved += 1
@@ -81,18 +81,18 @@ class Room:
             self.made()
 
     def made(self) -> None:
-        """There may be more of it than before."""
+        """There may be more room than before."""
         if not self._kick_due:
             self._kick_due = True
             self._loop.call_soon(self._kick)
 
     def made_for_reads(self) -> None:
-        """There may be more of it for a range read that waits for just this."""
+        """There may be more room for a range read that waits for it."""
         if self._starved:
             self.made()
 
     def _kick(self) -> None:
-        """Room was made while it was short: ask for more, once a turn of the loop."""
+        """There is room again after a shortage: request more, once per iteration of the event loop."""
         self._kick_due = False
         if self.left():
             self._free.set()
@@ -101,7 +101,7 @@ class Room:
             self._channel.kick()
 
     def adapt(self, now: float) -> None:
-        """Ask for as much at once as the handlers manage."""
+        """Adjust the pull size to the handlers' rate."""
         pull = self._channel.pull
         if self.batches.adapt(now) and pull is not None:
             pull.tune(self.batches.size, self.batches.size * self._config.prefetch_depth)
@@ -111,6 +111,6 @@ class Room:
         return self._pending
 
     def waits(self, pending: int) -> None:
-        """So many messages wait at the server: when all places are taken nothing is read that would tell."""
+        """`pending` messages wait at the server; kept, because nothing is read to update it while there is no room."""
         self._pending = pending
         self._metrics.set(m.INFLIGHT, pending + self._ledger.in_hand)

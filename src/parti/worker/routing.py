@@ -1,4 +1,4 @@
-"""From partitions to filter subjects, and from a subject back to its partition and key. Pure.
+"""Maps partitions to filter subjects, and a subject back to its partition and key. Pure.
 
 Everything here is checked before any call to the server: a key with `*` or a blank would widen the filter, and two
 partitions that share a subject would have two owners (docs/evidence/go-library.md#l3).
@@ -20,7 +20,7 @@ _REMEMBERED = 10_000  # subjects of wildcard partitions whose route is kept
 def consumer_name(prefix: str, worker_id: str, namespace: str = "") -> str:
     """`<prefix>-<namespace>-<worker id>`, without a manager `<prefix>-<worker id>` (docs/requirements.md#r-001).
 
-    Refused when it is no consumer name; the Go library maps such names onto each other.
+    Refused when it is not a valid consumer name; the Go library maps different such names to the same one.
     """
     name = f"{consumer_stem(prefix, namespace)}-{worker_id}"
     if not prefix or not worker_id:
@@ -35,13 +35,13 @@ def consumer_name(prefix: str, worker_id: str, namespace: str = "") -> str:
 
 
 def consumer_stem(prefix: str, namespace: str) -> str:
-    """What the names of all durables of a namespace begin with, before a hyphen."""
+    """The common prefix of all durable names of a namespace, without the hyphen that follows."""
     return f"{prefix}-{namespace}" if namespace else prefix
 
 
 @dataclass(frozen=True, slots=True)
 class SubjectTemplate:
-    """Where the messages of a partition are: `orders.{partition}.>` for example."""
+    """The subjects of a partition's messages: for example `orders.{partition}.>`."""
 
     text: str
 
@@ -52,7 +52,7 @@ class SubjectTemplate:
         )
 
     def partition_of(self, subject: str) -> PartitionId | None:
-        """The partition whose filter this is; None when it is no filter of this template."""
+        """The partition that has this filter; None when this template cannot produce it."""
         before, _, after = self.text.partition("{partition}")
         try:
             found = Partition(tuple(subject.removeprefix(before).removesuffix(after).split(".")))
@@ -61,11 +61,11 @@ class SubjectTemplate:
             return None
 
     def nothing(self, worker_id: str) -> str:
-        """A filter that nobody publishes to: an empty filter list would match the whole stream.
+        """A filter that matches no published subject: an empty filter list would match the whole stream.
 
         See docs/evidence/go-library.md#w2.
 
-        It carries the worker id, because two consumers of a work queue may not share a filter (10100).
+        It contains the worker id, because two consumers of a work queue may not share a filter (10100).
         """
         literal = ".".join("_none_" if token in ("*", ">") else token for token in self.text.split("."))
         return validate_subject(literal.replace("{partition}", f"_parti_no_partition_{worker_id}"))
@@ -73,7 +73,7 @@ class SubjectTemplate:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a message belongs."""
+    """The partition and key of a message."""
 
     partition: PartitionId
     subject: str
@@ -81,7 +81,7 @@ class Route:
 
 
 class Routes:
-    """The filters of an assignment: deduplicated, sorted, and none of them matching another's subjects."""
+    """The filters of an assignment: deduplicated, sorted, and without overlap."""
 
     def __init__(self, template: SubjectTemplate, partitions: Iterable[Partition]) -> None:
         self.partitions: Mapping[PartitionId, Partition] = {p.id: p for p in partitions}
@@ -94,12 +94,12 @@ class Routes:
             if _has_wildcard(subject):
                 self._patterns.add(partition, subject)
         if len(self._literal) < len(by_subject) and len({len(p.keys) for p in self.partitions.values()}) > 1:
-            # Of partitions with as many keys each, two differ in a literal token of the same place.
+            # Partitions with equally many keys cannot overlap: two differ in a literal token at the same place.
             refuse_overlaps((partition, (subject,)) for partition, subject in filters)
         self._cache: dict[bytes, Route | None] = {}
 
     def find(self, subject: bytes) -> Route | None:
-        """The route of a literal subject as it came over the wire; None when no partition of ours has it."""
+        """The route of a literal subject in wire form; None when no partition of this worker has it."""
         try:
             return self._cache[subject]
         except KeyError:
@@ -125,7 +125,7 @@ def _has_wildcard(subject: str) -> bool:
 
 
 def _matched(pattern: str, subject: str) -> str:
-    """The tokens that the wildcards stand for, joined by dots."""
+    """The tokens that the wildcards matched, joined by dots."""
     wanted, given = pattern.split("."), subject.split(".")
     found: list[str] = []
     for position, token in enumerate(wanted):

@@ -1,4 +1,4 @@
-"""What every part of one worker is given: its settings, and how it looks at time, failures and its lease."""
+"""What every component of one worker shares: settings, clock, failure recording and the fence."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from parti.worker.recorder import Recorder
 
 @dataclass(frozen=True, slots=True)
 class ExpectedStream:
-    """The stream that somebody else's positions speak of. Nothing is touched on another one: that is told instead."""
+    """The stream that the manager's positions belong to. On another one nothing is changed: `replaced` is called."""
 
     created: str
     replaced: Callable[[str], None]
-    """Told why."""
+    """Called with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """One worker's, in either layout."""
+    """The shared objects of one worker, in either layout."""
 
     js: JetStreamApi
     config: WorkerConfig
@@ -38,4 +38,4 @@ class Runtime:
     on_blocked: Callable[[str], None] | None = None
     """Called from a thread when a handler blocks the event loop beyond `unhealthy_limit`."""
     expected_stream: ExpectedStream | None = None
-    """None when positions are the worker's own."""
+    """None when the worker keeps its own positions."""

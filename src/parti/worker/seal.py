@@ -1,7 +1,7 @@
-"""Whose a durable is, written into its metadata: namespace, worker, the stream's creation time, our version. Pure.
+"""The owner of a durable, written into its metadata: namespace, worker, the stream's creation time, our version. Pure.
 
-A name alone proves nothing: `<prefix>-a-b-c` may be worker `c` of namespace `a-b` or worker `b-c` of namespace `a`, or
-a consumer that somebody made by hand. What is not ours is never updated, reset or deleted.
+A name alone proves nothing: `<prefix>-a-b-c` may be worker `c` of namespace `a-b`, worker `b-c` of namespace `a`, or a
+consumer that a person created. A consumer that is not ours is never updated, reset or deleted.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _NAMESPACE, _STREAM, _VERSION, _WORKER = "parti.namespace", "parti.stream", "par
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What every durable of parti carries since it has its namespace in its name."""
+    """The mark in every durable of parti since durables have their namespace in their name."""
 
     namespace: str
     """Empty for a worker without a manager."""
     stream: str
-    """When the stream was made: a durable of another one says nothing about positions."""
+    """The stream's creation time: a durable of another stream says nothing about positions."""
     worker: str = ""
     """The worker id of a per-worker durable."""
     version: str = __version__
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Seal | None:
-        """From a consumer's configuration; None when it has none, as those of earlier versions and of others."""
+        """Read from a consumer's configuration; None if it has none: of an earlier version, or not made by parti."""
         found = config.get("metadata") or {}
         if _VERSION not in found:
             return None
@@ -41,7 +41,7 @@ class Seal:
 
 
 def foreign(config: Mapping[str, Any], namespace: str) -> str:
-    """Why a consumer of this configuration is not of this namespace; empty when it is, or may be."""
+    """Why a consumer with this configuration is not of this namespace; empty when it is, or may be."""
     seal = Seal.read(config)
     if seal is not None and seal.namespace != namespace:
         return f"it is of namespace {seal.namespace!r}" if seal.namespace else "it is of a worker without a manager"

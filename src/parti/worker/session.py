@@ -1,9 +1,9 @@
-"""Pulling from the consumer, for as long as the worker lives, through everything that can go wrong.
+"""The pull loop: pulls from the consumer for the worker's whole life and recovers from every failure.
 
-Each attach begins at the partitions' position: the consumer is reset to just behind what is done (or made anew there),
-and its own sequence then begins at 1, so that a lost delivery shows as a gap. After any trouble (a gap, a missed
-heartbeat, a new leader, a cut connection, a deleted consumer) nothing is processed before the next attach; what was in
-hand stays in hand and is recognised when it comes again. (docs/evidence/cluster.md#c3, #c8)
+Each attach starts at the partitions' position: the consumer is reset (or recreated) just after what is done, and its
+own sequence then starts at 1, so that a lost delivery shows as a gap. After any trouble (a gap, a missed heartbeat, a
+new leader, a lost connection, a deleted consumer) nothing is processed before the next attach; open messages stay open
+and are recognised when they are redelivered. (docs/evidence/cluster.md#c3, #c8)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from parti.worker.runtime import Runtime
 
 
 class Session:
-    """The pull loop of one worker. `run()` ends only by cancellation, or by a bug."""
+    """The pull loop of one worker. `run()` ends only by cancellation or by a bug."""
 
     def __init__(
         self,
@@ -53,14 +53,14 @@ class Session:
         self._backoff = runtime.backoff
         self._back = asyncio.Event()
         self._refresh = False
-        self._first = False  # nothing came since the last attach
+        self._first = False  # nothing was received since the last attach
         self._watch_lag = False
 
     def __repr__(self) -> str:
         return f"<Session {self._durable.name} {self._channel!r}>"
 
     def reconnected(self) -> None:
-        """NATS is back: after a long outage the next try may be seconds away."""
+        """NATS is reachable again: retry now, since after a long outage the next try may be seconds away."""
         self._back.set()
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class Session:
                 if self._recorder.health.failures(Part.ITERATOR) == 0:
                     waits = self._backoff.delays()  # it worked in between
                     self._note(error)
-                    continue  # the first failure is answered at once
+                    continue  # the first failure is retried at once
                 self._note(error)
                 wait = next(waits, self._backoff.cap)
                 self._recorder.retried("iterate", self._recorder.health.failures(Part.ITERATOR), wait, error)
@@ -92,12 +92,12 @@ class Session:
             await self._channel.close()
 
     async def _rest(self, seconds: float) -> None:
-        """Wait before the next try, but no longer than until NATS is known to be back."""
+        """Wait before the next try, but not longer than until NATS is reachable again."""
         self._back.clear()
         await first_of(self._clock.sleep(seconds), self._back.wait())
 
     def _note(self, error: PartiError) -> None:
-        """Count a failure of the loop, and ask for a refresh when there were too many (once per window)."""
+        """Count a failure of the loop, and request a refresh when there were too many (once per window)."""
         now = self._clock.now()
         self._channel.stale = True
         reason = "heartbeat" if isinstance(error, HeartbeatMissed) else "transient"
@@ -111,7 +111,7 @@ class Session:
             warn=error.category is not Category.TRANSIENT,
         )
         if is_gone(error):
-            return  # recreating it is counted on its own
+            return  # recreating the consumer is counted separately
         self._recorder.failed(Part.ITERATOR, now, error)
         if self._recorder.health.escalate(now):
             self._refresh = True
@@ -119,18 +119,18 @@ class Session:
             self._recorder.event("worker.escalated", op="iterate", result="refresh", error=str(error), warn=True)
 
     async def _attach(self) -> None:
-        """The connection is up and the consumer stands at our position."""
+        """When this returns the connection is up and the consumer is at our position."""
         await self._channel.open(self._options, self._durable.name, anew=self._refresh)
         async with self._durable.changing:
             if self._refresh:
                 await self._mender.reapply()
-            while self._channel.stale:  # who interrupts while the consumer is being reset wants another reset
+            while self._channel.stale:  # an interrupt during the reset requires another reset
                 await self._mender.set_back("iterator_error" if self._refresh else "not_found")
             self._refresh = False
         await self._backlog.check()
 
     async def _pull(self) -> PartiError:
-        """Pull until there is trouble, and return it."""
+        """Pull until an error occurs, and return it."""
         connection, config, channel = self._channel.connection, self._config, self._channel
         assert connection is not None
         if channel.stale:
@@ -154,8 +154,8 @@ class Session:
             ),
             next_sequence=channel.next_sequence,
         )
-        connection.on_error = self._on_trouble  # a permission that is lacking; the server keeps the connection
-        # Silent and without trouble for longer than the watchdog needs: it works, there is just nothing to do.
+        connection.on_error = self._on_trouble  # for example a missing permission; the server keeps the connection
+        # No error for longer than the watchdog needs: the pull works, there is just nothing to do.
         stable = asyncio.get_running_loop().call_later(3 * config.idle_heartbeat, self._works)
         trouble = channel.begin(pull)
         try:
@@ -169,11 +169,11 @@ class Session:
             channel.end()
 
     def _on_batch(self, deliveries: Deliveries) -> None:
-        """Take one large read."""
+        """Process one large read."""
         self._take(items_of(deliveries), int(deliveries.pending[-1]))
 
     def _take(self, items: list[Item], pending: int) -> None:
-        """One read, and what it says about the consumer; `pending` more are waiting at the server."""
+        """Process one read, and its information about the consumer; `pending` more wait at the server."""
         self._inbox.take(items, pending)
         if self._first:
             self._first = False
@@ -190,7 +190,7 @@ class Session:
 
     def _on_trouble(self, error: PartiError) -> None:
         if isinstance(error, TooManyPulls | MaxAckPendingReached):
-            # Only this pull ended; acks on their way make room again.
+            # Only this pull ended; acks in transit make room again.
             asyncio.get_running_loop().call_later(0.05, self._channel.kick)
             return
         self._channel.report(error)

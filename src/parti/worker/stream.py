@@ -1,4 +1,4 @@
-"""The `async for` form: messages are taken instead of handed over, and each is settled by the one who took it."""
+"""The `async for` form: the user takes messages from an iterator and settles each one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parti.worker.message import Message
 
 
 class Received:
-    """A message that waits for its outcome; its lane waits with it. `async with` settles it by how the block ends."""
+    """A message that blocks its lane until it is settled. `async with` settles it by how the block ends."""
 
     __slots__ = ("_outcome", "message")
 
@@ -33,15 +33,15 @@ class Received:
         self.settle(Ack())
 
     def retry(self, after: float | None = None, error: str = "") -> None:
-        """The same message again later."""
+        """Retry the same message later."""
         self.settle(Retry(after, error))
 
     def reject(self, reason: str = "") -> None:
-        """To the dead-letter stream."""
+        """Send it to the dead-letter stream."""
         self.settle(Reject(reason))
 
     def settle(self, outcome: Outcome) -> None:
-        """Say how it ended, once. After the worker was closed nobody listens any more."""
+        """Set its outcome, once. After the worker was closed this has no effect."""
         if self._outcome.cancelled():
             return
         if self._outcome.done():
@@ -54,7 +54,7 @@ class Received:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """Without an error: Ack, unless it was settled inside. With one: Retry, and the loop goes on."""
+        """Without an error: Ack, unless it was settled inside. With one: Retry, and the loop continues."""
         if self.settled:
             return isinstance(error, Exception)
         if error is None:
@@ -66,13 +66,13 @@ class Received:
 
 
 class MessageStream:
-    """Hands the worker's messages to whoever iterates; ends when the worker is closed.
+    """Yields the worker's messages; ends when the worker is closed.
 
-    Several tasks may iterate over one stream. It never holds more than the worker has in hand.
+    Several tasks may iterate over one stream. It never holds more than the worker's open messages.
     """
 
     def __init__(self, may_start: Callable[[Lease], bool]) -> None:
-        """`may_start`: the fence; what waited here beyond its lease is handed to nobody."""
+        """`may_start`: the fence; a message that waited here beyond its lease is not yielded."""
         self._may_start = may_start
         self._waiting: asyncio.Queue[Received | None] = asyncio.Queue()
         self._ended = False
@@ -87,7 +87,7 @@ class MessageStream:
         return await received._outcome
 
     def end(self) -> None:
-        """Let every iteration end after what is waiting."""
+        """End every iteration after the messages that are waiting."""
         self._ended = True
         self._waiting.put_nowait(None)
 
@@ -98,7 +98,7 @@ class MessageStream:
         while True:
             received = await self._waiting.get()
             if received is None:
-                self._waiting.put_nowait(None)  # for the others that iterate
+                self._waiting.put_nowait(None)  # for the other iterating tasks
                 raise StopAsyncIteration
             if not received.settled and self._may_start(received.message.lease):
-                return received  # one that the worker gave up is not worth doing
+                return received  # messages the worker gave up are skipped

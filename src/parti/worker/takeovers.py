@@ -1,4 +1,4 @@
-"""Partitions that come: each is brought to its target beside everything else, and that is noted when it is done."""
+"""Brings each added partition to its target, concurrently with everything else, and records when that is done."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from parti.worker.ledger import Ledger, PartitionState
 from parti.worker.routing import SubjectTemplate
 from parti.worker.runtime import Runtime
 
-CALLS = 16  # questions to the server at once
+CALLS = 16  # concurrent requests to the server
 
 
 class TakeOvers:
-    """Range reads and questions to the server until each partition stands at its target; from `begin` on.
+    """Range reads and requests to the server until each partition is at its target; starts with `begin`.
 
-    `finished` is awaited after each, so that a crash need not repeat it.
+    `finished` is awaited after each, so that a crash does not repeat it.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class TakeOvers:
         self._template = SubjectTemplate(runtime.config.subject_template)
         self._tasks: asyncio.TaskGroup | None = None
         self._behind: list[PartitionState] = []
-        """Partitions whose range read has not begun."""
+        """Partitions whose range read has not started."""
         self._reading = False
 
     def work_in(self, tasks: asyncio.TaskGroup | None) -> None:
-        """Do everything in this group; None: nothing more."""
+        """Run everything in this task group; None: start nothing more."""
         self._tasks = tasks
 
     def begin(self, states: list[PartitionState]) -> None:
-        """Bring these partitions to their targets, beside everything else."""
+        """Bring these partitions to their targets, in the background."""
         if self._ledger.by_reset:
             if states:
                 self._channel.interrupt(Interrupted("partitions begin: what is left of them is delivered anew"))
@@ -65,15 +65,15 @@ class TakeOvers:
             self._tasks.create_task(self._read_behind(), name="parti-worker-catchup")
 
     def begun_by_reset(self, states: list[PartitionState]) -> None:
-        """A reset of the consumer made these live: what is left of them comes by itself."""
+        """A reset of the consumer made these partitions live: the consumer delivers what remains of them."""
         if states and self._tasks is not None:
             self._tasks.create_task(self._reach(states), name="parti-worker-reach")
 
     async def _read_behind(self) -> None:
-        """One read after the other; all partitions that come while one is under way share the next.
+        """One read after the other; all partitions that arrive during a read share the next one.
 
-        After a crash or an outage a worker gets its partitions one by one, within milliseconds. With a read for each
-        the last of them began only when all others had been read.
+        After a crash or an outage a worker gets its partitions one by one, within milliseconds. With one read per
+        partition, the last would start only after all others were read.
         """
         assert self._tasks is not None
         waits = self._backoff.delays()
@@ -92,14 +92,14 @@ class TakeOvers:
         self._reading = False
 
     def _nearest(self) -> list[PartitionState]:
-        """Those that are about as far as the most advanced one: nobody waits for the backlog of another."""
+        """The partitions within `catch_up_lag` of the most advanced one, so that none waits for another's backlog."""
         reach = max(state.received_through for state in self._behind) - self._config.catch_up_lag
         states = [state for state in self._behind if state.received_through >= reach]
         self._behind = [state for state in self._behind if state.received_through < reach]
         return states
 
     async def _taken_over(self, states: list[PartitionState]) -> None:
-        """Everything up to the targets is with the lanes: when it is done, say so where a crash would look."""
+        """Everything up to the targets is in the lanes: when it is done, record it where a successor finds it."""
         for state in states:
             if state.behind and self._ledger.has(state):
                 state.caught_up = asyncio.Event()
@@ -107,9 +107,9 @@ class TakeOvers:
         await self._tell(states)
 
     async def _reach(self, states: list[PartitionState]) -> None:
-        """Bring the positions of these partitions to their targets also where nothing is left up to there.
+        """Bring the positions of these partitions to their targets, also where no messages remain up to there.
 
-        Only the stream's leader can say so: the consumer's may know less than was published
+        Only the stream's leader can confirm that: the consumer's leader may not know the latest messages yet
         (docs/evidence/cluster.md#c4).
         """
         calls = asyncio.Semaphore(CALLS)

@@ -1,4 +1,4 @@
-"""Assignment updates: those that come close together become one, the last wins, and no two follow too quickly."""
+"""Assignment updates: close ones are merged, the last wins, and a minimum interval separates them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from parti.worker.routing import Routes
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A whole assignment of the worker, checked: nothing in it can be refused any more but by the server."""
+    """A whole assignment of the worker, validated: only the server can still refuse it."""
 
     worker_id: str
     routes: Routes
     positions: Mapping[PartitionId, int] = field(default_factory=dict)
-    """Up to where a partition that is new to us is done; unknown ones begin as configured."""
+    """Up to where a new partition is done; partitions not listed start as configured."""
     leases: Mapping[PartitionId, Lease] = field(default_factory=dict)
     hold: Collection[PartitionId] = ()
-    """Partitions that are not ours yet: filter them, hold what comes, and wait for `take_over`."""
+    """Partitions that this worker does not own yet: filter them, hold their messages, and wait for `take_over`."""
     claimed: bool = False
-    """Positions live in claims: each partition comes held, and what the durable remembers of positions is void."""
+    """Claims hold the positions: each partition starts held, and positions stored in the durable are void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ class Diff:
 
 @dataclass(slots=True)
 class Batch:
-    """The last of some updates, and everybody who waits for one of them."""
+    """The last of several updates, and all callers that wait for one of them."""
 
     wanted: Wanted
     waiters: list[asyncio.Future[None]]
     started: float
 
     def settle(self, error: BaseException | None) -> None:
-        """Tell the waiters. One whose update was overtaken by a later one gets the later one's result."""
+        """Notify the waiters. A caller whose update was replaced by a later one gets the later one's result."""
         for waiter in self.waiters:
             if waiter.done():
                 continue
@@ -59,13 +59,13 @@ class Batch:
                 waiter.set_result(None)
             else:
                 waiter.set_exception(error)
-                waiter.exception()  # a caller that gave up must not make asyncio complain
+                waiter.exception()  # a caller that gave up must not cause an asyncio warning
 
 
 class Pace:
-    """When the next update is due: `window` seconds after the first change it gathers, `interval` after the last one.
+    """When the next update is due: `window` seconds after the first change in it, `interval` after the last update.
 
-    What is urgent ends the waiting at once, for everything that was gathered.
+    An urgent change ends the wait at once, for all gathered changes.
     """
 
     def __init__(self, *, window: float, interval: float, clock: Clock) -> None:
@@ -77,16 +77,16 @@ class Pace:
         self._urgent = asyncio.Event()
 
     def changed(self, *, urgent: bool = False) -> None:
-        """There is more to gather."""
+        """Report a change."""
         self._changed.set()
         if urgent:
             self._urgent.set()
 
     async def due(self, since: float, patience: Callable[[], int] = lambda: 1) -> None:
-        """Return when an update is due that gathers from `since` on; whoever applies it calls `begin`.
+        """Returns when an update with changes since `since` is due; the code that applies it calls `begin`.
 
-        `patience`: intervals that nobody minds to wait, looked at with every change; when it falls, the window begins
-        with that change.
+        `patience`: the number of intervals to wait, read again at every change; when it falls, the window restarts with
+        that change.
         """
         intervals = patience()
         while not self._urgent.is_set():
@@ -102,16 +102,16 @@ class Pace:
                     await self._changed.wait()
 
     def begin(self) -> None:
-        """What is urgent from now on asks for the next update."""
+        """Urgent changes from now on trigger the next update."""
         self._urgent.clear()
 
     def updated(self) -> None:
-        """The interval counts from here."""
+        """The interval counts from now."""
         self._updated = self._clock.now()
 
 
 class Coalescer:
-    """Joins updates into batches at its `Pace`. A flush is urgent: the caller says that the state is stable."""
+    """Merges updates into batches at its `Pace`. A flush is urgent: the caller says that the state is stable."""
 
     def __init__(self, *, window: float, interval: float, clock: Clock) -> None:
         self._pace = Pace(window=window, interval=interval, clock=clock)
@@ -120,7 +120,7 @@ class Coalescer:
         self._arrived = asyncio.Event()
 
     def put(self, wanted: Wanted, *, flush: bool = False) -> asyncio.Future[None]:
-        """Make this the wanted state; the future is done when it, or a later one, is in force."""
+        """Make this the wanted state; the future completes when it, or a later one, is in force."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._batch is None:
             self._batch = Batch(wanted, [waiter], self._clock.now())
@@ -136,10 +136,10 @@ class Coalescer:
         return self._batch is not None
 
     async def take(self) -> Batch:
-        """The next batch, when its time has come."""
+        """The next batch, when it is due."""
         while True:
             await self._arrived.wait()
-            if self._batch is None:  # `fail` was faster
+            if self._batch is None:  # `fail` came first
                 continue
             await self._pace.due(self._batch.started)
             if self._batch is not None:
@@ -151,7 +151,7 @@ class Coalescer:
         return batch
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more will be applied."""
+        """No further update will be applied."""
         if self._batch is not None:
             self._batch.settle(error)
             self._batch = None

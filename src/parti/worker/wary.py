@@ -1,4 +1,4 @@
-"""Partitions under suspicion: what a worker does about a message that may have ended the process before it."""
+"""Partitions under suspicion: how a worker treats a message that may have ended the previous owner's process."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from parti.worker.message import Message
 
 
 class Wary(Protocol):
-    """Asked before each start of a message of a partition under suspicion."""
+    """Called before each start of a message of a partition under suspicion."""
 
     async def enter(self, message: Message) -> Bury | Done | float | None:
-        """None: start it, and call `leave` when it has ended. A number: ask again after so many seconds.
+        """None: start it, and call `leave` when it has ended. A number: ask again after that many seconds.
 
-        Bury: its lives are used up. Done: it was buried before.
+        Bury: it has used up its attempts. Done: it was buried before.
         """
         ...
 
     async def buried(self, message: Message) -> None:
-        """Its letter is stored: those after us need not write it again."""
+        """Its letter is stored: later owners need not write it again."""
         ...
 
     def leave(self, message: Message) -> None:
-        """Its attempt has ended, and the process lives."""
+        """Its attempt has ended, and the process survived."""
         ...

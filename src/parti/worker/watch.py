@@ -1,8 +1,8 @@
-"""Watching handlers: too long, too many, deaf, or in the way of the event loop. Every stall is one line that names it.
+"""Watches handlers: too slow, stuck, ignoring cancellation, or blocking the event loop. Each stall logs one line.
 
-Two eyes. A timer of the loop ends what runs longer than `handler_timeout`, looks for work of which nothing gets done,
-and notices that the loop stood still: then the lease is checked before any handler goes on. A thread looks at the loop
-from outside, since a loop that is blocked can say nothing: it names the handler and the line that block it.
+There are two watchers. A timer in the loop cancels what runs longer than `handler_timeout`, looks for work without
+progress, and detects that the loop stalled: then the lease is checked before any handler continues. A thread watches
+the loop from outside, since a blocked loop cannot report: it names the handler and the line that block it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from parti.worker.lanes import Runner, Why
 from parti.worker.ledger import PartitionState
 from parti.worker.runtime import Runtime
 
-_EVERY = 0.05  # seconds between two looks; also how late a handler's timeout may be
+_EVERY = 0.05  # seconds between two checks; also how late a handler's timeout may be
 _STOOD_STILL = 0.25  # seconds late: below the margin of a lease
 _TELL = 1.0  # seconds that the loop may be blocked before the line is written
 _DEAF = 5.0  # seconds after its cancellation in which a handler may still clean up
@@ -34,7 +34,7 @@ class HandlerWatch:
         attempts: Attempts,
         in_hand: Callable[[], tuple[int, Collection[PartitionState]]],
     ) -> None:
-        """`in_hand`: how many messages count as in hand, and the partitions that have them.
+        """`in_hand`: returns the number of open messages, and the partitions that have them.
 
         `runtime.on_blocked` is called from a thread when the loop was blocked for longer than `unhealthy_limit`.
         """
@@ -93,9 +93,9 @@ class HandlerWatch:
             self._each_second(now)
 
     def _stood_still(self, seconds: float) -> None:
-        """What waits in a handler is ended here, and what was about to go on by the pool itself (worker.resumed).
+        """After a stall, fence handlers that wait; the pool itself handles those about to resume (worker.resumed).
 
-        Those that could not run meanwhile get the time back: the timeout is for who takes it.
+        Handlers that could not run meanwhile get the time back: the timeout counts only for the one that blocked.
         """
         cancelled, fenced = 0, not self._fence.may_pull()
         blocking, now = self._recorder.blocked, self._loop.time()
@@ -106,7 +106,7 @@ class HandlerWatch:
         if fenced:
             cancelled = self._pool.fence()
         else:
-            self._recorder.blocked = None  # nothing came of it
+            self._recorder.blocked = None  # the block had no consequence
         if fenced or seconds > _TELL:
             cause, self._blocked_by = self._blocked_by, ""
             self._recorder.event(
@@ -136,7 +136,7 @@ class HandlerWatch:
         return f"{_named(deaf[0])} runs on past worker.handler_timeout: it cannot be cancelled" if deaf else None
 
     def _long(self) -> str | None:
-        """Each handler that runs for long is a line, again whenever the time has doubled; the longest is returned."""
+        """Log each long-running handler, again whenever its time has doubled; returns the longest."""
         now, limit = self._loop.time(), self._config.stall_limit
         longest: Runner | None = None
         for runner in self._pool.handling():
@@ -189,7 +189,7 @@ class HandlerWatch:
             blocked = now - self._beat
             if frozen or blocked < _TELL:
                 logged = 0.0
-                continue  # the whole process stood still, or nothing does
+                continue  # the whole process was stopped, or the loop is not blocked
             if blocked >= 2 * logged:
                 logged = blocked
                 self._blocked_by = self._who(thread)

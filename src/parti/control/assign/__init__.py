@@ -2,12 +2,12 @@
 
     workers, partitions, previous owners -> partitions per worker
 
-Every strategy gives each partition to exactly one worker and lists each worker, also one without work. Input order
-does not matter for `sticky`; the other three follow the Go library bit for bit, so that its users can compare.
+Every strategy gives each partition to exactly one worker and lists every worker, even without partitions. Input order
+does not matter for `sticky`; the other three match the Go library bit for bit, so that its users can compare.
 
 Promises: every partition has exactly one worker; nothing moves without need (`sticky`).
 
-Flow: `base` checks -> one strategy -> `capacity` takes away what does not fit.
+Flow: `base` checks -> one strategy -> `capacity` removes what does not fit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = {
 
 
 def strategy_named(name: str) -> Strategy:
-    """The strategy of this name with its defaults; ConfigError lists the names there are."""
+    """The strategy of this name with its defaults; ConfigError lists the valid names."""
     try:
         return STRATEGIES[name]()
     except KeyError:

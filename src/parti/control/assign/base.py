@@ -1,4 +1,4 @@
-"""What a strategy is, and the figures strategies are judged by."""
+"""The interface of a strategy, and the metrics by which strategies are compared."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from parti.errors import Category, FatalError
 from parti.model import Partition, PartitionId, WorkerId
 
 Owners = Mapping[PartitionId, WorkerId]
-"""Who owned each partition before."""
+"""The previous owner of each partition."""
 
 Shares = dict[WorkerId, tuple[Partition, ...]]
-"""The partitions of each worker, every worker listed."""
+"""The partitions of each worker; every worker is listed."""
 
 
 class NoWorkers(FatalError):
-    """There is nobody to assign to: wait for a member before assigning."""
+    """There is no worker to assign to: wait for a member before assigning."""
 
     category: ClassVar[Category] = Category.POLICY
 
@@ -26,11 +26,11 @@ class NoWorkers(FatalError):
 
 
 class Strategy(Protocol):
-    """A pluggable assignment. The same input gives the same output on every member, whoever leads."""
+    """A pluggable assignment. The same input gives the same output on every member, whichever leads."""
 
     @property
     def name(self) -> str:
-        """What logs and the assignment record call it."""
+        """Its name in logs and in the assignment record."""
         ...
 
     def assign(self, workers: Sequence[WorkerId], partitions: Sequence[Partition], previous: Owners) -> Shares:
@@ -50,7 +50,7 @@ class Quality:
     peak_over_mean: float
     """Load of the fullest worker over the mean load."""
     peak_over_best: float
-    """The same over the lowest peak that whole partitions allow; equals the former unless some are very heavy."""
+    """The same over the lowest peak that whole partitions allow; equals `peak_over_mean` unless some are very heavy."""
     moved: int
     """Partitions whose previous owner is another worker."""
     minimum: int
@@ -58,7 +58,7 @@ class Quality:
 
 
 def quality(shares: Shares, previous: Owners) -> Quality:
-    """Judge `shares` against what was before."""
+    """Compare `shares` with the previous owners."""
     loads = [sum(p.load for p in own) for own in shares.values()]
     partitions = [p for own in shares.values() for p in own]
     mean = sum(loads) / len(loads)
@@ -75,7 +75,7 @@ def quality(shares: Shares, previous: Owners) -> Quality:
 
 
 def minimum_moves(workers: Collection[WorkerId], count: int, previous: Owners) -> int:
-    """Moves that an even spread by count needs: those of workers that are gone, and what joiners have to be given."""
+    """Moves that an even spread by count requires: partitions of workers that left, and the joiners' shares."""
     present = set(workers)
     before = set(previous.values())
     orphans = sum(1 for owner in previous.values() if owner not in present)
@@ -83,10 +83,10 @@ def minimum_moves(workers: Collection[WorkerId], count: int, previous: Owners) -
 
 
 def lowest_peak(loads: Sequence[int], workers: int) -> float:
-    """A peak that no assignment of whole partitions can beat.
+    """A lower bound of the peak for any assignment of whole partitions.
 
-    Besides the mean: of the k*n+1 heaviest, k+1 must share a worker, and weigh at least what the lightest k+1 of them
-    weigh (150 partitions of weight 100 over 110 workers cannot peak below 200, whatever the mean).
+    It is the mean, or higher: of the k*n+1 heaviest partitions, k+1 must share a worker, and weigh at least as much as
+    the lightest k+1 of them (150 partitions of weight 100 over 110 workers cannot peak below 200, whatever the mean).
     """
     if not loads or not workers:
         return 0.0

@@ -1,7 +1,7 @@
-"""Capacities: no worker gets more partitions than it says that it can carry, whatever the strategy.
+"""Capacities: no worker gets more partitions than the capacity it declares, whatever the strategy.
 
-What does not fit where the strategy wants it goes back to where it was, then to whoever has room, the emptiest first;
-what fits nowhere is not placed, and that is a state to be shown, not an accident.
+A partition that does not fit where the strategy wants it stays with its previous owner, else it goes to the emptiest
+worker with room. If it fits nowhere it is not placed: a regular state that is shown to operators.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from parti.model import PartitionId, WorkerId
 def fit(
     wanted: Owners, capacities: Mapping[WorkerId, int], workers: Sequence[WorkerId], previous: Owners
 ) -> tuple[dict[PartitionId, WorkerId], tuple[PartitionId, ...]]:
-    """Who gets what, and what cannot be placed. A worker without a capacity (0) carries everything.
+    """The partitions of each worker, and those that cannot be placed. Capacity 0 means no limit.
 
-    Deterministic, and the same again when its own result is what was before: nothing moves by itself.
+    Deterministic and stable: with its own result as the previous owners, nothing moves.
     """
     shares: dict[WorkerId, list[PartitionId]] = {worker: [] for worker in workers}
     for partition in sorted(wanted):
@@ -30,7 +30,7 @@ def fit(
     excess: list[PartitionId] = []
     for worker, own in shares.items():
         if room[worker] < 0:
-            # What was here before stays: moving it would free nothing.
+            # Partitions that were here before stay: moving them would free nothing.
             own.sort(key=lambda p, w=worker: (previous.get(p) != w, p))  # type: ignore[misc]
             excess += own[int(room[worker]) :]
             room[worker] = 0

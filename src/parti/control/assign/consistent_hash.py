@@ -1,4 +1,4 @@
-"""A hash ring, bit for bit as the Go library builds it, so that a migration moves nothing.
+"""A hash ring, bit for bit the one of the Go library, so that a migration moves nothing.
 
 See docs/evidence/go-library.md#l2.
 """
@@ -17,9 +17,9 @@ from parti.model import Partition, WorkerId
 
 
 def hash_keys(keys: Sequence[str], seed: int = 0) -> int:
-    """XXH3-64 of the first key, seeded; each further key is hashed with the hash so far as seed. No keys give 0.
+    """XXH3-64 of the first key, seeded; each further key is hashed with the previous hash as seed. No keys give 0.
 
-    The chain keeps ("ab", "c") apart from ("a", "bc").
+    The chain distinguishes ("ab", "c") from ("a", "bc").
     """
     if not keys:
         return 0
@@ -46,12 +46,12 @@ class Ring:
         self._owners = [position for _, position in points]
 
     def owner(self, value: int) -> int:
-        """The position, in the list of workers, of the owner of this hash."""
+        """The index, in the list of workers, of the owner of this hash."""
         at = bisect_left(self._points, value)
         return self._owners[at if at < len(self._points) else 0]
 
 
-@lru_cache(maxsize=8)  # a leader computes the same worker set again and again; a ring of 128 x 150 costs 10 ms
+@lru_cache(maxsize=8)  # a leader often needs the same worker set again; a ring of 128 x 150 costs 10 ms
 def ring(workers: tuple[str, ...], virtual_nodes: int, seed: int) -> Ring:
     """The ring of these workers, cached."""
     return Ring(workers, virtual_nodes, seed)

@@ -11,8 +11,8 @@ from parti.model import Partition, WorkerId
 class RoundRobin:
     """Counts differ by at most one; weights and previous owners are ignored.
 
-    The caller's order of workers counts, as in the Go library. The control plane always passes them sorted: in
-    heartbeat order an unchanged set would reshuffle everything (docs/evidence/go-library.md#w10).
+    The order of the workers matters, as in the Go library. The control plane always passes them sorted: in heartbeat
+    order an unchanged set would reshuffle everything (docs/evidence/go-library.md#w10).
     """
 
     name = "round-robin"

@@ -1,4 +1,4 @@
-"""Sticky bounded-load assignment, the default: what need not move stays, and no worker is overloaded."""
+"""Sticky bounded-load assignment, the default: partitions move only if they must, and no worker is overloaded."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from parti.errors import ConfigError
 from parti.model import Partition, PartitionId, WorkerId
 
 _Item = tuple[int, PartitionId]
-"""(load, id): sorts by load, and the same way on every member."""
+"""(load, id): sorts by load, in the same order on every member."""
 
-_FULL: Final = 0.9  # a worker above 0.9 x the mean is not worth moving a partition for when weights are mixed
+_FULL: Final = 0.9  # with mixed weights, no partition moves to a worker above 0.9 x the mean just to even out
 _BUDGET: Final = 1.15  # of the unavoidable moves; the promise is 1.2, the rest is for rounding
 
 
 class Sticky:
     """Peak <= `bound` x the best possible, moves <= 1.2 x the unavoidable, and none when nothing changed.
 
-    Owners that are still here keep their partitions. Orphans go, heaviest first, to the worker with the least load.
-    Then load flows from the fullest to the emptiest worker: to exact quotas when all weights are equal, otherwise until
-    the peak is within the bound and joiners carry their share. The bound goes before the budget of moves.
+    Live owners keep their partitions. Orphans go, heaviest first, to the worker with the least load. Then load moves
+    from the fullest to the emptiest worker: to exact quotas when all weights are equal, otherwise until the peak is
+    within the bound and joiners have their share. The bound has priority over the budget of moves.
     """
 
     name = "sticky"
@@ -64,7 +64,7 @@ class Sticky:
 
 
 def _place(orphans: list[_Item], shares: list[list[_Item]], loads: list[int]) -> None:
-    """Heaviest first onto the least loaded: at most 4/3 of the best possible peak when all start empty."""
+    """Heaviest first to the least loaded worker: at most 4/3 of the best possible peak when all start empty."""
     emptiest = [(load, i) for i, load in enumerate(loads)]
     heapify(emptiest)
     for item in sorted(orphans, key=lambda item: (-item[0], item[1])):
@@ -75,7 +75,7 @@ def _place(orphans: list[_Item], shares: list[list[_Item]], loads: list[int]) ->
 
 
 def _even_out(shares: list[list[_Item]], loads: list[int]) -> None:
-    """Equal weights: counts end within one of each other, and only what is above quota moves."""
+    """Equal weights: final counts differ by at most one, and only partitions above quota move."""
     fullest = [(-len(own), i) for i, own in enumerate(shares)]
     emptiest = [(len(own), i) for i, own in enumerate(shares)]
     heapify(fullest)
@@ -90,17 +90,17 @@ def _even_out(shares: list[list[_Item]], loads: list[int]) -> None:
         insort(shares[taker], item)
         loads[giver] -= item[0]
         loads[taker] += item[0]
-        # Givers only give and takers only take until counts meet, so each heap need not know the other's changes.
+        # Givers only give and takers only take until counts meet, so neither heap needs the other's changes.
         heappush(fullest, (-len(shares[giver]), giver))
         heappush(emptiest, (len(shares[taker]), taker))
 
 
 def _relieve(shares: list[list[_Item]], loads: list[int], bound: float, budget: int) -> None:
-    """Mixed weights: bring the peak under the bound, then give the emptiest their share while the budget lasts."""
+    """Mixed weights: bring the peak under the bound, then give the emptiest workers their share within the budget."""
     total, count = sum(loads), len(loads)
     limit = bound * lowest_peak([load for own in shares for load, _ in own], count)
     enough = _FULL * total / count
-    # Each move brings two loads closer together, so this ends by itself; the cap is against a bug, not a case.
+    # Each move brings two loads closer together, so this terminates; the cap only guards against a bug.
     for moves in range(4 * sum(len(own) for own in shares)):
         by_load = sorted(range(count), key=loads.__getitem__)
         taker = by_load[0]
@@ -123,9 +123,9 @@ def _relieve(shares: list[list[_Item]], loads: list[int], bound: float, budget: 
 
 
 def _best_item(own: list[_Item], gap: int) -> _Item | None:
-    """The partition that brings giver and taker closest: the heaviest not above half of what lies between them.
+    """The partition that brings giver and taker closest: the heaviest of at most half the difference between them.
 
-    If all are heavier than half, the lightest still helps as long as it does not just swap the roles.
+    If all are heavier than half, the lightest still helps if it does not just swap the roles.
     """
     at = bisect_right(own, gap / 2, key=lambda item: item[0])
     if at:

@@ -1,4 +1,4 @@
-"""The hash ring with weights: heavy partitions are dealt out, full workers pass the rest on. As the Go library does."""
+"""The hash ring with weights: heavy partitions are spread by weight, full workers pass the rest on. As in Go."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from parti.model import Partition, WorkerId
 
 
 class WeightedConsistentHash:
-    """Peak about 1.0-1.5 x the mean under mixed weights, at the price of up to 33 % moved on a scale-up.
+    """Peak about 1.0-1.5 x the mean with mixed weights, at the cost of moving up to 33 % on a scale-up.
 
     Equal weights give exactly the plain ring. Otherwise a partition above `extreme_threshold` x the mean partition is
-    dealt by weight, and any other goes to its ring owner unless that exceeds `overload_threshold` x the mean worker.
+    placed by weight, and any other goes to its ring owner unless that exceeds `overload_threshold` x the mean worker.
     """
 
     name = "weighted-consistent-hash"
