@@ -76,8 +76,7 @@ class SlotFlow:
         remembered = 1 if retention is Retention.LIMITS else runtime.config.max_ack_pending
         self._acks: deque[tuple[int, bytes]] = deque(maxlen=remembered)
         self._void: set[int] = set()
-        """In flight when the durable was reset: an ack of that delivery has no effect, only one of the next delivery
-        has."""
+        """In flight when the durable was reset: only an ack of the next delivery counts, not one of that delivery."""
 
     def __repr__(self) -> str:
         return f"<SlotFlow {self.partition} open={len(self.state.open)} {'pulling' if self._pull else 'idle'}>"
@@ -257,8 +256,8 @@ class SlotFlow:
         return self._dropped(sequence for sequence in self.state.open if sequence > self.state.finish_through)
 
     async def drained(self) -> tuple[int, int | None]:
-        """When this returns, no handler of the stopped partition runs. Those slower than `drain_timeout` are dropped
-        too."""
+        """When this returns, no handler of the stopped partition runs. Messages still open after `drain_timeout` are
+        dropped."""
         await self._pool.drained(self.state, self._runtime.config.drain_timeout)
         if self.state.stopped:
             self.state.look_ahead()

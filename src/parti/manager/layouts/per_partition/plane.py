@@ -109,8 +109,7 @@ class PerPartitionPlane(SlotProgress):
         self._feed(claim.partition, ClaimSeen(claim, revision))
 
     def begin(self) -> None:
-        """Nothing to prepare: a durable is changed only while this worker owns its partition, and checked from then
-        on."""
+        """Nothing to prepare: a durable is changed, and then checked, only while this worker owns its partition."""
         self._host.spawn(self._look_after_durables(), "parti-durables")
 
     async def _look_after_durables(self) -> None:
@@ -294,8 +293,7 @@ class PerPartitionPlane(SlotProgress):
             self.skipped(partition)
 
     async def _write(self, claim: Claim, expected: int) -> None:
-        """A partition's durable exists before the claim is accepted, so that a producer that sees an owner may
-        publish."""
+        """The durable exists before the claim is accepted, so that a producer that sees an owner may publish."""
         if claim.owner != self._member:
             ahead = self._flows[claim.partition].state.ahead if claim.partition in self._flows else None
             claim = replace(claim, ahead=ahead if ahead is not None and ahead.upto > claim.cursor else None)
