@@ -57,8 +57,7 @@ class StreamCalls(ApiCaller):
     async def stream_purge(
         self, stream: str, *, filter: str | None = None, seq: int | None = None, keep: int | None = None
     ) -> int:
-        """Remove all messages, those of `filter`, those below `seq`, or all but the last `keep`; returns the number
-        removed."""
+        """Remove all messages, those of `filter`, those below `seq`, or all but the last `keep`; returns how many."""
         if seq is not None and keep is not None:
             raise UsageError("a purge takes seq or keep, not both")
         body = {"filter": filter, "seq": seq, "keep": keep}

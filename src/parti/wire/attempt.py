@@ -210,7 +210,7 @@ class ConsumerAttempt(ReadAttempt):
 
     def _create(self, subject: str | None) -> int:
         """Create the consumer; returns how many messages it will deliver up to the stream's end."""
-        self._consumer = f"parti-range-{token_hex(6)}"  # every delivery repeats it: 32 digits were a tenth of the bytes
+        self._consumer = f"parti-range-{token_hex(6)}"  # each delivery repeats it: 32 digits were 10 % of the bytes
         config: dict[str, Any] = {
             "name": self._consumer,
             "deliver_policy": "by_start_sequence",
@@ -262,8 +262,7 @@ class ConsumerAttempt(ReadAttempt):
     def _consecutive(self, deliveries: Deliveries) -> int:
         """How many messages, from the first on, have consecutive consumer sequences.
 
-        Without a gap in stream sequences there is none in consumer sequences; so these are read only from the first gap
-        on.
+        Consumer sequences have no gap where stream sequences have none; so they are read from the first gap on only.
         """
         count = len(deliveries)
         if _COUNT not in self._numbers:
