@@ -85,7 +85,7 @@ async def put_marker(
 ) -> EpochMarker:
     """After this returns, no publish under an earlier marker is stored any more.
 
-    It replaces any marker: for an owner whose epochs may restart, or that names the marker it `expected`.
+    It replaces any marker, for an owner whose epochs may restart; with `expected` only if those headers hold.
     """
     body = _ENCODER.encode(_Body(epoch, owner))
     stored = await api.publish(subject, body, headers=_HEADERS | (expected or {}))
