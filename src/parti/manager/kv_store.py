@@ -295,8 +295,7 @@ class Store:
     # -- the watch ----------------------------------------------------------------------------------------------------
 
     async def changes(self) -> AsyncGenerator[Told, None]:
-        """Yields current records, `Complete`, then every change; an unreadable record is reported and yielded as
-        gone."""
+        """Yields current records, `Complete`, then changes; an unreadable record is reported and yielded as gone."""
         anew: list[BucketAnew] = []
         async with aclosing(self.kv.watch("live.>", recreated=lambda: anew.append(BucketAnew()))) as changes:
             async for change in changes:

@@ -183,8 +183,7 @@ class LifeKeeper:
         return self._life
 
     async def finish(self) -> None:
-        """We end cleanly: no message of our partitions is suspect. If this write fails, later owners just suspect
-        more."""
+        """We end cleanly: no message of our partitions is suspect. If this write fails, later owners suspect more."""
         self._note_tries()
         self._life = replace(self._life, ended=True, trials=())
         with contextlib.suppress(TimeoutError):

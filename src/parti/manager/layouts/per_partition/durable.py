@@ -61,8 +61,7 @@ class SlotIdentity:
     """What the durables of one member's slots share: their seal, and the durables of earlier versions."""
 
     def __init__(self, runtime: Runtime, bucket: str, stream_created: str) -> None:
-        """`bucket`: the stream of the namespace's bucket; `stream_created`: when the stream of the positions was
-        created."""
+        """`bucket`: the stream of the namespace's bucket; `stream_created`: when the positions' stream was created."""
         self.stream_created = stream_created
         self.old = OldNames(runtime.js, runtime.config.stream, bucket)
         self.refused: set[str] = set()
