@@ -256,8 +256,7 @@ class SlotFlow:
         return self._dropped(sequence for sequence in self.state.open if sequence > self.state.finish_through)
 
     async def drained(self) -> tuple[int, int | None]:
-        """When this returns, no handler of the stopped partition runs. After `drain_timeout` open messages are
-        dropped."""
+        """When this returns, no handler of the partition runs. After `drain_timeout` open messages are dropped."""
         await self._pool.drained(self.state, self._runtime.config.drain_timeout)
         if self.state.stopped:
             self.state.look_ahead()
