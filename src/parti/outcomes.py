@@ -1,4 +1,4 @@
-"""What a handler may answer, and what follows from it, wherever it runs. Pure: no clock, no I/O.
+"""Handler results and their consequences, the same wherever the handler runs. Pure: no clock, no I/O.
 
 The worker, groups, the Spark pipeline and delivery share the same three consequences: `Done`, `Again` and `Bury`.
 """
@@ -13,22 +13,22 @@ from parti import defaults
 from parti.errors import UsageError
 
 _LONGEST_ERROR = 1_000  # characters; an error text goes into a header of the dead letter
-_MOST_STEPS = 40  # of a wait that grows: 2 ** 40 s is beyond every cap, and 2 ** 1,100 would overflow a float
+_MOST_STEPS = 40  # growth steps of a wait: 2 ** 40 s exceeds every cap, and 2 ** 1,100 would overflow a float
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Done: the message is acknowledged and never comes again. Returning None means the same."""
+    """Done: the message is acknowledged and not delivered again. Returning None means the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Not now: the same message again after `after` seconds, or after the configured wait. Counts as an attempt."""
+    """Retry the same message after `after` seconds, or after the configured wait. Counts as an attempt."""
 
     after: float | None = None
     error: str = ""
     timed_out: bool = False
-    """Set by the worker: the attempt was ended by `handler_timeout`."""
+    """Set by the worker: `handler_timeout` ended the attempt."""
 
     def __post_init__(self) -> None:
         if self.after is not None and not 0 <= self.after < 1e9:
@@ -37,7 +37,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Never: the message goes to the dead-letter stream at once, with this reason."""
+    """Never retry: the message goes to the dead-letter stream at once, with this reason."""
 
     reason: str = ""
 
@@ -46,19 +46,19 @@ Outcome = Ack | Retry | Reject | None
 
 
 class DeadLetterReason(StrEnum):
-    """Why a message rests in the dead-letter stream; the label of a metric and a header of the letter."""
+    """Why a message is in the dead-letter stream; a metric label and a header of the letter."""
 
     MAX_DELIVER = "max_deliver"
     REJECTED = "rejected"
     TIMEOUT = "timeout"
     """Its last attempt ran longer than `handler_timeout`."""
     CRASH = "crash"
-    """It ended the process, or cost it its lease, again and again."""
+    """It repeatedly killed the process, or made it lose its lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Let the message go."""
+    """The message is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Bury:
-    """Put the message into the dead-letter stream, and let it go only when the server has acknowledged it."""
+    """Write the message to the dead-letter stream; it is done only after the server stored the letter."""
 
     reason: StrEnum
-    """A `DeadLetterReason`, or what only delivery knows of (`parti.delivery.errors.Reason`)."""
+    """A `DeadLetterReason`, or one of delivery's own reasons (`parti.delivery.errors.Reason`)."""
     error: str
 
 
@@ -84,22 +84,22 @@ DONE = Done()
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how far apart a message is tried. Attempts are counted by us, never by the server's deliveries."""
+    """How often and at which intervals a message is tried. parti counts attempts, not the server's deliveries."""
 
     max_deliver: int = defaults.MAX_DELIVER
     delays: tuple[float, ...] = defaults.RETRY_DELAYS
-    """Seconds after the first attempt, the second, and so on; what comes after the last one is `growth` times it."""
+    """Seconds to wait after the first attempt, the second, and so on; later waits grow by `growth`."""
     growth: float = 1.0
     cap: float = math.inf
 
     def wait(self, attempt: int) -> float:
-        """Seconds after attempt number `attempt` (from 1) failed."""
+        """Seconds to wait after attempt number `attempt` (from 1) failed."""
         beyond = max(0, attempt - len(self.delays))
         wait = self.delays[min(attempt, len(self.delays)) - 1] * self.growth ** min(beyond, _MOST_STEPS)
         return min(wait, self.cap)
 
     def decide(self, outcome: object, attempt: int) -> Decision:
-        """What to do after attempt number `attempt` (from 1) ended so; what is no outcome counts as a failure."""
+        """What to do after attempt number `attempt` (from 1) with this result; any other type counts as a failure."""
         if outcome is None or isinstance(outcome, Ack):
             return DONE
         if isinstance(outcome, Reject):
@@ -109,7 +109,7 @@ class RetryPolicy:
             if attempt >= self.max_deliver:
                 return Bury(DeadLetterReason.TIMEOUT if outcome.timed_out else DeadLetterReason.MAX_DELIVER, error)
             return Again(outcome.after if outcome.after is not None else self.wait(attempt), error)
-        # A truthy answer such as True or a response object must not pass for an Ack by accident, nor be lost.
+        # A truthy result such as True or a response object must not count as an Ack by accident, nor be lost.
         text = f"the handler returned {type(outcome).__name__}: return None, Ack(), Retry() or Reject()"
         return self.decide(Retry(error=text), attempt)
 

@@ -1,7 +1,7 @@
-"""The dead letters of a stream: what no handler could take, and no endpoint, rests in `<stream>_DLQ`.
+"""The dead letters of a stream: messages that no handler or endpoint accepted are stored in `<stream>_DLQ`.
 
-Promises: a message is let go only after its letter is stored; a letter is stored once, however often it is sent and by
-whichever process; it leaves only when its message stands in the stream again, or when somebody removes it.
+Promises: a message counts as done only after its letter is stored; a letter is stored once, however often and by which
+process it is sent; it is removed only after its message is stored in the stream again, or by a user.
 
 Flow: the worker, groups, delivery and the Spark pipeline make a `letter` -> `format` -> `writer` -> the stream; `parti
 dlq` -> `reader` -> `format` (letters of earlier versions: `old_formats`) -> shown, published again, or removed.

@@ -1,7 +1,7 @@
-"""A letter as a message: the data and headers of the message it tells of, and why it rests in headers of ours.
+"""A letter as a NATS message: the original data and headers, plus parti's headers with the reason.
 
-What every letter tells has a header each; what only some tell is JSON in `Parti-Extension`. Headers of the message that
-would steer the letter's own publish, or have a name of ours, are kept behind a prefix.
+Fields that every letter has are one header each; optional fields are JSON in `Parti-Extension`. Original headers that
+would affect the letter's own publish, or that have one of parti's names, are kept with a prefix.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OURS: Final = frozenset(
 )
 _KEPT: Final = "Parti-Original-"
 _MARKER: Final = "fence"
-"""The reason that an epoch marker names, by which a driver on Spark keeps its predecessors out: it is no letter."""
+"""The reason in an epoch marker, with which a Spark driver fences earlier drivers: a marker is not a letter."""
 
 
 def letter_headers(letter: DeadLetter, identity: str) -> dict[str, str]:
@@ -48,16 +48,16 @@ def letter_subject(letter: DeadLetter) -> str:
 
 
 def letter_id(letter: DeadLetter, *, created: str, scope: str, timestamp: float) -> str:
-    """The `Nats-Msg-Id` of a letter: the same for all who may bury the same message, and for no other message.
+    """The `Nats-Msg-Id` of a letter: the same for every process that may bury the message, and unique to it.
 
-    It names the stream and when that was made, those who read it (`scope`), and the message's sequence and time: a
-    stream that was deleted and made again counts from 1 again, and its letters are others.
+    It contains the stream and its creation time, its readers (`scope`), and the message's sequence and time: a stream
+    that was deleted and recreated counts from 1 again, and needs other ids for its letters.
     """
     return f"{letter.stream}:{created}:{scope}:{letter.original_sequence}:{timestamp:.6f}"
 
 
 def is_letter(stored: StoredMessage) -> bool:
-    """Whether a message of a dead-letter stream is a letter: epoch markers rest there as well."""
+    """Whether a message of a dead-letter stream is a letter: the stream also holds epoch markers."""
     told = h.STREAM in stored.headers or is_old_delivery(stored.headers)
     return told and stored.headers.get(h.REASON) != _MARKER
 
@@ -91,7 +91,7 @@ def _kept_name(name: str) -> str:
 
 
 def _extension(text: str | None) -> LetterExtension:
-    """Anybody may write to the stream: what cannot be read tells nothing."""
+    """Other programs may write to the stream: an unreadable extension counts as empty."""
     try:
         return msgspec.json.decode(text or "{}", type=LetterExtension)
     except (msgspec.DecodeError, RecursionError):

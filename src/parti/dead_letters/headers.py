@@ -1,4 +1,4 @@
-"""The headers of ours that letters have, and those by which a replayed task is known again."""
+"""parti's headers in dead letters, and those that identify a replayed task."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ CONSUMER: Final = "Parti-Consumer"
 WORKER: Final = "Parti-Worker"
 EPOCH: Final = "Parti-Epoch"
 EXTENSION: Final = "Parti-Extension"
-"""What only some letters tell, as JSON."""
+"""Optional fields of a letter, as JSON."""
 
 TASK_ID: Final = "Parti-Task-Id"
 HISTORY: Final = "Parti-History"
-"""The letters that a replayed task had before, as JSON. It and `TASK_ID` are what a replay gives a task of ours."""
+"""Earlier letters of a replayed task, as JSON. A replay adds this header and `TASK_ID` to a delivery task."""
 MSG_ID: Final = "Nats-Msg-Id"
 
 
 def steers(name: str) -> bool:
-    """Whether a header tells the server what to do with its message."""
+    """Whether the server acts on this header when the message is published."""
     return name.lower().startswith("nats-")
 
 
 def whole(text: str | None) -> int:
-    """The number that a header holds; 0 where it holds none."""
+    """The integer in a header; 0 if it holds none."""
     return int(text[:20]) if text and text.isdecimal() else 0
 
 
 def read_history(text: str | None) -> tuple[dict[str, Any], ...]:
-    """The letters that a task had before, as its header tells them; none when that is not one that we wrote."""
+    """A task's earlier letters, from its header; none when parti did not write that header."""
     try:
         return msgspec.json.decode(text or "[]", type=tuple[dict[str, Any], ...])
     except (msgspec.DecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""One dead letter: the message as it was published, why it rests, and what only some consumers can tell of it."""
+"""One dead letter: the message as published, the reason, and optional fields that only some consumers set."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from parti.outcomes import Bury
 
 
 class LetterKind(StrEnum):
-    """Whose letter it is, where that matters for what follows."""
+    """Which part of parti wrote the letter, where a replay depends on it."""
 
     PLAIN = ""
-    """Of a worker or of the Spark pipeline."""
+    """Written by a worker or the Spark pipeline."""
     GROUP = "group"
     DELIVERY = "delivery"
 
 
 class LetterExtension(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What only some letters tell: one JSON object in one header, absent where there is nothing to tell.
+    """Optional fields of a letter: one JSON object in one header, absent when all are empty.
 
-    A later version may add fields; one that does not know them passes over them.
+    A later version may add fields; older versions ignore them.
     """
 
     kind: LetterKind = LetterKind.PLAIN
     group: str = ""
     id: str = ""
-    """Of a task; it keeps it when it is replayed."""
+    """Id of a delivery task; kept when the task is replayed."""
     outcome: str = ""
     status: int = 0
     trigger: str = ""
@@ -39,21 +39,21 @@ class LetterExtension(msgspec.Struct, frozen=True, omit_defaults=True):
     first_seen: float = 0.0
     """Unix seconds when the task was published."""
     response: bytes = b""
-    """The first bytes of what the endpoint answered."""
+    """The first bytes of the endpoint's response."""
     history: tuple[dict[str, Any], ...] = ()
-    """What became of the task before, oldest first: one entry for each letter that was replayed."""
+    """The task's earlier letters, oldest first: one entry for each letter that was replayed."""
     cut: int = 0
-    """Bytes of data that the letter had no room for: the stream may hold them still."""
+    """Size of data that was too large for the letter: the stream may still hold it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One dead letter; `data` and `headers` are what the publisher wrote."""
+    """One dead letter; `data` and `headers` are the publisher's."""
 
     stream: str
     """Of the message."""
     subject: str
-    """Under which the stream takes the message again."""
+    """Subject under which the stream accepts the message again."""
     original_sequence: int
     reason: str
     error: str
@@ -65,11 +65,11 @@ class DeadLetter:
     epoch: int = 0
     extension: LetterExtension = field(repr=False, default=LetterExtension())
     place: str = ""
-    """Its own subject in the dead-letter stream; empty for the usual one, which is made of the message's."""
+    """The letter's subject in the dead-letter stream; empty for the default, built from the message's subject."""
     sequence: int = 0
-    """Its number in the dead-letter stream; 0 before it is stored."""
+    """Its sequence in the dead-letter stream; 0 before it is stored."""
     time: float = 0.0
-    """Unix seconds when it was buried; 0 before."""
+    """Unix seconds when the letter was stored; 0 before."""
 
     @property
     def kind(self) -> LetterKind:
@@ -82,7 +82,7 @@ class DeadLetter:
 
 
 class Unhandled(Protocol):
-    """A message that no handler could take, as far as its letter tells of it."""
+    """A message that no handler accepted, with the fields that its letter needs."""
 
     @property
     def subject(self) -> str: ...
@@ -127,5 +127,5 @@ def dead_letter_stream(stream: str) -> str:
 
 
 def dead_letter_subject(stream: str, subject: str) -> str:
-    """The usual subject of a letter: the message's own behind the name of the dead-letter stream."""
+    """The default subject of a letter: the name of the dead-letter stream, then the message's subject."""
     return f"{dead_letter_stream(stream)}.{subject}"

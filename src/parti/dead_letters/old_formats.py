@@ -1,7 +1,7 @@
-"""Letters of earlier versions, which rest in users' streams.
+"""Reads letters of earlier versions, which are still stored in users' streams.
 
-Those of workers, groups and the Spark pipeline were as they are now, without an extension. Those of delivery had a
-header for each thing that they told.
+Letters of workers, groups and the Spark pipeline had today's format without the extension. Letters of delivery had one
+header per field.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OF_A_LETTER: Final = frozenset(f"Parti-{word}" for word in _WORDS.split(" "))
 
 
 def is_old_delivery(headers: Mapping[str, str]) -> bool:
-    """Whether they are of an old letter of delivery: those of all others named a consumer."""
+    """Whether these headers are of an old delivery letter: all other old letters named a consumer."""
     return TASK_ID in headers and CONSUMER not in headers and EXTENSION not in headers
 
 

@@ -1,4 +1,4 @@
-"""Working with dead letters: list them, look at one, publish them again, throw them away."""
+"""Works with dead letters: list them, read one, publish them again, remove them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from parti.wire.stored import AnsweredElsewhere, StoredMessage
 
 _PAGE = 256
 _PAGE_BYTES = 8 << 20
-_AT_ONCE = 64  # letters that are removed at the same time
-_MOST_BEFORE = 10  # letters of the same task that the newest one tells of
+_AT_ONCE = 64  # letters removed concurrently
+_MOST_BEFORE = 10  # earlier letters of the same task that the newest one lists
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenLetters:
-    """Which letters: those named, or all that meet every condition."""
+    """Selects letters: the listed ones, or all that meet every condition."""
 
     sequences: tuple[int, ...] = ()
     subject: str = ">"
-    """Of the message; wildcards allowed."""
+    """Subject of the message; wildcards allowed."""
     place: str = ">"
-    """Of the letter behind the name of the dead-letter stream; of a task `<database>.<collection>.<reason>`."""
+    """Letter subject without the dead-letter stream's name; for a task `<database>.<collection>.<reason>`."""
     kind: LetterKind | None = None
 
     @property
@@ -55,7 +55,7 @@ class DeadLetterReader:
         return f"<DeadLetterReader {self.name}>"
 
     async def count(self) -> int:
-        """How many there are; 0 when none was ever written."""
+        """The number of letters; 0 when none was ever written."""
         try:
             stored = int((await self.js.stream_info(self.name))["state"]["messages"])
             return stored - await self._markers()
@@ -69,7 +69,7 @@ class DeadLetterReader:
         return found
 
     async def walk(self, chosen: ChosenLetters | None = None, *, start: int = 1) -> AsyncIterator[DeadLetter]:
-        """The chosen letters, oldest first; one page is held at a time. Those that come meanwhile are left out."""
+        """Yields the chosen letters, oldest first, with one page in memory. Letters stored meanwhile are left out."""
         chosen = chosen or ChosenLetters()
         try:
             info = await self.js.stream_info(self.name)
@@ -95,9 +95,9 @@ class DeadLetterReader:
         )
 
     async def _page(self, position: int) -> tuple[StoredMessage, ...]:
-        """Some messages from `position` on; none only when the stream's leader has none.
+        """Some messages from `position` on; empty only when the stream's leader has none.
 
-        Direct Get is answered by replicas that lag, and by mirrors of the stream: what it lacks, the leader is asked.
+        Lagging replicas and mirrors of the stream answer Direct Get too: if it returns nothing, the leader is asked.
         """
         with contextlib.suppress(AnsweredElsewhere, NoResponders):  # the latter where allow_direct is off
             page = await self.js.direct_get_batch(self.name, batch=_PAGE, seq=position, max_bytes=_PAGE_BYTES)
@@ -109,7 +109,7 @@ class DeadLetterReader:
             return ()
 
     async def get(self, sequence: int) -> DeadLetter:
-        """One letter by its number in the dead-letter stream; `UsageError` when there is none of this number."""
+        """One letter by its sequence in the dead-letter stream; `UsageError` when there is none."""
         with contextlib.suppress(MessageNotFound, StreamNotFound):
             stored = await self.js.msg_get(self.name, seq=sequence)
             if is_letter(stored):
@@ -124,10 +124,10 @@ class DeadLetterReader:
         rate: float | None = None,
         failed: Callable[[int, FatalError], None] | None = None,
     ) -> AsyncIterator[DeadLetter]:
-        """Publish the chosen letters again, oldest first and at most `rate` a second, and remove each that is stored.
+        """Publish the chosen letters again, oldest first and at most `rate` per second, and remove each that is stored.
 
-        Letters buried meanwhile are left alone: a message that fails again does not go round in circles. One that
-        cannot be replayed stays, `failed` is told why, and the others go on; without `failed` the error ends it.
+        Letters stored meanwhile are skipped, so that a message that fails again is not replayed in a loop. One that
+        cannot be replayed stays: `failed` gets the error and the rest continues, or without `failed` it is raised.
         """
         chosen = chosen or ChosenLetters()
         started, done = clock.now(), 0
@@ -135,7 +135,7 @@ class DeadLetterReader:
             if rate is not None:
                 await clock.sleep(max(0.0, started + done / rate - clock.now()))
             try:
-                letter = await self.get(sequence)  # from the leader: somebody else may have replayed it since
+                letter = await self.get(sequence)  # from the leader: another process may have replayed it meanwhile
                 if not self._fits(letter, chosen):
                     raise UsageError(f"letter {sequence} is none of those that were asked for")
                 await self.replay(letter)
@@ -155,10 +155,10 @@ class DeadLetterReader:
                 yield letter.sequence
 
     async def replay(self, letter: DeadLetter) -> int:
-        """Publish the message again where it came from, then remove the letter; returns its new stream sequence.
+        """Publish the message again to its stream, then remove the letter; returns the message's new stream sequence.
 
-        When this returns, the message stands in its stream again, and the letter is gone. Safe to repeat: the stream
-        takes a letter's message once within its duplicate window.
+        When this returns, the message is stored in its stream again, and the letter is removed. Safe to repeat: the
+        stream stores a letter's message once within its duplicate window.
         """
         data = await self._original(letter) if letter.extension.cut else letter.data
         headers = {name: value for name, value in letter.headers.items() if not steers(name)}
@@ -166,8 +166,8 @@ class DeadLetterReader:
             if not matches(f"{self.stream}.>", letter.subject):
                 raise UsageError(f"letter {letter.sequence} has the subject {letter.subject!r}, not of the task stream")
             headers |= {TASK_ID: letter.extension.id, HISTORY: _history(letter)}
-        # By its time as well: letters of a stream that was made again have the numbers of others, and one that passes
-        # for a repetition would be gone without its message being stored.
+        # The id includes the time: a recreated dead-letter stream reuses sequences, and a letter taken for a duplicate
+        # would be removed without its message being stored.
         headers[MSG_ID] = f"replay:{self.name}:{letter.sequence}:{letter.time:.6f}"
         stored = await self.js.publish(letter.subject, data, headers=headers)
         if letter.kind is LetterKind.DELIVERY and stored.stream != self.stream:
@@ -176,7 +176,7 @@ class DeadLetterReader:
         return stored.seq
 
     async def _original(self, letter: DeadLetter) -> bytes:
-        """The data of a letter that had no room for it: the stream may hold it still."""
+        """The original data of a letter that was stored without it: the stream may still hold it."""
         with contextlib.suppress(MessageNotFound, StreamNotFound, UsageError):
             stored = await self.js.msg_get(letter.stream, seq=letter.original_sequence)
             if abs(stored.time_ns / 1e9 - letter.extension.first_seen) <= 1:
@@ -187,7 +187,7 @@ class DeadLetterReader:
         )
 
     async def purge(self, chosen: ChosenLetters) -> int:
-        """Remove the chosen letters for good; returns how many there were. Epoch markers stay."""
+        """Remove the chosen letters permanently; returns their number. Epoch markers stay."""
         with contextlib.suppress(StreamNotFound):
             if chosen.are_all and not await self._markers():
                 return await self.js.stream_purge(self.name)
@@ -201,7 +201,7 @@ class DeadLetterReader:
 
 
 def _history(letter: DeadLetter) -> str:
-    """What the task is to tell of this letter, should it fail again, and of those before."""
+    """This letter and the earlier ones, for the replayed task to carry in case it fails again."""
     before: dict[str, Any] = {
         "letter": letter.sequence,
         "reason": letter.reason,

@@ -1,4 +1,4 @@
-"""Writing letters: stored once, and certain before the message is let go."""
+"""Writes letters: each is stored once, and certainly stored before its message counts as done."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from parti.wire.api import JetStreamApi
 from parti.wire.errors import MessageNotFound, StreamNameExists
 
 T = TypeVar("T")
-_LOOK_EVERY = 1.0  # seconds that the stream's creation time is trusted; the message's own time covers what is between
+_LOOK_EVERY = 1.0  # seconds to cache the stream's creation time; the message's own time covers the rest
 
 
 async def until_stored(
@@ -31,9 +31,9 @@ async def until_stored(
     backoff: Backoff = PATIENT,
     final: tuple[type[PartiError], ...] = (),
 ) -> T:
-    """The result of `store`, however long the server cannot take it; only a cancellation or a `final` error ends it.
+    """Retry `store` until it succeeds, and return its result; only a cancellation or a `final` error ends it.
 
-    `on_failure` gets each error, and the wait that follows: health and the log say what is the matter meanwhile.
+    `on_failure` gets each error and the wait that follows, so that health and log show the problem meanwhile.
     """
     return await retry(
         store,
@@ -45,7 +45,7 @@ async def until_stored(
 
 
 class DeadLetterWriter:
-    """Buries messages of one stream; makes the dead-letter stream when the first letter needs it."""
+    """Stores dead letters of one stream; creates the dead-letter stream for the first letter."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class DeadLetterWriter:
         subject_of: Callable[[Any], str] | None = None,
         fence: Mapping[str, str] | None = None,
     ) -> None:
-        """`scope`: what all have in common who may bury the same message; the consumer when only it may.
+        """`scope`: shared by all processes that may bury the same message; the consumer if only it may.
 
-        `subject_of`: for a stream that takes a message again under another subject than its own. `fence`: headers by
-        which the server refuses the letters of an owner that another one has followed.
+        `subject_of`: for a stream that accepts a message again only under another subject. `fence`: headers with which
+        the server refuses letters of a former owner.
         """
         self._js = js
         self._stream = stream
@@ -78,7 +78,7 @@ class DeadLetterWriter:
         return f"<DeadLetterWriter {dead_letter_stream(self._stream)} of {self._consumer}>"
 
     async def bury(self, message: Unhandled, decision: Bury) -> None:
-        """When this returns, the letter is stored. Errors are the caller's to retry: the message must not be let go."""
+        """When this returns, the letter is stored. On an error the caller must retry: the message is not done."""
         if not self._ready:
             await ensure_stream(self._js, self._stream)
             self._ready = True
@@ -91,14 +91,14 @@ class DeadLetterWriter:
         try:
             await self.store(letter, identity)
         except PartiError:
-            self._ready = False  # somebody may have deleted the stream
+            self._ready = False  # the stream may have been deleted
             raise
 
     async def store(self, letter: DeadLetter, identity: str, *, shorten: bool = False) -> None:
-        """When this returns, the letter is stored under this identity, or was before and rests there still.
+        """When this returns, the letter is stored under this id, now or earlier, and still exists.
 
-        With `shorten`, a letter over the server's max_payload leaves out what is least missed, at last the data: only
-        where the stream itself still has the message.
+        With `shorten`, a letter above the server's max_payload omits its least important parts, the data last: use it
+        only where the stream itself still has the message.
         """
         *longer, last = _shorter(letter) if shorten else (letter,)
         for each in longer:
@@ -107,7 +107,7 @@ class DeadLetterWriter:
         return await self._store(last, identity)
 
     async def _store(self, letter: DeadLetter, identity: str) -> None:
-        """One that passes for a repetition of a letter that has left since is none."""
+        """If the server reports a duplicate of a letter that was removed since, store it again."""
         while True:
             headers = letter_headers(letter, identity) | self._fence
             stored = await self._js.publish(letter_subject(letter), letter.data, headers=headers)
@@ -129,14 +129,14 @@ class DeadLetterWriter:
 
 
 def _shorter(letter: DeadLetter) -> tuple[DeadLetter, ...]:
-    """The letter, then ever shorter ones; without its data it names the place in the stream, which still has it."""
+    """Yields the letter, then shorter versions; one without data names the stream sequence that still has it."""
     brief = replace(letter, extension=structs.replace(letter.extension, response=b""))
     cut = replace(brief, data=b"", extension=structs.replace(brief.extension, cut=len(letter.data)))
     return letter, brief, replace(brief, headers={}), cut, replace(cut, headers={})
 
 
 async def ensure_stream(js: JetStreamApi, stream: str, **settings: Any) -> None:
-    """The dead-letter stream exists; it is made with storage and replicas of the stream it serves, and `settings`."""
+    """Ensure that the dead-letter stream exists; created with its source stream's storage, replicas, and `settings`."""
     source = (await js.stream_info(stream))["config"]
     name = dead_letter_stream(stream)
     config = {
@@ -148,6 +148,6 @@ async def ensure_stream(js: JetStreamApi, stream: str, **settings: Any) -> None:
         "allow_direct": True,
         "description": f"messages of {stream} that no handler could take",
     }
-    # Somebody made it with other limits: theirs stand.
+    # It exists with other limits: keep them.
     with contextlib.suppress(StreamNameExists):
         await js.stream_create(config | settings)

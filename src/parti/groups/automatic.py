@@ -1,7 +1,7 @@
-"""Automatic membership: members register by lease, and a leader among them keeps the group's record in step.
+"""Automatic membership: members register by lease, and an elected leader keeps the group's record up to date.
 
-Scaling is then starting and stopping processes. Everything that other languages see is the record, which they follow as
-if an administrator had written it; members that never registered here are theirs, and are never dropped.
+To scale, start or stop processes. Clients in other languages see only the record, as if an administrator had written
+it. Members that never registered here are theirs, and are never dropped.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ log = get_logger("groups")
 class AutomaticMembership:
     """Take part in automatic membership."""
 
-    lease: int = 6  # seconds; a crashed member is dropped after this, and a renewal may be missed twice
-    settle: float = 0.2  # seconds of quiet before the record is written: ten processes started at once are one change
-    listed: bool = False  # mappings move the fewest partitions; a list is what others can be added to
+    lease: int = 6  # seconds until a crashed member is dropped; two missed renewals are tolerated
+    settle: float = 0.2  # seconds to collect changes before a write: ten processes started together are one change
+    listed: bool = False  # mappings move the fewest partitions; only a list can be extended by others
     """Write the members as a list, as an administrator would: then `cg add` and `cg drop` admit members in other
-    languages at any time, and each change cuts the partitions anew. The same in every instance of the group."""
+    languages at any time, and each change redistributes all partitions. Use the same value in all instances."""
 
     def __post_init__(self) -> None:
         if self.lease < 1:
@@ -47,24 +47,24 @@ class AutomaticMembership:
 
 
 def next_membership(record: ElasticRecord, live: set[str], known: set[str], *, listed: bool = False) -> NewMembership:
-    """What the record's membership should be: the live members and the foreign ones, moving as little as possible.
+    """The membership to write: the live and the foreign members, with as few partitions moved as possible.
 
-    `known` are the members that ever registered here. A list with foreign members stays one: the reference refuses to
-    add and drop members of a mapped group, and with several filters it cannot work with mappings at all (10138).
+    `known` are the members that ever registered here. A list with foreign members stays a list: the reference refuses
+    to add and drop members of a mapped group, and with several filters it does not support mappings at all (10138).
     """
     foreign = set(record.member_names) - known
     current = assignment(record)
-    # Those who own something stay when there are more members than partitions.
+    # With more members than partitions, members that own partitions stay.
     wanted = sorted(live | foreign, key=lambda name: (not current.get(name), name))[: record.max_members]
     if listed or (foreign and (record.members or len(filters_of(record)) > 1)):
-        # In whatever order they stand there: to the reference another order is a change for every member.
+        # Keep the stored order: for the reference another order is a change for every member.
         same = set(wanted) == set(record.members)
         return NewMembership(members=record.members if same else tuple(sorted(wanted)))
     return NewMembership(mappings=next_mapping(record, wanted))
 
 
 class Registrar:
-    """One instance's part: its lease, its turn as leader, and its goodbye."""
+    """One instance in automatic membership: its lease, its work as leader, and its departure."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Registrar:
         clock: Clock,
     ) -> None:
         stream, group, self.member = place
-        check_group(self.member)  # it becomes part of a key
+        check_group(self.member)  # the member name becomes part of a key
         self._store = store
         self._stream, self._group = stream, group
         self._options = options
@@ -88,7 +88,7 @@ class Registrar:
         self._stopped = asyncio.Event()
         self._live: dict[str, str] = {}
         self._informed = False
-        """Whether every member that is there was heard of: who leads before that would drop the others."""
+        """Whether all current members are known: a leader that acts earlier would drop the unknown ones."""
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -99,11 +99,11 @@ class Registrar:
 
     @property
     def leads(self) -> bool:
-        """Whether this instance is the leader, by its own clock: a frozen leader finds that it is none any more."""
+        """Whether this instance leads, by its own clock: after a freeze a former leader sees that it does not."""
         return self._election is not None and self._election.leading
 
     async def start(self) -> None:
-        """Register; when this returns, the leader knows of this member or will at once."""
+        """Register this member; when this returns, the leader knows of it or will at once."""
         info = await self._kv.api.stream_info(self._stream)
         self._kv = await KeyValue.ensure(self._kv.api, BUCKET, replicas=int(info["config"]["num_replicas"]))
         await self._register()
@@ -121,7 +121,7 @@ class Registrar:
         self._tasks = [asyncio.create_task(loop, name="parti-group-registrar") for loop in loops]
 
     async def stop(self) -> None:
-        """Say goodbye: the member is dropped at once, not after its lease."""
+        """Deregister: the member is dropped at once, not after its lease."""
         for task in self._tasks[1:]:
             task.cancel()
         await asyncio.gather(*self._tasks[1:], return_exceptions=True)
@@ -142,7 +142,7 @@ class Registrar:
                 log.warning("group.lease_not_renewed", member=self.member, error=str(error))
 
     async def _register(self) -> None:
-        """This instance is there; nobody else writes its key."""
+        """Write this instance's key, which no other process writes."""
         value = json.dumps({"member": self.member, "instance": self._instance}).encode()
         await self._kv.put(self._own_key, value, ttl=self._options.lease)
 
@@ -167,7 +167,7 @@ class Registrar:
     async def _follow_record(self) -> None:
         async for change in self._store.watch(self._stream, self._group):
             if isinstance(change, Change):
-                self._changed.set()  # somebody else may have added or dropped members
+                self._changed.set()  # another process may have added or dropped members
 
     # -- leading ---------------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Registrar:
                 if self.leads and self._informed:
                     await self._reconcile()
             except GroupNotFound:
-                return  # the group is deleted: its members end by themselves
+                return  # the group was deleted: its members end by themselves
             except (GroupError, PartiError) as error:
                 log.warning("group.not_reconciled", member=self.member, error=str(error))
 
@@ -194,7 +194,7 @@ class Registrar:
         live = set(self._live.values())
         known = {key.split(".")[3] for key in await self._kv.keys(f"k.{self._scope}.*")}
         for name in sorted(live - known):
-            # Before it is in the record: a member that is there and unknown would count as foreign for ever.
+            # Before it is in the record: a member there that is not known would count as foreign permanently.
             with contextlib.suppress(KeyExists):
                 await self._kv.create(f"k.{self._scope}.{name}", b"")
         known |= live

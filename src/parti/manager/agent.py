@@ -1,7 +1,7 @@
-"""One member's life, from looking for an id to its end: performs on real NATS what the pure steps decide.
+"""One member, from acquiring a worker id to its end: performs on real NATS what the pure steps in `control` decide.
 
-`run()` returns when the member stopped or was fenced. Fenced means: its lease is over by its own clock or somebody else
-holds its id; whatever it did not finish belongs to others, and the manager begins anew with another nonce.
+`run()` returns when the member stopped or was fenced. Fenced means: its lease expired by its own clock, or another
+process holds its id. Others then own its unfinished work, and the manager starts a member with a new nonce.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
 from parti.worker.ledger import PartitionState
 
-_TICK = 0.05  # seconds; a take-over that is through is told at the next tick
-_LEAD_EVERY = 0.25  # the leader looks at every partition: timeouts are seconds
+_TICK = 0.05  # seconds; a completed take-over is reported at the next tick
+_LEAD_EVERY = 0.25  # seconds; the leader checks every partition, and its timeouts are seconds
 
 
 class Agent:
@@ -57,7 +57,7 @@ class Agent:
         former: Predecessors,
         blocked: tuple[PartitionId, int] | None = None,
     ) -> None:
-        """`blocked`: the message whose handler cost the last member of this process its lease."""
+        """`blocked`: the message whose handler made this process's previous member lose its lease."""
         store, config, clock, metrics = setup.store, setup.config, setup.clock, setup.metrics
         self.stream_is_gone = False
         self._stream = StreamWatch(clock, setup.stream_gone, replaced=self.stream_replaced, failed=self.failed)
@@ -71,7 +71,7 @@ class Agent:
         self.assignment = Assignment()
         self.claims: dict[PartitionId, tuple[Claim, int]] = {}
         self.live = asyncio.Event()
-        """The member has its id and has seen everything there is."""
+        """Set when the member has its id and the watch has delivered the whole current state."""
         self._terms = terms_of(config)
         self.roster = Roster(store, clock, metrics, self._terms, spawn=self.spawn, changed=self._members_changed)
         pool = IdPool(config.worker_id_prefix, config.worker_id_min, config.worker_id_max)
@@ -93,7 +93,7 @@ class Agent:
         self._assignment_revision = 0
         self._lost_any = False
         self._seen = 0
-        """The highest revision that the watch has told."""
+        """The highest revision that the watch has delivered."""
         self._checkpointer: Checkpointer | None = None
         self.lives: LifeKeeper | None = None
         self._ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
@@ -116,7 +116,7 @@ class Agent:
 
     @property
     def former(self) -> Predecessors:
-        """What this process's next member may know, when `run` has returned."""
+        """What the next member of this process inherits; valid when `run` has returned."""
         return self._former
 
     @property
@@ -126,7 +126,7 @@ class Agent:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> Ending:
-        """Until the member stopped or was fenced. When this returns nothing of it runs any more."""
+        """Run until the member stops or is fenced. When this returns, none of its tasks is running."""
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -144,11 +144,11 @@ class Agent:
         return ending
 
     async def _abandon(self) -> None:
-        """What this process does next may rely on it: nothing starts any more under this nonce."""
+        """When this returns, nothing can start under this nonce; the next member of this process relies on that."""
         done = self.plane.positions() if self.plane is not None else {}
         quiet_at = NEVER
         if self.plane is not None and not await self.plane.abandon():
-            # It was interrupted in the middle of an effect: that has as long to end as others would give it.
+            # An effect was interrupted: it gets as much time to end as other members would give it.
             quiet_at = self.clock.now() + self._terms.ttl + self._terms.margin
         self._former = self._former.and_then(
             self._lease.identity.afterlife(quiet_at),
@@ -172,12 +172,12 @@ class Agent:
         return self.plane is not None and self.may_act() and self.plane.allows(lease)
 
     def renew_soon(self) -> None:
-        """NATS is back: renew, or look for an id, at the next tick. The lease may have less left than a usual retry."""
+        """NATS is back: renew, or look for an id, at the next tick. The lease may expire sooner than a normal retry."""
         self._lease.renew_soon()
 
     def set_well(self, well: bool, reason: str = "") -> None:
-        """Our lease says so from now on. The leader gives nothing to a worker that is not well, and moves away what it
-        has, for as long as it can still hand it over. Each member begins well: say it again after a fence."""
+        """The lease record carries this flag. The leader assigns nothing to a worker that is not well, and moves its
+        partitions away while it can still hand them over. Each member starts well: set it again after a fence."""
         self._lease.set_well(well, reason)
 
     def _end(self, ending: Ending) -> None:
@@ -205,11 +205,11 @@ class Agent:
     # -- identity -----------------------------------------------------------------------------------------------------
 
     def _spoken(self) -> int:
-        """Up to where we know the bucket, and hold nothing whose claim was lost."""
+        """The bucket revision up to which this member is current and holds no partition whose claim was lost."""
         return self.plane.spoken(self._seen) if self.plane is not None and self.live.is_set() else 0
 
     def stream_replaced(self, reason: str) -> None:
-        """Positions mean nothing any more: this member ends, and the next begins under the identity in force."""
+        """Positions are invalid on the new stream: this member ends, the next one starts under the new identity."""
         self.stream_is_gone = True
         self._fenced(reason)
 
@@ -221,7 +221,7 @@ class Agent:
         self._end(Ending.FENCED)
 
     def _join(self, member: Member) -> None:
-        """The id is ours: watch everything, and begin when all that there is has been seen."""
+        """The id is acquired: watch the bucket, and begin when the whole current state has been read."""
         self.member = member
         self._log.info("worker.joined", worker=member.worker, nonce=member.nonce)
         self.plane = self._setup.plane(self, member)
@@ -243,7 +243,7 @@ class Agent:
 
     async def _watch(self) -> None:
         assert self._checkpointer is not None
-        await self._stream.look()  # it may have been replaced while nobody could look
+        await self._stream.look()  # the stream may have been replaced while no member was checking
         assert self.lives is not None
         await asyncio.gather(self._checkpointer.begin(), self.lives.begin())
         early: list[LeaseChange] = []
@@ -287,7 +287,7 @@ class Agent:
         match change:
             case LeaseChange(worker, record):
                 if record is None and self.member is not None and worker == self.member.worker:
-                    self._lease.look(worker)  # it is ours: written again at once
+                    self._lease.look(worker)  # our own lease record: write it again at once
                 self.roster.heard(change)
             case LeaderChange(record, revision):
                 self.heard_leader(record, revision)
@@ -304,7 +304,7 @@ class Agent:
                 if record is not None and record.identity != self.store.stream and self.store.stream:
                     self.stream_replaced(f"the namespace works on {record.identity} now")
             case BucketAnew():
-                # What we know carries revisions of another bucket. As another member we begin with what we have done.
+                # Our state has revisions of another bucket. The next member starts from what this one has done.
                 self._fenced("the bucket was made anew")
             case Complete():
                 pass
@@ -316,7 +316,7 @@ class Agent:
             return  # a read was faster than the watch
         self.claims[claim.partition] = (claim, revision)
         if claim.lost:
-            self._lease.renew_soon()  # somebody waits for us to say that we know
+            self._lease.renew_soon()  # the leader waits for our lease to report this revision
         if self.lives is not None:
             self.lives.heard(claim)
         if self.plane is not None:
@@ -326,10 +326,10 @@ class Agent:
         self._observer.touched()
 
     def heard_claim_gone(self, partition: PartitionId, revision: int, expected: int) -> None:
-        """What we know of the claim is kept: its owner writes it again, or the leader finds out who may have it."""
+        """The last known claim is kept: its owner writes it again, or the leader finds out who may own it."""
         known = self.claims.get(partition)
         if known is None and not expected:
-            return  # there never was one
+            return  # this claim never existed
         if known is not None and revision and revision < known[1]:
             return
         revision = max(revision, known[1] if known is not None else 0)
@@ -349,7 +349,7 @@ class Agent:
             self.leadership.claim_gone(partition, revision, expected)
 
     def heard_leader(self, record: election.LeaderRecord | None, revision: int) -> None:
-        """Terms never start over, whatever became of the leader's record."""
+        """Terms never restart, even when the leader's record was removed or damaged."""
         if self.leadership is not None:
             terms = (claim.term for claim, _ in self.claims.values()) if record is None else ()
             self.leadership.leader_seen(record, revision, max(self.assignment.term, *terms, 0))
@@ -363,7 +363,7 @@ class Agent:
             self.leadership.assignment_seen(assignment, revision)
 
     def read_claim_again(self, partition: PartitionId) -> None:
-        """A nudge: the watch may have missed something."""
+        """Handle a nudge: read the claim again, because the watch may have missed a change."""
         self.spawn(hear_again(self, self.store, partition), "parti-nudged")
 
     def _members_changed(self, members: Membership, changes: tuple[Change, ...]) -> None:
@@ -392,9 +392,9 @@ class Agent:
     # -- stopping -----------------------------------------------------------------------------------------------------
 
     async def leave(self) -> None:
-        """Hand everything over to the others, as long as there are any; returns when it is done. Bound it by a timeout.
+        """Hand all partitions over to other members, if any; returns when that is done. Use it with a timeout.
 
-        When the whole fleet stops nobody is left to take anything: then everybody just stops.
+        When the whole fleet stops, no member is left to take partitions: then every member just stops.
         """
         plane, member = self.plane, self.member
         if member is None or plane is None or not self.roster.others(member.worker):
@@ -403,7 +403,7 @@ class Agent:
         await self._observer.wait_until(lambda: plane.holds_nothing() or not self.roster.others(member.worker))
 
     async def stop(self, *, returning: bool) -> None:
-        """Nothing runs any more, the final positions are stored, and the record says so; then `run` returns."""
+        """Stop all work, store the final positions, and mark the lease record as stopped; then `run` returns."""
         plane, checkpointer, leadership = self.plane, self._checkpointer, self.leadership
         if self.member is None or plane is None or checkpointer is None:
             self._end(Ending.STOPPED)

@@ -1,6 +1,6 @@
-"""What the managers of a namespace say to each other past the bucket: nudges, and requests to read the source again.
+"""Messages between the managers of a namespace outside the bucket: nudges, and requests to read the source again.
 
-Hints only: nothing depends on them.
+They are hints only: correctness never depends on them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parti.wire.events import ConnectionEvent, ConnectionEventKind
 
 
 class Bus:
-    """One manager's ear and mouth. `agent` is the member that it is at the moment, if any."""
+    """Sends and receives these messages for one manager. `agent` is its current member, if any."""
 
     def __init__(self, nc: Connection, namespace: str, agent: Callable[[], Agent | None]) -> None:
         self._nc = nc
@@ -27,7 +27,7 @@ class Bus:
         self._subscriptions: list[Any] = []
 
     async def listen(self) -> None:
-        """From now on the member hears what others say, and that NATS is back."""
+        """Subscribe: from now on the member receives these messages, and learns when NATS is back."""
         self._unwatch = self._nc.add_listener(self._on_connection)
         self._subscriptions = [
             await self._nc.subscribe(f"{self._subject}.nudge.*", cb=self._nudged),
@@ -42,11 +42,11 @@ class Bus:
         self._subscriptions = []
 
     async def ask_to_refresh(self) -> None:
-        """Have the leader, wherever it is, read its source of partitions again."""
+        """Ask the leader, in any process, to read its partition source again."""
         await self._nc.publish(f"{self._subject}.refresh", b"")
 
     def nudge(self, member: Member, partition: PartitionId) -> None:
-        """Have this member read a claim again: its watch may have missed something."""
+        """Ask that member to read a claim again: its watch may have missed a change."""
         agent = self._agent()
         if agent is not None and self._nc.is_connected:
             agent.spawn(self._send_nudge(member, partition), "parti-nudge")
@@ -63,7 +63,7 @@ class Bus:
     async def _asked_to_refresh(self, _: Any) -> None:
         agent = self._agent()
         if agent is not None and agent.leading and agent.leadership is not None:
-            with contextlib.suppress(PartiError):  # reported by whom it concerns
+            with contextlib.suppress(PartiError):  # the partition feed has reported it
                 await agent.leadership.refresh()
 
     def _on_connection(self, event: ConnectionEvent) -> None:

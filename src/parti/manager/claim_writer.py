@@ -1,4 +1,4 @@
-"""Writing claims as a member: by CAS, and whatever happens, what the bucket holds is heard."""
+"""Writes claims as a member, by CAS. Whatever the result, the member then learns what the bucket holds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ClaimWriter:
 
 
 async def hear_again(host: Host, store: Store, partition: PartitionId) -> None:
-    """Read the claim from the leader of the bucket until it is known, and tell everybody."""
+    """Read the claim from the bucket's leader, retrying until it is known, and pass it to all parts of this member."""
     waits = FOREVER.delays()
     while True:
         try:
@@ -55,5 +55,5 @@ async def hear_again(host: Host, store: Store, partition: PartitionId) -> None:
 
 
 def stamp(claim: Claim, clock: Clock) -> Claim:
-    """The claim with the time of its writing, for people."""
+    """The claim with the time of this write, for human readers."""
     return replace(claim, updated=round(clock.wall(), 3))

@@ -1,7 +1,7 @@
-"""Degraded mode: NATS is out of reach. Workers go on with what they hold until their lease runs out by their own clock.
+"""Degraded mode: NATS is unreachable. Workers keep processing what they own until their lease expires by their clock.
 
-The lease and the fence need nobody to be asked; this module only notices, shows it, alerts by level, and gives members
-time to renew when NATS is back, before anybody is taken for dead.
+The lease and the fence work without NATS. This module only detects the outage, shows it, raises alerts by level, and,
+when NATS is back, gives members time to renew before any of them is declared dead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOOK_EVERY = 0.25
 
 
 class Degraded:
-    """Watches one connection."""
+    """Watches one connection for outages."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class Degraded:
         return f"<Degraded {'yes' if self.active else 'no'}>"
 
     async def run(self, hold_judgement: Callable[[float], None]) -> None:
-        """Look, for as long as the manager lives."""
+        """Check the connection until the manager ends."""
         while True:
             self.look(hold_judgement)
             await asyncio.sleep(_LOOK_EVERY)
 
     def look(self, hold_judgement: Callable[[float], None]) -> None:
-        """One look; `hold_judgement(until)` is called when NATS is back after an outage."""
+        """Check once; calls `hold_judgement(until)` when NATS is back after an outage."""
         now = self._clock.now()
         if self._nc.is_connected:
             if self._since is not None and self.active:

@@ -1,4 +1,4 @@
-"""The worker's fence under a manager: nothing is pulled or started but by a member that has its lease."""
+"""The worker's fence under a manager: only a member with a valid lease pulls messages or starts handlers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from parti.model import Lease
 
 
 class ManagedFence:
-    """Stays the same while members come and go; `agent` is the one that counts."""
+    """One object for all members of a process, one after the other; `agent` is the current member."""
 
     def __init__(self) -> None:
         self.agent: Agent | None = None

@@ -1,4 +1,4 @@
-"""What a user is told about: plain or async functions, called one after the other, never able to stop a worker."""
+"""User callbacks: plain or async functions, called one at a time and in order. A hook can never stop a worker."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from parti.observe.logs import get_logger
 
 log = get_logger("control")
 
-_WAITING = 10_000  # calls not made yet; a hook that hangs must not fill the memory
+_WAITING = 10_000  # pending calls; a hook that hangs must not fill the memory
 
 
 class ManagerState(StrEnum):
-    """Where this worker stands. The words are those of the Go library."""
+    """The state of this worker. The names are those of the Go library."""
 
     INIT = "init"
     CLAIMING_ID = "claiming_id"
@@ -27,14 +27,14 @@ class ManagerState(StrEnum):
     STABLE = "stable"
     """Owns exactly what it is assigned."""
     REBALANCING = "rebalancing"
-    """Partitions are on their way to this worker or from it."""
+    """Partitions are moving to or from this worker."""
     DEGRADED = "degraded"
-    """NATS is out of reach: it goes on with what it holds until its lease runs out."""
+    """NATS is unreachable: the worker keeps processing what it owns until its lease expires."""
     SHUTDOWN = "shutdown"
 
 
 class AlertLevel(StrEnum):
-    """How long degraded mode lasts already."""
+    """How long degraded mode has lasted."""
 
     INFO = "info"
     WARNING = "warning"
@@ -47,36 +47,36 @@ Hook = Callable[..., Awaitable[None] | None]
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Each is optional. What a hook raises is logged and told to `on_error`; it changes nothing else.
+    """Each hook is optional. An exception in a hook is logged and passed to `on_error`; it has no other effect.
 
-    A partition's grant is told before its first message is handled or while it is, its revocation after its last.
+    A grant is reported before or while the partition's first message is handled, a revocation after its last one.
     """
 
     on_assignment_changed: Callable[[tuple[PartitionId, ...], tuple[PartitionId, ...]], Any] | None = None
-    """(old, new): also for the first assignment, never with equal values (docs/evidence/go-library.md#w13)."""
+    """(old, new): called for the first assignment too, never with equal values (docs/evidence/go-library.md#w13)."""
     on_state_changed: Callable[[ManagerState, ManagerState], Any] | None = None
     """(old, new)."""
     on_error: Callable[[Exception], Any] | None = None
     on_partition_granted: Callable[[Lease], Any] | None = None
     on_partition_revoked: Callable[[Lease], Any] | None = None
     on_stream_replaced: Callable[[Any], Any] | None = None
-    """(replacement): the stream is not the one that positions were stored for; see `stream_identity.Replacement`."""
+    """(replacement): positions were stored for another stream than this one; see `stream_identity.Replacement`."""
     on_partitions_unassigned: Callable[[tuple[PartitionId, ...]], Any] | None = None
-    """On the leader: the partitions that nobody can carry (`worker.max_subjects`, workers that are not well); again
-    with each change, and with none when all are placed."""
+    """On the leader: the partitions that no worker has capacity for (`worker.max_subjects`, workers that are not well).
+    Called again after each change, and with none when all are placed."""
     on_degraded_alert: Callable[[AlertLevel, float], Any] | None = None
     """(level, seconds since NATS was reached)."""
 
 
 class HookRunner:
-    """Calls hooks in order, in a task of their own."""
+    """Calls hooks in order, in a separate task."""
 
     def __init__(self, hooks: Hooks) -> None:
         self.hooks = hooks
         self._calls: asyncio.Queue[tuple[Hook, tuple[Any, ...]]] = asyncio.Queue(_WAITING)
 
     def call(self, hook: Hook | None, *arguments: Any) -> None:
-        """Have it called soon."""
+        """Queue the call; it is made soon."""
         if hook is None:
             return
         try:
@@ -89,7 +89,7 @@ class HookRunner:
             await self._one(*await self._calls.get())
 
     async def drain(self) -> None:
-        """Make the calls that are waiting."""
+        """Make all pending calls."""
         while not self._calls.empty():
             await self._one(*self._calls.get_nowait())
 

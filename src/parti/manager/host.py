@@ -1,4 +1,4 @@
-"""What the parts of one member share: the store, the clock, the fence, and a way to do things beside each other."""
+"""What the parts of one member share: the store, the clock, the fence, and a way to run tasks concurrently."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from parti.worker.ledger import PartitionState
 
 
 class Lives(Protocol):
-    """What a member tells those after it: see `life_keeper`."""
+    """What a member records for later owners of its partitions: see `life_keeper`."""
 
     async def about_to_write(self, claim: Claim) -> None: ...
 
 
 class Host(Protocol):
-    """One member's life. Everything spawned ends with it."""
+    """One member. Every task it spawned ends with it."""
 
     store: Store
     clock: Clock
     config: ControlConfig
     metrics: Metrics
     assignment: Assignment
-    """Which partitions there are, and whose they should be; of version 0 where nobody knows."""
+    """All partitions and their intended owners; version 0 while that is unknown."""
 
     @property
     def lives(self) -> Lives | None:
-        """What those after us have to know of our messages; None before we are a member."""
+        """What later owners must know about this member's messages; None before it is a member."""
         ...
 
     @property
     def members(self) -> Membership | None:
-        """Who is here; None before everything that there is has been seen."""
+        """The live members; None before the whole current state has been read."""
         ...
 
     @property
     def stream_created(self) -> str:
-        """When the stream was made that positions speak of; empty where nobody knows."""
+        """Creation time of the stream that positions refer to; empty if unknown."""
         ...
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run this beside everything else; it is cancelled when the member ends."""
+        """Run this concurrently; it is cancelled when the member ends."""
         ...
 
     def may_act(self) -> bool:
@@ -55,11 +55,11 @@ class Host(Protocol):
         ...
 
     def heard_claim(self, claim: Claim, revision: int) -> None:
-        """Tell everybody of a revision of a claim, from whatever way it came."""
+        """Pass a revision of a claim, from a watch, a read or a write, to all parts of this member."""
         ...
 
     def heard_claim_gone(self, partition: PartitionId, revision: int, expected: int) -> None:
-        """Tell everybody that a claim was removed or damaged; it is written again by CAS on `expected`."""
+        """Report to all parts that a claim was removed or damaged; it is written again by CAS on `expected`."""
         ...
 
     def heard_leader(self, record: LeaderRecord | None, revision: int) -> None:
@@ -67,11 +67,11 @@ class Host(Protocol):
         ...
 
     def set_well(self, well: bool, reason: str = "") -> None:
-        """Tell the leader whether this worker can do its work; see `Agent.set_well`."""
+        """Report to the leader whether this worker can do its work; see `Agent.set_well`."""
         ...
 
     def begun(self, lease: Lease, state: PartitionState, previous: Member | None) -> None:
-        """A partition is about to go on here; `previous` had it before. Called before its first message starts."""
+        """This member is about to continue a partition of `previous`. Called before its first message starts."""
         ...
 
     def granted(self, lease: Lease) -> None: ...
@@ -79,63 +79,63 @@ class Host(Protocol):
     def revoked(self, lease: Lease) -> None: ...
 
     def stream_replaced(self, reason: str) -> None:
-        """The stream is not the one any more that positions speak of: this member ends."""
+        """Positions refer to another stream than the current one: this member ends."""
         ...
 
     def failed(self, error: Exception) -> None:
-        """Report what nobody can repair here; the member goes on."""
+        """Report an error that cannot be repaired here; the member continues."""
         ...
 
 
 class Plane(Protocol):
-    """The partitions of one member in one layout: performs what `control.holding` or `control.slot` ask for."""
+    """The partitions of one member in one layout: performs the effects of `control.holding` or `control.slot`."""
 
     def claim_seen(self, claim: Claim, revision: int) -> None:
-        """A revision of a claim, newer or not."""
+        """Handle a revision of a claim, which may be older than the known one."""
         ...
 
     def claim_lost(self, partition: PartitionId, revision: int, expected: int) -> None:
-        """The record of a claim is gone: what is held here is claimed anew."""
+        """The record of a claim is gone: claim the partition again if this member holds it."""
         ...
 
     def spoken(self, revision: int) -> int:
-        """Up to which revision, at most this one, all is said here about claims that were lost."""
+        """The revision, at most this one, up to which this plane has handled every lost claim."""
         ...
 
     def begin(self) -> None:
-        """Every claim there is has been seen: consumers may be touched now."""
+        """All current claims have been read: from now on consumers may be changed."""
         ...
 
     def tick(self, now: float) -> None:
-        """Time passed; called some twenty times a second."""
+        """Time passed; called about twenty times per second."""
         ...
 
     def allows(self, lease: Lease) -> bool:
-        """Whether this very lease is held."""
+        """Whether exactly this lease is held."""
         ...
 
     def holds_nothing(self) -> bool:
-        """Nothing is owned, and nothing that was owned still needs us."""
+        """Nothing is owned, and no former partition still needs this member."""
         ...
 
     def owned(self) -> frozenset[PartitionId]: ...
 
     def positions(self) -> dict[PartitionId, tuple[int, int]]:
-        """Partition -> (epoch, cursor) of everything that is owned."""
+        """Partition -> (epoch, cursor) of every owned partition."""
         ...
 
     def ahead(self) -> dict[PartitionId, Ahead]:
-        """What is done above the cursors of partitions that were stopped."""
+        """Messages done above the cursors of stopped partitions."""
         ...
 
     async def stop(self) -> dict[PartitionId, tuple[int, int]]:
-        """When this returns nothing runs or will start, acks are sent; the final positions."""
+        """Return the final positions; no handler runs or will start after that, and all acks are sent."""
         ...
 
     async def abandon(self) -> bool:
-        """When this returns nothing starts, and nothing more is acked: the member was fenced.
+        """The member was fenced: when this returns, nothing more starts and nothing more is acked.
 
-        True when nothing had to be interrupted either, so that no effect can still be on its way.
+        True when no handler had to be interrupted either, so that no effect can still be in progress.
         """
         ...
 

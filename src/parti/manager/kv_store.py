@@ -1,7 +1,7 @@
 """The records of one namespace in its bucket: typed reads, compare-and-set writes, and a watch over what matters.
 
-One bucket `parti-<namespace>` holds everything, so that a revision is never used twice and one watch tells all changes
-in order. Keys under `live.` are watched by every worker; positions change many times a second and lie outside of it.
+One bucket `parti-<namespace>` holds everything, so that no revision is used twice and one watch delivers all changes in
+order. Every worker watches the keys under `live.`; positions change many times per second and are not among them.
 
     live.stream   live.lease.<worker>   live.leader   live.assignment   live.claim.<partition>
     positions.<worker>   part.<n>
@@ -68,7 +68,7 @@ class ClaimChange:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Everything there was at the start has been told."""
+    """All records that existed at the start have been delivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class AssignmentGone:
 
 @dataclass(frozen=True, slots=True)
 class StreamChange:
-    """What the namespace works on; None when the record was removed or damaged."""
+    """The stream that the namespace works on; None when the record was removed or damaged."""
 
     record: StreamRecord | None
     revision: int
@@ -98,7 +98,7 @@ class StreamChange:
 
 @dataclass(frozen=True, slots=True)
 class BucketAnew:
-    """The bucket was deleted and made anew, or set back: revisions start over, and nothing that is known counts."""
+    """The bucket was deleted and recreated, or restored: revisions restart, and all known state is invalid."""
 
 
 Told = (
@@ -115,14 +115,14 @@ Told = (
 
 
 def bucket_of(namespace: str) -> str:
-    """The bucket of a namespace; ConfigError when the name does not fit."""
+    """The bucket of a namespace; ConfigError when the name is not valid in a bucket name."""
     if not _NAMESPACE.fullmatch(namespace):
         raise ConfigError(f"control.namespace {namespace!r}: use 1 to 64 letters, digits, '-' and '_'")
     return f"parti-{namespace}"
 
 
 def key_of(partition: PartitionId) -> str:
-    """The claim's key. A partition key may hold what a bucket key may not; such bytes are written as =XX."""
+    """The claim's key. Bytes of a partition key that a bucket key must not contain are written as =XX."""
     return _CLAIM + "".join(c if c in _PLAIN else "".join(f"={b:02X}" for b in c.encode()) for c in partition)
 
 
@@ -133,15 +133,15 @@ def partition_at(key: str) -> PartitionId:
 
 
 class Store:
-    """All that the control plane reads and writes. Writes return the new revision, or None when nothing is certain.
+    """Everything that the control plane reads and writes. Writes return the new revision, or None when uncertain.
 
-    None means refused by compare-and-set or unknown (no answer): read the record and decide anew, never guess.
+    None means refused by compare-and-set or unknown (no answer): read the record and decide again, never guess.
     """
 
     def __init__(self, kv: KeyValue, *, metrics: Metrics = NO_METRICS) -> None:
         self.kv = kv
         self.stream = ""
-        """Identity of the stream in force: what was written under another one counts as nothing done yet."""
+        """Identity of the current stream: a position written under another identity counts as nothing done yet."""
         self.stream_created = ""
         self._metrics = metrics
         self._log = get_logger("control", bucket=kv.bucket)
@@ -160,7 +160,7 @@ class Store:
         storage: str = "file",
         metrics: Metrics = NO_METRICS,
     ) -> Store:
-        """The namespace's bucket, made where there is none."""
+        """The namespace's bucket, created if it does not exist."""
         kv = await KeyValue.ensure(
             js,
             bucket_of(namespace),
@@ -185,19 +185,19 @@ class Store:
     # -- leases -------------------------------------------------------------------------------------------------------
 
     async def leases(self) -> dict[WorkerId, tuple[LeaseRecord | None, int]]:
-        """Each as the bucket's leader has it: a lagging replica's list would show leases older than they are.
+        """All leases as the bucket's leader has them: a lagging replica would return outdated leases.
 
-        None for one that cannot be read.
+        The value is None for a lease that cannot be read.
         """
         workers = [WorkerId(key.removeprefix(_LEASE)) for key in await self.kv.keys(f"{_LEASE}>")]
         read = await asyncio.gather(*(self.lease(worker) for worker in workers))
         return dict(zip(workers, read, strict=True))
 
     async def lease(self, worker: WorkerId) -> tuple[LeaseRecord | None, int]:
-        """(None, revision) when it was removed or damaged: revision 0 when nothing stands there."""
+        """(None, revision) when it was removed or damaged; revision 0 when the key never existed."""
         found, revision = await self._look(_LEASE + worker, records.decode_lease)
         if isinstance(found, Unreadable) and found.fault is records.RecordFault.FUTURE:
-            return LeaseRecord(Member(worker, "of a newer parti")), revision  # somebody's, though not to be read
+            return LeaseRecord(Member(worker, "of a newer parti")), revision  # held by a newer parti, unreadable here
         return (None if isinstance(found, Unreadable) else found), revision
 
     async def write_lease(self, record: LeaseRecord, expected: int) -> int | None:
@@ -214,7 +214,7 @@ class Store:
     # -- assignment ---------------------------------------------------------------------------------------------------
 
     async def assignment(self) -> tuple[Assignment | None, int]:
-        """The stored assignment; (None, revision) also for one that cannot be read: it is to be written anew."""
+        """The stored assignment; (None, revision) also for one that cannot be read: the leader writes a new one."""
         try:
             entry = await self.kv.get(_ASSIGNMENT)
         except KeyNotFound as gone:
@@ -235,7 +235,7 @@ class Store:
         return self._read(_ASSIGNMENT, head, lambda data: records.decode_assignment(data, parts))
 
     async def write_assignment(self, assignment: Assignment, expected: int) -> int | None:
-        """Parts first, the head last and by CAS: a half-written assignment does not match its head's digest."""
+        """Writes the parts, then the head by CAS: a half-written assignment does not match its head's digest."""
         head, parts = records.encode_assignment(assignment, self._limit)
         try:
             for number, part in enumerate(parts):
@@ -251,7 +251,7 @@ class Store:
         return (await self.claims_and_gone())[0]
 
     async def claims_and_gone(self) -> tuple[dict[PartitionId, tuple[Claim, int]], dict[PartitionId, ClaimGone]]:
-        """All claims, and those of which there is only a marker or garbage."""
+        """All claims, and the keys that hold only a delete marker or unreadable data."""
         found: dict[PartitionId, tuple[Claim, int]] = {}
         gone: dict[PartitionId, ClaimGone] = {}
         for change in await self.kv.states(f"{_CLAIM}>"):
@@ -263,7 +263,7 @@ class Store:
         return found, gone
 
     async def claim(self, partition: PartitionId) -> tuple[Claim | ClaimGone | None, int]:
-        """The claim; None for one that must not be touched (of a newer parti)."""
+        """The claim; None for one that must not be changed (written by a newer parti)."""
         found, revision = await self._look(key_of(partition), self._decode_claim)
         if isinstance(found, Unreadable) and found.fault is records.RecordFault.FUTURE:
             return None, revision
@@ -283,7 +283,7 @@ class Store:
         return await self._get(f"positions.{worker}", lambda data: records.decode_checkpoint(data, self.stream))
 
     async def checkpoints(self) -> list[Checkpoint]:
-        """The positions of all workers, as the bucket's leader has them; what cannot be read is left out."""
+        """The positions of all workers, as the bucket's leader has them, without records that cannot be read."""
         workers = [WorkerId(key.removeprefix("positions.")) for key in await self.kv.keys("positions.>")]
         read = await asyncio.gather(*(self.checkpoint(worker) for worker in workers))
         return [found for found, _ in read if found is not None]
@@ -295,7 +295,7 @@ class Store:
     # -- the watch ----------------------------------------------------------------------------------------------------
 
     async def changes(self) -> AsyncGenerator[Told, None]:
-        """What is there, `Complete`, then every change; a record that cannot be read is reported, and told as gone."""
+        """Yields current records, `Complete`, then changes; an unreadable record is reported and yielded as gone."""
         anew: list[BucketAnew] = []
         async with aclosing(self.kv.watch("live.>", recreated=lambda: anew.append(BucketAnew()))) as changes:
             async for change in changes:
@@ -340,7 +340,7 @@ class Store:
                 read = Unreadable(records.RecordFault.FOREIGN, f"the claim of {read.partition!r} lies here")
             self._report(change.key, read)
             if read.fault is records.RecordFault.FUTURE:
-                return None  # not ours to write over
+                return None  # written by a newer parti: do not overwrite it
         return ClaimGone(partition, change.revision, change.expected)
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class Store:
         return (None if isinstance(found, Unreadable) else found), revision
 
     async def _look(self, key: str, decode: Callable[[bytes], T | Unreadable]) -> tuple[T | Unreadable | None, int]:
-        """The record and its revision; None with the revision of its marker, or 0, where there is none."""
+        """The record and its revision; without a record None and the revision of the delete marker, or 0."""
         try:
             entry = await self.kv.get(key)
         except KeyNotFound as gone:

@@ -1,9 +1,9 @@
-"""The leader's writes on their way: one a key, so many in all, and the newest wish for a key in place of older ones.
+"""The leader's writes in flight: at most one per key, a limited number in total, and only the newest wish per key.
 
-A leader decides anew whatever stays unanswered for half a second. Sent again each time, 900 new partitions on a busy
-machine became 75,700 writes that only made each other late. Here a wish that is on its way already is dropped, one that
-waits is replaced, and a key is free again *before* its answer is told: what the leader wants because of that answer
-is sent at once, not lost (with that lost, a broken broker stalled the fleet).
+A leader decides again about every write without a reply for half a second. When each was sent again, 900 new partitions
+on a busy machine became 75,700 writes that delayed each other. Here a wish that is already in flight is dropped, and a
+waiting one is replaced. A key is free again *before* its reply is reported, so the leader's next wish for it is sent at
+once and not lost (when it was lost, a broken broker stalled the fleet).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, Generic, TypeVar
 
 Wish = TypeVar("Wish")
 Tell = Callable[[], None]
-"""Tells the leader what came of a wish; called when its key is free again."""
+"""Reports the result of a wish to the leader; called when its key is free again."""
 
 
 class LeaderWrites(Generic[Wish]):
-    """Performs wishes beside each other. At most one wish waits for a key, so memory is bounded by the keys."""
+    """Performs wishes concurrently. At most one wish waits per key, so the number of keys bounds the memory."""
 
     def __init__(
         self,
@@ -33,13 +33,13 @@ class LeaderWrites(Generic[Wish]):
         self._under_way: dict[str, Wish] = {}
         self._waiting: dict[str, Wish] = {}
         self._turn: deque[str] = deque()
-        """Keys that wait and are not under way, first come first served; a key that waits no more is skipped."""
+        """Keys that wait and are not in flight, first in first out; a key that no longer waits is skipped."""
 
     def __repr__(self) -> str:
         return f"<LeaderWrites under_way={len(self._under_way)} waiting={len(self._waiting)}>"
 
     def want(self, key: str, wish: Wish) -> None:
-        """Do this as soon as the key is free, unless the very same is on its way: its answer is still to come."""
+        """Do this as soon as the key is free, unless the identical wish is in flight: its reply is still to come."""
         if self._under_way.get(key) == wish:
             self._waiting.pop(key, None)
             return
@@ -49,7 +49,7 @@ class LeaderWrites(Generic[Wish]):
         self._send()
 
     def forget(self) -> None:
-        """The term is over: nothing that waits is sent any more."""
+        """The term is over: waiting wishes are discarded."""
         self._waiting.clear()
         self._turn.clear()
 

@@ -1,7 +1,7 @@
-"""Leading: the election's and the leader's effects on real NATS. Nothing here decides; see control.election, reconcile.
+"""Performs the effects of the election and of the leader on real NATS; control.election and reconcile decide.
 
-A leader lives as long as one term. Its writes are compare-and-set on what its decision was based on, so that one that
-was deposed without knowing cannot undo a newer leader's work.
+A leader lasts for one term. Its writes are compare-and-set on the state its decision was based on, so that a deposed
+leader that does not know it yet cannot undo a newer leader's work.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
 from parti.wire.kv_election import RESIGNED, ElectionEvents, Elector
 
-_BATCH = 0.003  # seconds of claim changes that become one step: a step looks at every partition
-_GATHER = 0.1  # seconds without a join or leave, after which those before become one step
-_GATHER_MOST = 1.0  # of a crowd; one that leaves works on until it is relieved, so nothing stands still meanwhile
+_BATCH = 0.003  # seconds of claim changes combined into one step: a step checks every partition
+_GATHER = 0.1  # seconds without a join or leave, after which all earlier ones become one step
+_GATHER_MOST = 1.0  # seconds at most; a leaving member works until its partitions moved, so nothing stalls
 _WRITERS = 128  # writes in flight at once
-_USUAL = ("assigned", "moved", "taken over")  # everything else went wrong somewhere
-_PATIENCE = 0.5  # seconds a new leader waits for the source before it goes on with the stored partitions
+_USUAL = ("assigned", "moved", "taken over")  # every other reason is a failure
+_PATIENCE = 0.5  # seconds a new leader waits for the source before it continues with the stored partitions
 
 _Wish = reconcile.WriteAssignment | reconcile.WriteClaim | reconcile.ReadPositions | reconcile.ReadTraces
 
 
 def rules_of(host: Host, retention: Retention) -> LeaderRules:
-    """How the namespace is run, from its configuration and its stream."""
+    """The rules of the namespace, from its configuration and its stream."""
     config = host.config
     return LeaderRules(
         layout=Layout(config.layout),
@@ -56,14 +56,14 @@ def rules_of(host: Host, retention: Retention) -> LeaderRules:
 
 
 def partitions_of(assignment: Assignment | None) -> tuple[Partition, ...]:
-    """The partitions that a stored assignment speaks of: the last list that a leader took for good."""
+    """The partitions in a stored assignment: the last list that a leader accepted."""
     if assignment is None:
         return ()
     return tuple(Partition(tuple(p.split(".")), assignment.weights.get(p, 1)) for p in sorted(assignment.owners))
 
 
 class Leadership:
-    """One member's part in electing a leader, and its work while it is one."""
+    """One member's part in the leader election, and its work while it leads."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class Leadership:
         changed: Callable[[], None],
         remembered: Callable[[], Mapping[PartitionId, Claim]],
     ) -> None:
-        """`changed`: tell that we lead, or no more; `remembered`: every claim that this member ever heard of, also if
-        it is gone."""
+        """`changed`: called when this member starts or stops leading; `remembered`: every claim that this member ever
+        saw, including removed ones."""
         self._elector = Elector(
             election.candidate(member, terms=terms_of(setup.config), former=former),
             host.store,
@@ -120,7 +120,7 @@ class Leadership:
     # -- what is heard ------------------------------------------------------------------------------------------------
 
     def tick(self, now: float, *, lead: bool) -> None:
-        """`lead`: also let the leader look at everything, which costs more."""
+        """`lead`: also let the leader check every partition, which costs more."""
         self._elector.tick()
         if lead:
             self._lead(reconcile.Tick(now))
@@ -165,8 +165,8 @@ class Leadership:
         self._lead(reconcile.AssignmentSeen(self._host.clock.now(), assignment, revision))
 
     def members_changed(self, members: Membership, changes: tuple[Change, ...]) -> None:
-        """A death is acted on at once. Joins and leaves that come together become one step, so that a partition does
-        not move to a worker that leaves a moment later."""
+        """A death is handled at once. Joins and leaves close together become one step, so that no partition moves to a
+        worker that leaves a moment later."""
         self.members = members
         self._changes += changes
         if any(isinstance(change, Died) for change in changes):
@@ -177,8 +177,8 @@ class Leadership:
             self._lead(reconcile.MembersChanged(self._host.clock.now(), members))
 
     def _gather(self) -> None:
-        """75 workers that leave at once are heard of over a second: given to one that leaves next, partitions move on
-        and on."""
+        """When 75 workers leave together, the news takes a second to arrive. Without waiting, partitions would move to
+        workers that leave next, again and again."""
         loop = asyncio.get_running_loop()
         if self._gathering is None:
             self._gathering_since = loop.time()
@@ -201,13 +201,13 @@ class Leadership:
     async def refresh(self) -> None:
         """Read the source again and rebalance at once; does nothing on a follower.
 
-        What is wrong with the source is raised, and the partitions there were stay in force.
+        Errors of the source are raised, and the previous partitions stay in force.
         """
         if self.leader is not None:
             self.partitions_changed(await self.feed.ask(), refresh=True)
 
     async def resign(self) -> None:
-        """Leave the term behind, so that the next leader need not wait for a lease to run out."""
+        """Give up the term, so that the next leader need not wait for a lease to expire."""
         await self._elector.resign()
 
     # -- the election -------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class Leadership:
     # -- one term -----------------------------------------------------------------------------------------------------
 
     async def _serve_term(self, term: int) -> None:
-        """Read all there is, adopt it, then follow the source of partitions until the term ends."""
+        """Read the whole stored state, adopt it, then follow the partition source until the term ends."""
         if self._term_task is not None:
             self._term_task.cancel()
         self._term_task = asyncio.current_task()
@@ -353,7 +353,7 @@ class Leadership:
         try:
             found, revision = await store.assignment()
         except PartiError:
-            return None  # decided anew when the leader looks again
+            return None  # decided again at the leader's next check
         if found is None:
             return partial(self.assignment_gone, max(revision, expected), revision)
         return partial(self._heard_assignment, found, revision)
@@ -361,13 +361,13 @@ class Leadership:
     async def _write_claim(self, wish: reconcile.WriteClaim) -> Tell | None:
         host, claim, expected, reason = self._host, wish.claim, wish.expected, wish.reason
         if self._overtaken(claim.partition, expected):
-            return None  # it waited, and somebody moved the claim on: the leader knows, and decides from that
+            return None  # the claim changed while this wish waited: the leader knows, and decides again
         if wish.fresh:
             try:
                 claim = replace(claim, cursor=max(claim.cursor, await self._setup.start_cursor()))
             except PartiError as error:
                 host.failed(error)
-                return None  # decided anew when the leader looks again
+                return None  # decided again at the leader's next check
         stamped = stamp(claim, host.clock)
         write_log = self._log.debug if reason in _USUAL else self._log.warning
         write_log("claim.written", worker_id=self._member.worker, op="claim", result=reason, claim=str(claim))
@@ -376,11 +376,11 @@ class Leadership:
         revision = await host.store.write_claim(stamped, expected)
         if revision is not None:
             return partial(host.heard_claim, stamped, revision)
-        # Read outside of this write: a broker that does not answer must not keep the key busy.
+        # Read outside this write: a broker that does not reply must not block the key.
         return partial(host.spawn, hear_again(host, host.store, claim.partition), "parti-claim")
 
     async def _read_traces(self, partitions: tuple[PartitionId, ...]) -> Tell | None:
-        """What anybody noted about partitions whose claims were lost."""
+        """Read the positions that any worker stored for partitions whose claims were lost."""
         try:
             found = traces_of(await self._host.store.checkpoints(), partitions)
         except PartiError:
@@ -393,7 +393,7 @@ class Leadership:
         return max(known[1] if known else 0, heard[1] if heard else 0) > expected
 
     async def _read_positions(self, member: Member, partitions: tuple[PartitionId, ...]) -> Tell | None:
-        """How far a gone member got. Only its positions count: its ack floor also passes what was given up unread."""
+        """Read a dead member's positions. Only these count: its ack floor also passes messages it gave up unread."""
         try:
             checkpoint, _ = await self._host.store.checkpoint(member.worker)
         except PartiError:

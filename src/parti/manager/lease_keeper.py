@@ -1,4 +1,4 @@
-"""The lease of one process, on real NATS: performs what `control.identity` asks for, and tells it what came of it."""
+"""The lease of one process on real NATS: performs the effects of `control.identity`, and reports their results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = get_logger("control")
 
 
 class Ending(StrEnum):
-    """How a member's life ended."""
+    """How a member ended."""
 
     STOPPED = "stopped"
     FENCED = "fenced"
@@ -33,7 +33,7 @@ def terms_of(config: ControlConfig) -> LeaseTerms:
 
 
 class LeaseKeeper:
-    """Seeks an id, keeps it, and gives it back. Every answer of the bucket becomes one step."""
+    """Acquires a worker id, keeps it, and releases it. Every reply of the bucket becomes one step."""
 
     def __init__(
         self,
@@ -61,19 +61,19 @@ class LeaseKeeper:
         return self.identity.may_act(self._clock.now())
 
     def tick(self, seen: Callable[[], int]) -> None:
-        """Time passed; `seen`: see `LeaseRecord.seen`, asked for when a record is due."""
+        """Time passed; `seen` returns `LeaseRecord.seen`, and is called when a record is due."""
         now = self._clock.now()
         if self.identity.hold.due(now):
             self.identity = replace(self.identity, seen=seen())
         self.step(identity.Tick(now))
 
     def renew_soon(self) -> None:
-        """Renew, or look for an id, at the next tick: NATS is back, or we have something to say."""
+        """Renew, or look for an id, at the next tick: NATS is back, or the record has to change."""
         if not self.identity.hold.waiting:
             self.identity = replace(self.identity, hold=self.identity.hold.failed(self._clock.now()))
 
     def set_well(self, well: bool, reason: str) -> None:
-        """The next record says so; it is written at once."""
+        """Set the flag in the next record, which is written at once."""
         if well == self.identity.well:
             return
         write_log, word = (log.info, "well") if well else (log.warning, "unwell")
@@ -86,7 +86,7 @@ class LeaseKeeper:
         self.step(identity.Leave(self._clock.now()))
 
     def end(self) -> None:
-        """Nothing is done under this nonce any more."""
+        """No further work is done under this nonce."""
         self.identity = replace(self.identity, phase=identity.Phase.STOPPED)
 
     def step(self, event: identity.Event) -> None:
@@ -105,11 +105,11 @@ class LeaseKeeper:
                     self._fenced(reason)
 
     def look(self, worker: WorkerId) -> None:
-        """See what stands under our id, and act on it."""
+        """Read the record under our id, and act on it."""
         self._spawn(self._read_own(worker), "parti-read-own")
 
     async def say_stopped(self, *, returning: bool) -> None:
-        """The record under our id says that we stopped cleanly, or our lease is over anyway."""
+        """When this returns, the record under our id says that we stopped cleanly, or our lease is over."""
         waits = FAST.delays()
         while self.may_act():
             stopped, effects = identity.step(self.identity, identity.Stop(self._clock.now(), returning))
@@ -118,7 +118,7 @@ class LeaseKeeper:
                     if await self._store.write_lease(effect.record, effect.expected) is not None:
                         self.identity = stopped
                         return
-                    # A renewal of ours was faster, or an answer got lost: go on from what the bucket holds.
+                    # One of our renewals came first, or a reply got lost: continue from what the bucket holds.
                     await self._read_own(effect.worker)
                     await self._clock.sleep(next(waits))
 

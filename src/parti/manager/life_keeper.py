@@ -1,4 +1,4 @@
-"""The life of one member as its successors will read it: kept in the bucket, and judged by `control.lives`."""
+"""The life record of one member, for later owners of its partitions: kept in the bucket, judged by `control.lives`."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from parti.worker.ledger import PartitionState
 from parti.worker.message import Message
 
 _KEYS = "lives."
-_TURN = 0.02  # seconds until another lane asks again whether it is its turn
-_ASKED = 1.0  # seconds after which a message that has not asked again is not waited for
+_TURN = 0.02  # seconds until a waiting lane asks again whether it may start
+_ASKED = 1.0  # seconds after which a message that has not asked again loses its turn
 _TRIES = 500  # failed messages that one record names
 _PACE = 0.2  # seconds between two writes about messages that failed
-_QUIET = 0.8  # of a TTL without a renewal: whoever took a partition over has waited for longer
+_QUIET = 0.8  # of a TTL without a renewal means dead: a take-over waits longer than this
 
 log = get_logger("control")
 
 
 class LifeKeeper:
-    """Notes what this member has to tell those after it, and knows what those before it left."""
+    """Stores what this member has to report to later owners, and knows what earlier owners reported."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class LifeKeeper:
         max_deliver: int,
         blocked: tuple[PartitionId, int] | None = None,
     ) -> None:
-        """`former`: members that this very process was: it lives, so that none of its messages ended it.
+        """`former`: earlier members of this same process: it is alive, so none of their messages killed it.
 
-        `blocked`: the message that cost the last of them its lease, because its handler blocked the event loop.
+        `blocked`: the message whose handler blocked the event loop, so that the last of them lost its lease.
         """
         self._host = host
         self._member = member
@@ -64,12 +64,12 @@ class LifeKeeper:
         self._written: Life | None = None
         self._watched: dict[PartitionId, _Watched] = {}
         self._states: dict[PartitionId, PartitionState] = {}
-        """Partitions that are ours, or were: what failed here may still be open elsewhere."""
+        """Partitions owned now or before: a message that failed here may still be open elsewhere."""
         self._failing = asyncio.Event()
         self._trials: dict[tuple[PartitionId, int], bool] = {}
-        """Messages in their handlers; True for one that has to be alone."""
+        """Messages in their handlers; True for one that must run alone."""
         self._queue: dict[tuple[PartitionId, int], float] = {}
-        """Those that wait to be alone, in turn, and when they last asked: until then nobody else starts."""
+        """Messages waiting to run alone, in order, and when they last asked; until they ran, no other starts."""
 
     def __repr__(self) -> str:
         return f"<LifeKeeper {self._member} suspects={len(self._watched)} trials={len(self._trials)}>"
@@ -77,7 +77,7 @@ class LifeKeeper:
     # -- the record ---------------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Those who had this id before are remembered in our record; then everybody's is known."""
+        """Copy the lives of earlier holders of this id into our record, then read all records."""
         waits = FOREVER.delays()
         while not await self._begin():
             await self._host.clock.sleep(next(waits))
@@ -101,17 +101,17 @@ class LifeKeeper:
         return await self._write()
 
     def _judged(self, life: Life) -> Life:
-        """A process that reads this lives: its former selves ended in order, but for a message that blocked it."""
+        """This process is alive, so its former members ended cleanly, except for a message that blocked it."""
         if life.member not in self._former.lives:
             return life
         last = self._former.last
         if last is not None and last.member == life.member:
-            life = last  # what it counted last may not be stored
+            life = last  # its last counts may not be stored
         blocked, self._blocked = self._blocked, None
         return lives.blocked(life, blocked, self._host.stream_created)
 
     async def run(self) -> None:
-        """Follow the others' records, and write our own when there is something new to say."""
+        """Follow the records of other members, and write our own when it changed."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(), name="parti-lives")
             group.create_task(self._tell_tries(), name="parti-tries")
@@ -131,7 +131,7 @@ class LifeKeeper:
             await self._host.clock.sleep(_PACE)
 
     async def about_to_write(self, claim: Claim) -> None:
-        """A claim may let its partition go: what failed here is stored first. If it cannot be, that costs attempts."""
+        """Store failed attempts before a claim that may release the partition. If that fails, their count is lost."""
         state = self._states.get(claim.partition)
         if state is not None and state.tries.failed:
             self._note_tries()
@@ -140,7 +140,7 @@ class LifeKeeper:
                     await self._write()
 
     async def _tries_noted(self) -> None:
-        """A message is about to have its last attempt: should that end us, those after us know that it was the last."""
+        """Before a message's last attempt, store that it is the last: later owners know it if the attempt kills us."""
         self._note_tries()
         await self.noted()
 
@@ -178,12 +178,12 @@ class LifeKeeper:
                         self._states[partition].tries.heard(life.member, tried)
 
     def last_words(self) -> Life:
-        """Our life when it is over, for the next one of this process: not all of it need be stored."""
+        """Our final life record, for the next member of this process: it may not be fully stored."""
         self._note_tries()
         return self._life
 
     async def finish(self) -> None:
-        """We end in order: nothing is to be held against the partitions we had. A note that fails only costs care."""
+        """We end cleanly: no message of our partitions is suspect. If this write fails, later owners suspect more."""
         self._note_tries()
         self._life = replace(self._life, ended=True, trials=())
         with contextlib.suppress(TimeoutError):
@@ -191,7 +191,7 @@ class LifeKeeper:
                 await self._write()
 
     async def _write(self) -> bool:
-        """Store what we say now; False when that is not certain."""
+        """Store the current record; False when that is not certain."""
         async with self._writing:
             life, kv, key = self._life, self._host.store.kv, _KEYS + self._member.worker
             if life == self._written:
@@ -217,7 +217,7 @@ class LifeKeeper:
             return gone.revision
 
     def heard(self, claim: Claim) -> None:
-        """Somebody has the partition: a claim that was taken over in the middle of a catch-up does not name him."""
+        """Remember the partition's owner: a claim taken over in the middle of a catch-up does not name it."""
         self._taken_from[claim.partition] = claim.taken_from
         acting = claim.accepted or claim.state in (ClaimState.STABLE, ClaimState.PREPARE)
         if acting and claim.owner is not None and claim.owner != self._member:
@@ -226,14 +226,14 @@ class LifeKeeper:
     # -- partitions ---------------------------------------------------------------------------------------------------
 
     def granted(self, lease: Lease, state: PartitionState, previous: Member | None, members: Membership | None) -> None:
-        """A partition is ours: whoever had it before may have been ended by one of its messages."""
+        """This member now owns the partition: one of its messages may have killed the previous owner."""
         partition = lease.partition
         self._count_on(partition, state, members)
         watched = self._watched.get(partition)
         other, taken_from = self._owners.pop(partition, None), self._taken_from.get(partition)
         came = (previous, taken_from)
         if watched is not None and watched.state is state and other is None and came in (watched.came, (None, None)):
-            return  # ours all the time, under another epoch
+            return  # owned all the time, only the epoch changed
         candidates = {m for m in (previous, other) if m is not None}
         found = self._suspicion(partition, candidates, members, taken_from)
         if not found.ends:
@@ -255,7 +255,7 @@ class LifeKeeper:
         )
 
     def _count_on(self, partition: PartitionId, state: PartitionState, members: Membership | None) -> None:
-        """What failed before it came to us has so many attempts less."""
+        """Count the attempts that messages already failed at earlier owners."""
         self._states[partition] = state
         state.tries.changed, state.tries.tell = self._failing.set, self._tries_noted
         for life in self._told().values():
@@ -266,7 +266,7 @@ class LifeKeeper:
                 state.tries.heard(life.member, spent)
 
     def _told(self) -> dict[Member, Life]:
-        """What is known of every life, ours too."""
+        """Every known life record, including ours."""
         by_member = {life.member: life for known in self._known.values() for life in known}
         return by_member | {life.member: life for life in (*self._before, self._life)}
 
@@ -288,7 +288,7 @@ class LifeKeeper:
         return seat.dead or quiet > _QUIET * self._host.config.heartbeat_ttl
 
     def tick(self, now: float) -> None:
-        """A partition that is at work for long enough has survived."""
+        """A partition that has been processed for long enough is no longer suspect."""
         for partition, watched in list(self._watched.items()):
             worked = watched.worked(now)
             if worked > watched.noted_for and not watched.suspects and watched.state.wary is watched:
@@ -304,12 +304,12 @@ class LifeKeeper:
     # -- trials -------------------------------------------------------------------------------------------------------
 
     async def begin_trial(self, partition: PartitionId, sequence: int, *, alone: bool) -> float | None:
-        """None when the message may start and everybody after us will know; else how long to wait."""
+        """None when the message may start and its start is recorded for later owners; else the seconds to wait."""
         now, trial = self._host.clock.now(), (partition, sequence)
         if alone:
             self._queue[trial] = now
         for gone in [each for each, asked in self._queue.items() if now - asked > _ASKED]:
-            del self._queue[gone]  # its partition went
+            del self._queue[gone]  # its partition moved away
         first = next(iter(self._queue), trial)
         if first != trial or (self._trials and (alone or any(self._trials.values()))):
             return _TURN
@@ -336,10 +336,10 @@ class LifeKeeper:
         await self.noted()
 
     async def noted(self) -> None:
-        """Return when those after us will know what we know, or when that cannot be had.
+        """Return when our record is stored for later owners, or when that is not possible.
 
-        For a TTL it is tried. A message that starts without a note costs a life that nobody counts; one that never
-        starts because a record cannot be written would be worse.
+        Retries for one TTL. If a message starts unrecorded and kills the process, that death is not counted; a message
+        that never starts because a record cannot be written would be worse.
         """
         until = self._host.clock.now() + self._host.config.heartbeat_ttl
         waits = FAST.delays()
@@ -354,12 +354,12 @@ class LifeKeeper:
 
 
 def _passed(state: PartitionState) -> int:
-    """Up to here all of the partition is done for certain; 0 while it stands still or catches up."""
+    """Every message of the partition up to here is certainly done; 0 while it is stopped or catches up."""
     return min(state.open) - 1 if state.open and not state.stopped and state.target is None else 0
 
 
 class _Watched:
-    """One partition under suspicion; asked by its lanes before each start while we are wary."""
+    """One partition under suspicion; its lanes ask before each start while it is suspect."""
 
     def __init__(
         self,
@@ -369,22 +369,22 @@ class _Watched:
         found: Suspicion,
         came: tuple[Member | None, Member | None],
     ) -> None:
-        """`came`: who had it before, and from whom it was taken, as the claim said."""
+        """`came`: the previous owner, and the member it was taken from, by the claim."""
         self.state = state
         self.came = came
         self.suspects = set(found.suspects)
-        """Those that were not tried yet."""
+        """Suspects that were not tried yet."""
         self._keeper = keeper
         self._partition = partition
         self._found = found
         self._done = state.done
-        # Two ends without a suspect: it lies deeper than what a process starts in the usual time.
+        # Two deaths without a suspect: the cause comes later than the messages usually started in that time.
         self.noted_for = lives.NOTED if found.ends < 2 or found.suspects else lives.SURVIVED
-        # Counted from its first message: it may take a while to come. If none does there is none.
+        # Counted from its first message, which may arrive late. Without any message there is no suspect.
         self._idle, self._since = True, keeper.now() + lives.SURVIVED
 
     def worked(self, now: float) -> float:
-        """For how many seconds the partition has been at work and got on; not above 0 before that."""
+        """For how many seconds the partition has been processed with progress; 0 or less before that."""
         got_on = self.state.done > self._done or not self.state.open
         return now - self._since if got_on else 0.0
 
@@ -396,7 +396,7 @@ class _Watched:
         if self._idle:
             self._idle, self._since = False, self._keeper.now()
         if message.sequence in self._found.buried:
-            return DONE  # its letter is stored; the position had not passed it when the next process ended
+            return DONE  # its dead letter is stored; the next process died before the position passed it
         if message.sequence == self._found.guilty(self._keeper.max_deliver):
             ends = self._found.ends
             message.attempt = max(message.attempt, ends)

@@ -1,4 +1,4 @@
-"""The manager: joins a worker to its namespace and keeps its partitions, its place and its promises."""
+"""The manager: joins a worker to its namespace, renews its lease, and moves its partitions safely."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from parti.wire.connect import Connection
 from parti.wire.filters import SubjectFilter
 from parti.worker import WorkerConsumer, WorkerFailed
 
-_LEASE_CALLS = 6  # a call may take this part of the TTL, so that a lost one leaves time for another
+_LEASE_CALLS = 6  # a call may take 1/6 of the TTL, so that a lost one leaves time for a retry
 
 
 class Manager:
     """One worker of a namespace. After `start()` it is a live member; `stop()` hands its partitions over and leaves.
 
     Promises: each partition has one owner and one epoch at a time; a planned move loses, repeats and reorders nothing;
-    a worker that lost its lease starts nothing more, also when it was frozen meanwhile; a crash repeats at most what
-    was in hand and what was done since the last position record. `consumer` is a WorkerConsumer, or any object with
+    a worker that lost its lease starts nothing more, even if it was frozen meanwhile; a crash repeats at most what was
+    in flight and what was done since the last position record. `consumer` is a WorkerConsumer, or any object with
     `update_worker_consumer(worker_id, partitions)`; positions and handoffs without loss need a WorkerConsumer.
     """
 
@@ -115,7 +115,7 @@ class Manager:
 
     @property
     def worker_id(self) -> WorkerId | None:
-        """The stable id; None while there is none."""
+        """The stable worker id; None while it has none."""
         member = self._agent.member if self._agent is not None else None
         return member.worker if member is not None else None
 
@@ -125,23 +125,23 @@ class Manager:
 
     @property
     def assignment(self) -> tuple[PartitionId, ...]:
-        """What the stored assignment gives to this worker."""
+        """The partitions that the stored assignment gives to this worker."""
         return self.assigned() or ()
 
     @property
     def term(self) -> int:
-        """The term of the assignment in force."""
+        """The term of the current assignment."""
         return self._agent.assignment.term if self._agent is not None else 0
 
     def owned(self) -> frozenset[PartitionId]:
-        """What this worker may act on now."""
+        """The partitions that this worker may process now."""
         if self._main is not None and self._main.done():
             return frozenset()
         plane = self._agent.plane if self._agent is not None else None
         return plane.owned() if plane is not None else frozenset()
 
     def assigned(self) -> tuple[PartitionId, ...] | None:
-        """As `assignment`; None before the first one was seen."""
+        """Like `assignment`, but None before the first assignment was seen."""
         agent = self._agent
         if agent is None or agent.member is None or not agent.live.is_set() or not agent.assignment.term:
             return None
@@ -151,7 +151,7 @@ class Manager:
         return self.is_leader
 
     def unassigned(self) -> tuple[PartitionId, ...]:
-        """On the leader: the partitions that nobody can carry. Elsewhere none."""
+        """On the leader: the partitions that no worker has capacity for. On followers: none."""
         leads = self._agent is not None and self._agent.leading and not self._stopping
         leadership = self._agent.leadership if self._agent is not None and leads else None
         return leadership.leader.unassigned if leadership is not None and leadership.leader is not None else ()
@@ -161,7 +161,7 @@ class Manager:
 
     @property
     def state(self) -> ManagerState:
-        """Where this worker stands."""
+        """The state of this worker."""
         agent = self._agent
         if self._stopping:
             return ManagerState.SHUTDOWN
@@ -177,7 +177,7 @@ class Manager:
         return ManagerState.STABLE if set(assigned) == self.owned() else ManagerState.REBALANCING
 
     def converged(self) -> bool:
-        """As far as this member sees: every partition is with its worker, caught up, and nothing moves."""
+        """As far as this member knows: every partition is at its assigned worker and caught up, and none is moving."""
         agent = self._agent
         if agent is None or not agent.assignment.owners or agent.members is None:
             return False
@@ -187,7 +187,7 @@ class Manager:
         return at_rest(agent.assignment, agent.claims, agent.members)
 
     async def wait_for(self, what: ManagerState | Literal["converged"], timeout: float | None = None) -> None:
-        """Return when this worker is in a state, or when the whole namespace has converged; TimeoutError otherwise."""
+        """Return when this worker is in the state, or the whole namespace has converged; else raise TimeoutError."""
 
         def reached() -> bool:
             return self.converged() if what == "converged" else self.state is what
@@ -196,9 +196,9 @@ class Manager:
             await self._observer.wait_until(reached)
 
     def health_check(self) -> HealthCheck:
-        """For `/readyz`: fails while this worker is no live member, or degraded. Having no partition is healthy.
+        """For `/readyz`: fails while this worker is not a live member, or degraded. Having no partition is healthy.
 
-        On the leader also while its source of partitions fails or is refused, or partitions cannot be placed.
+        On the leader it also fails while its partition source fails or is refused, or partitions cannot be placed.
         """
 
         def problem() -> str | None:
@@ -243,13 +243,13 @@ class Manager:
         await self.stop()
 
     async def start(self, timeout: float | None = 30.0) -> None:
-        """When this returns the worker is a live member. Having partitions is another matter: see `wait_for`.
+        """When this returns, the worker is a live member. It may not have partitions yet: see `wait_for`.
 
-        A server that does not answer for a while delays it, and is logged; it fails only when `timeout` is over.
+        A server that does not reply for a while delays it and is logged; the call fails only after `timeout`.
         """
         if self._main is not None:
             raise UsageError("this manager was started before: make a new one")
-        # The first use makes pyarrow look for pandas, whose import takes a second or two: not while we own anything.
+        # On first use pyarrow imports pandas if present, which takes a second or two: do it before we own anything.
         await asyncio.to_thread(SubjectFilter, ("warm.up",))
         last = "no answer"
 
@@ -289,8 +289,8 @@ class Manager:
         await self._settle_stream()
 
     def ended(self) -> asyncio.Task[None]:
-        """The manager's own task: it ends by `stop()`; or by a bug that nobody expected, or because the worker can do
-        no work any more (WorkerFailed), which it then raises."""
+        """Wait for the manager's own task. It ends after `stop()`; it raises on an unexpected bug, or WorkerFailed when
+        the worker can no longer work."""
         if self._main is None:
             raise UsageError("this manager was not started")
         return self._main
@@ -299,7 +299,7 @@ class Manager:
         return self._agent is not None and self._agent.live.is_set()
 
     async def _settle_stream(self) -> None:
-        """We know which stream it is, and the store counts only what was written for that one."""
+        """When this returns, the stream's identity is known, and the store counts only positions written for it."""
         settings = self._consumer.config if isinstance(self._consumer, WorkerConsumer) else None
         if settings is None:
             return
@@ -328,10 +328,10 @@ class Manager:
         except StreamReplaced:
             raise
         except PartiError as error:
-            self._observer.failed(error)  # the next member notices again, and we try again
+            self._observer.failed(error)  # the next member detects it again, and retries
 
     async def _run(self) -> None:
-        """One member after the other: a fenced one is followed by a new one, until `stop`."""
+        """Run one member after the other: after a fenced member a new one starts, until `stop`."""
         async with asyncio.TaskGroup() as group:
             helpers = [
                 group.create_task(self._hooks.run()),
@@ -363,13 +363,13 @@ class Manager:
             raise self._failure
 
     async def _broke(self, bug: Exception) -> None:
-        """A bug has ended the member: whatever it ran must end too, since nobody renews its lease any more."""
+        """A bug ended the member: all its work must end too, because its lease is no longer renewed."""
         get_logger("control").error("manager.broke", error=repr(bug))
         if self._agent is not None and self._agent.plane is not None:
             await self._agent.plane.abandon()
 
     async def _supervise(self) -> None:
-        """A worker that can do no work any more gives its partitions to others and leaves; `ended()` then raises."""
+        """A worker that can no longer work hands its partitions to others and leaves; `ended()` then raises."""
         if not isinstance(self._consumer, WorkerConsumer):
             return
         reason = await self._consumer.gave_up()
@@ -380,7 +380,7 @@ class Manager:
             return
         self._stopping = True
         self._observer.touched()
-        # Not by this task: ending the member's run cancels it.
+        # Not in this task: ending the member's run cancels it.
         self._leaving = asyncio.get_running_loop().create_task(self._leave(returning=False), name="parti-gave-up")
 
     async def _leave(self, *, returning: bool) -> None:
@@ -423,7 +423,7 @@ class Manager:
         return plane_for(self.config.layout, host, member, self._consumer, self._retention, self._source)
 
     async def _start_cursor(self) -> int:
-        """Where a partition begins that nobody ever owned."""
+        """The start position of a partition that never had an owner."""
         settings = getattr(self._consumer, "config", None)
         if getattr(settings, "start", "all") != "new":
             return 0
@@ -435,9 +435,9 @@ class Manager:
             self._agent.roster.hold_judgement_until = until
 
     async def stop(self, *, returning: bool = False) -> None:
-        """Hand every partition over, then leave; after this returns nothing runs and no handler will start.
+        """Hand every partition over, then leave; after this returns, no handler runs or will start.
 
-        `returning`: this worker will be back within one TTL (a restart), so its partitions stay with its id meanwhile.
+        `returning`: this worker will be back within one TTL (a restart), so its id keeps its partitions meanwhile.
         """
         if self._main is None:
             return
@@ -455,7 +455,7 @@ class Manager:
     # -- talking ------------------------------------------------------------------------------------------------------
 
     async def refresh_partitions(self) -> None:
-        """Have the leader, wherever it is, read the source again and rebalance at once."""
+        """Ask the leader, in any process, to read the source again and rebalance at once."""
         if self.is_leader and self._agent is not None and self._agent.leadership is not None:
             await self._agent.leadership.refresh()
         else:

@@ -1,10 +1,10 @@
-"""From one durable per partition to parti, without loss or repeat: plan, shadow, verify, switch.
+"""Migrates from one durable per partition to parti, without loss or repeat: plan, shadow, verify, switch.
 
 See docs/requirements.md#r-015.
 
-A legacy durable is recognised by its filter: exactly the subject of one partition. Its ack floor is where parti begins.
-That is exact when nothing above the floor was acked, which is the case when the messages of its subject between the
-floor and the last delivery are as many as the server still waits for.
+A legacy durable is recognised by its filter: exactly the subject of one partition. parti begins at its ack floor. That
+is exact when no message above the floor was acked: then the number of its messages between the floor and the last
+delivery equals the number of acks that the server still waits for.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Legacy:
     partition: PartitionId
     consumer: str
     floor: int
-    """Everything of the partition up to this stream sequence is acked."""
+    """Every message of the partition up to this stream sequence is acked."""
     delivered: int
     ack_pending: int
     pending: int
     waiting: int
-    """Pulls that wait: somebody still works with it."""
+    """Waiting pulls: above 0, a process still uses the durable."""
 
     @property
     def remaining(self) -> int:
@@ -52,26 +52,26 @@ class Legacy:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is known about one partition."""
+    """The comparison for one partition."""
 
     partition: PartitionId
     legacy: Legacy | None
     claim: Claim | None
     ours: int | None = None
-    """Messages behind the position that parti would begin at, counted by reading; None when not counted."""
+    """Messages after parti's start position, counted by reading them; None when not counted."""
     repeats: int = 0
-    """Messages above the floor that are acked already: parti would do them again."""
+    """Messages above the floor that are already acked: parti would process them again."""
     problem: str = ""
 
     @property
     def parity(self) -> bool:
-        """Both sides have the same work left."""
+        """Both sides have the same number of messages left."""
         return self.legacy is not None and self.ours is not None and self.ours - self.repeats == self.legacy.remaining
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationPlan:
-    """All partitions, and the legacy durables that fit none."""
+    """All partitions, and the legacy durables that match none of them."""
 
     rows: tuple[Row, ...]
     strangers: tuple[str, ...]
@@ -92,12 +92,12 @@ class Migration:
         self._subjects = {template.subject(p): p.id for p in partitions}
 
     async def plan(self) -> MigrationPlan:
-        """What there is; reads only, and counts nothing."""
+        """The current state; only reads consumer info, and counts no messages."""
         found: dict[PartitionId, list[Legacy]] = {}
         strangers: list[str] = []
         for info in await self._js.consumer_list(self._worker.stream):
             if Seal.read(info["config"]) is not None or info["name"].startswith(f"{self._worker.consumer_prefix}-"):
-                continue  # parti's own, of whatever namespace
+                continue  # parti's own, of any namespace
             subjects = filters_of(info["config"])
             partition = self._subjects.get(subjects[0]) if len(subjects) == 1 else None
             if partition is None or info["config"].get("ack_policy") != "explicit":
@@ -113,7 +113,7 @@ class Migration:
         return MigrationPlan(tuple(sorted(rows, key=lambda row: row.partition)), tuple(sorted(strangers)))
 
     async def shadow(self) -> MigrationPlan:
-        """The plan, with what parti would have to do counted from the stream itself; nothing is created or acked."""
+        """The plan, with parti's remaining messages counted from the stream itself; nothing is created or acked."""
         plan = await self.plan()
         floors = {row.partition: row.legacy.floor for row in plan.rows if row.legacy is not None}
         if not floors:
@@ -152,9 +152,9 @@ class Migration:
         return plan
 
     async def switch(self, *, execute: bool = False, allow_repeat: bool = False) -> MigrationPlan:
-        """Give every partition its position in parti; with `execute`, delete the legacy durables afterwards.
+        """Store every partition's position in parti; with `execute`, delete the legacy durables afterwards.
 
-        Refused while somebody still pulls from a legacy durable, and when messages would be repeated.
+        Refused while a process still pulls from a legacy durable, and when messages would be repeated.
         """
         plan = await self.verify()
         busy = [row.legacy.consumer for row in plan.rows if row.legacy is not None and row.legacy.waiting]

@@ -1,4 +1,4 @@
-"""What the manager shows and tells: its state, its assignment, who waits for what."""
+"""Publishes the manager's state: metrics, hooks, and wake-ups for tasks that wait for a state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = get_logger("control")
 
 
 class ManagerView(Protocol):
-    """What is to be shown, computed from the member's state."""
+    """The values to publish, computed from the member's state."""
 
     @property
     def state(self) -> ManagerState: ...
@@ -34,7 +34,7 @@ class ManagerView(Protocol):
 
 
 class Observer:
-    """Told about every change; looks once per turn of the loop, tells hooks what differs, and wakes who waits."""
+    """Compares the state once per turn of the loop, calls hooks for the differences, and wakes waiting tasks."""
 
     def __init__(self, hooks: HookRunner, metrics: Metrics) -> None:
         self._runner = hooks
@@ -51,7 +51,7 @@ class Observer:
         self.look()
 
     def touched(self) -> None:
-        """Something may have changed."""
+        """The state may have changed."""
         if not self._due:
             self._due = True
             asyncio.get_running_loop().call_soon(self.look)
@@ -69,7 +69,7 @@ class Observer:
         self._runner.call(self._runner.hooks.on_error, error)
 
     def stream_replaced(self, replacement: Replacement) -> None:
-        """Said loudly: everything is handled again from the stream's beginning."""
+        """Log a warning, count it and call the hook: everything is handled again from the stream's beginning."""
         log.warning(
             "stream.replaced",
             op="identity",
@@ -84,7 +84,7 @@ class Observer:
         self._runner.call(self._runner.hooks.on_stream_replaced, replacement)
 
     def look(self) -> None:
-        """Compare with what was told last."""
+        """Compare with the values published last."""
         self._due = False
         view, hooks = self._view, self._runner.hooks
         if view is None:
@@ -131,7 +131,7 @@ class Observer:
             log.info("partitions.unassigned", op="assign", result="placed", count=0)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Return when it is true; asked after every change."""
+        """Return when the condition is true; it is checked after every change."""
         if condition():
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

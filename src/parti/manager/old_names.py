@@ -1,8 +1,8 @@
-"""Durables of earlier versions, whose names had no namespace: recognised, so that their work goes on under ours.
+"""Recognises durables of earlier versions, whose names had no namespace, so that their work continues under new names.
 
-They carry no seal, so that nothing in them says whose they are. One counts as ours when it looks as we made them, and
-when it is younger than our bucket: a namespace has its bucket before its first durable. What is older was there before
-this namespace was, and is somebody else's.
+They carry no seal, so they do not name their namespace. One counts as ours when its configuration looks like ours and
+it is younger than our bucket: a namespace has its bucket before its first durable. An older durable existed before this
+namespace and does not belong to it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from parti.wire.errors import ConsumerDoesNotExist, ConsumerNotFound, StreamNotF
 from parti.wire.stored import parse_time
 from parti.worker.seal import is_unsealed
 
-_LOOK_EVERY: Final = 5.0  # seconds; while a fleet is upgraded one by one, those before us may still make them
+_LOOK_EVERY: Final = 5.0  # seconds; during a rolling upgrade, old processes may still create them
 
 
 class OldNames:
-    """Which durables of earlier versions the stream has; one list of names every five seconds, when it is asked."""
+    """The stream's durables from earlier versions; lists the names at most once in five seconds, on demand."""
 
     def __init__(self, js: JetStreamApi, stream: str, bucket: str) -> None:
         """`bucket`: the stream of the namespace's bucket."""
@@ -33,7 +33,7 @@ class OldNames:
         return f"<OldNames {self._stream} consumers={len(self._names)}>"
 
     async def find(self, name: str, now: float) -> dict[str, Any] | None:
-        """The info of the durable of this old name, None when there is none that is ours."""
+        """The info of the durable with this old name; None when this namespace has none."""
         if now - self._looked >= _LOOK_EVERY:
             self._names = frozenset(await self._js.consumer_names(self._stream))
             self._looked = now

@@ -1,8 +1,8 @@
-"""What the leader knows of the partition source. The last good list stays in force, whatever the source does.
+"""The leader's view of the partition source. The last good list stays in force, whatever the source does.
 
-A source may raise, hang, or tell partitions that share subjects. None of that stops the leader: it goes on with what
-it had, says what is wrong (log, hook, health), and asks again. A new leader that gets no answer goes on with the
-partitions of the stored assignment, so that a source that fails while the leader changes delays nothing but itself.
+A source may raise, hang, or return partitions that share subjects. None of that stops the leader: it keeps the last
+list, reports the error (log, hook, health), and asks again. A new leader without an answer uses the partitions of the
+stored assignment, so that a source that fails during a leader change delays nothing else.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Check = Callable[[Sequence[Partition]], None]
 
 
 class SourceFailed(TransientError):
-    """The partition source raised: the last good list stays in force, and it is asked again."""
+    """The partition source raised: the last good list stays in force, and the source is asked again."""
 
 
 class PartitionFeed:
-    """Asks one source for as long as `run` runs."""
+    """Asks one source while `run` is running."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class PartitionFeed:
         changed: Callable[[tuple[Partition, ...]], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """`changed`: hears each good list; `failed`: hears what is wrong with the source."""
+        """`changed`: called with each good list; `failed`: called with each error of the source."""
         self.partitions: tuple[Partition, ...] | None = None
         """The last good list; None before the first."""
         self.problem: str | None = None
-        """What is wrong with the source now, in words."""
+        """The current error of the source, as text."""
         self._source = source
         self._check = check
         self._clock = clock
@@ -65,12 +65,12 @@ class PartitionFeed:
         return self.partitions
 
     async def run(self) -> None:
-        """Follow the source; returns when it says that it will not change any more."""
+        """Follow the source; returns when the source reports that it will not change any more."""
         waits = PATIENT.delays()
         while True:
             try:
                 partitions = await self._source.partitions()
-            except Exception as error:  # a user's code: whatever it raises, the last answer stands
+            except Exception as error:  # user code: whatever it raises, the last list stays in force
                 await self._pause(error, next(waits))
                 continue
             self._take(partitions)
@@ -91,7 +91,7 @@ class PartitionFeed:
         await self._clock.sleep(seconds)
 
     async def ask(self) -> tuple[Partition, ...]:
-        """Ask now; what is wrong with the answer is raised, and the last good list stays in force."""
+        """Ask now; an error in the answer is raised, and the last good list stays in force."""
         try:
             partitions = await self._source.partitions()
             self._check(partitions)
@@ -107,7 +107,7 @@ class PartitionFeed:
         try:
             self._check(partitions)
         except ConfigError as error:
-            self._report(error)  # no use in asking again: a better list is told when there is one
+            self._report(error)  # no retry: the source reports the next list when there is one
             return
         self._good(partitions)
         self._changed(partitions)

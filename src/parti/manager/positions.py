@@ -1,7 +1,7 @@
-"""Positions: one record per worker id, written several times a second, so that a crash repeats only that much.
+"""Positions: one record per worker id, written several times per second; a crash repeats only what came after it.
 
-The record belongs to the worker id, not to the process: a successor takes over what its predecessor had written and
-keeps it until the claims have moved on. Each write is a CAS, so that a process that was replaced cannot write any more.
+The record belongs to the worker id, not to the process: a successor keeps its predecessor's positions until the claims
+have moved on. Each write is a CAS, so that a replaced process cannot write any more.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Positions = Mapping[PartitionId, tuple[int, int]]
 
 
 def later(one: Positions, other: Positions) -> dict[PartitionId, tuple[int, int]]:
-    """Of each partition the later (epoch, cursor): an epoch begins where the one before ended, at the earliest."""
+    """The later (epoch, cursor) of each partition: an epoch never begins before the end of the previous one."""
     return {p: max(one.get(p, at), other.get(p, at)) for p, at in {**one, **other}.items()}
 
 
 def is_former(claim: Claim | None, worker: WorkerId) -> bool:
-    """Whether what an earlier process of this worker id noted of a partition still counts: nobody has gone on from it.
+    """Whether an earlier process's position of a partition still counts, because no owner has continued from it.
 
-    A claim that got lost says nothing about that. Until somebody has found the partition our note may be the only one
-    (`prove sim` repeated a whole partition).
+    A lost claim does not show that. Until the partition has an owner again, our position may be the only one (without
+    this rule `prove sim` repeated a whole partition).
     """
     return claim is None or claim.lost or (claim.owner is not None and claim.owner.worker == worker)
 
 
 class Checkpointer:
-    """Writes the positions of one member. `begin` first, then `run`; `finish` writes the last word."""
+    """Writes the positions of one member. Call `begin`, then `run`; `finish` writes the final positions."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class Checkpointer:
         claim_of: Callable[[PartitionId], Claim | None],
         known: Positions | None = None,
     ) -> None:
-        """`claim_of`: what is known of the claim of a partition; None for nothing.
+        """`claim_of`: the known claim of a partition, or None.
 
-        `known`: how far that process got for certain, also where it could not be stored any more.
+        `known`: the certain positions of the earlier process, including those it could no longer store.
         """
         self._host = host
         self._member = member
@@ -80,7 +80,7 @@ class Checkpointer:
         return await self._write({})
 
     async def run(self, positions: Callable[[], Positions]) -> None:
-        """Write what changed, for as long as the member lives."""
+        """Write changed positions until the member ends."""
         every = self._host.config.checkpoint_every
         looked = self._host.clock.now()
         while True:
@@ -93,7 +93,7 @@ class Checkpointer:
             await self._write(positions())
 
     async def _look_after(self) -> None:
-        """Nobody tells when somebody removes or damages the record: one that is not there any more is written again."""
+        """No watch covers this record: check it, and write it again if it was removed or damaged."""
         try:
             found, revision = await self._host.store.checkpoint(self._member.worker)
         except PartiError:
@@ -103,7 +103,7 @@ class Checkpointer:
             self._revision, self._written = revision, None
 
     async def finish(self, positions: Positions, ahead: Mapping[PartitionId, Ahead]) -> bool:
-        """Store the final positions, and what is done above them; False when the lease ran out before that."""
+        """Store the final positions, and the messages done above them; False when the lease expired before that."""
         self._ahead, self._written = {**self._ahead, **ahead}, None
         waits = FAST.delays()
         while self._host.may_act():
@@ -134,7 +134,7 @@ class Checkpointer:
         return True
 
     async def _reread(self, whole: Positions) -> bool:
-        """The answer was lost, or somebody else wrote: another process of our id ends us by its lease, not here."""
+        """The reply was lost, or another process wrote: if that one has our id, its lease ends us, not this code."""
         found, revision = await self._host.store.checkpoint(self._member.worker)
         if found is not None and found.member != self._member and self._written is not None:
             return False

@@ -1,4 +1,4 @@
-"""Who is here, as one member sees it: every renewal that is heard, every silence that is confirmed, and who is told."""
+"""The live members as one member sees them: tracks renewals, confirms missing ones, and reports changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parti.observe.metrics import Metrics
 
 
 class Roster:
-    """Performs what `control.membership` decides. `changed` is told after every step, also when nothing changed."""
+    """Performs what `control.membership` decides. `changed` is called after every step, even if nothing changed."""
 
     def __init__(
         self,
@@ -31,9 +31,9 @@ class Roster:
         changed: Callable[[Membership, tuple[Change, ...]], None],
     ) -> None:
         self.members: Membership | None = None
-        """None before everything that there is has been seen."""
+        """None before the whole current state has been read."""
         self.hold_judgement_until = float("-inf")
-        """Nobody is declared dead before this: after an outage everybody gets time to renew."""
+        """No member is declared dead before this time: after an outage all members get time to renew."""
         self._store = store
         self._clock = clock
         self._terms = terms
@@ -43,7 +43,7 @@ class Roster:
         self._log = get_logger("control", namespace=store.namespace)
 
     def begin(self) -> None:
-        """The bucket was read as a whole: from now on silence counts."""
+        """The whole bucket has been read: from now on missing renewals count."""
         self.members = Membership(self._terms, self._clock.now())
 
     def tick(self, now: float) -> None:
@@ -59,7 +59,7 @@ class Roster:
         )
 
     def others(self, mine: WorkerId) -> bool:
-        """Somebody else is here, and stays."""
+        """Whether another member is live and not leaving."""
         return self.members is not None and any(worker != mine for worker in self.members.active())
 
     def _step(self, event: membership.Event) -> None:
@@ -77,10 +77,10 @@ class Roster:
             self._metrics.set(m.MEMBERS, len(self.members.active()))
 
     async def _confirm(self, worker: WorkerId) -> None:
-        """Nothing was heard of this worker for too long: ask the bucket's leader whether that is true."""
+        """This worker has not renewed for too long: check that with the bucket's leader."""
         asked = self._clock.now()
         try:
             record, revision = await self._store.lease(worker)
         except PartiError:
-            return  # asked again at one of the next ticks
+            return  # retried at one of the next ticks
         self._step(membership.LeaseSeen(self._clock.now(), worker, record, revision, asked))

@@ -1,4 +1,4 @@
-"""What a manager gives to each of its members: everything that outlives a lease."""
+"""What a manager passes to each of its members: everything that outlives a lease."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from parti.observe.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One manager's."""
+    """The setup of one manager."""
 
     store: Store
     config: ControlConfig
@@ -29,16 +29,16 @@ class Setup:
     observer: Observer
     source: PartitionSource
     check: Check
-    """Refuses partitions that the source must not bring."""
+    """Refuses partitions that cannot be served together."""
     strategy: Strategy
     retention: Retention
     plane: PlaneFactory
     start_cursor: Callable[[], Coroutine[Any, Any, int]]
-    """Where a partition begins that nobody ever owned."""
+    """The start position of a partition that never had an owner."""
     nudge: Callable[[Member, PartitionId], None]
     instance: str
-    """The name of this process among those that may come back under it."""
+    """The name under which this process may return after a restart."""
     capacity: int
     max_deliver: int = 3
     stream_gone: Callable[[], Awaitable[str]] | None = None
-    """Why the stream is not the one any more that positions speak of, or nothing."""
+    """Why positions no longer refer to the current stream; empty while they do."""

@@ -14,15 +14,15 @@ from parti.control.subject_buckets import check_subjects, group, slot_of
 from parti.errors import ConfigError
 from parti.model import MAX_SUBJECTS_PER_PARTITION, Partition, PartitionId
 
-_MOST_SLOTS: Final = 1000  # consumers of one stream, by the server's default
+_MOST_SLOTS: Final = 1000  # consumers per stream, the server's default limit
 _HASHES: Final = 1 << 32
 
 
 class SlotSource:
     """Partitions `slot-<n>`; a subject's slot is its FNV-1a hash modulo `slots`, and weighs one.
 
-    Every worker of a namespace gets the same subjects and the same number of slots. A subject that is added later
-    begins with the messages behind its slot's position; another number of slots is another namespace.
+    Configure every worker of a namespace with the same subjects and number of slots. A subject added later begins with
+    the messages after its slot's position; another number of slots needs another namespace.
     """
 
     def __init__(self, subjects: Iterable[str], slots: int, *, prefix: str = "slot") -> None:
@@ -58,7 +58,7 @@ class SlotSource:
         return self._partitions
 
     async def changes(self) -> AsyncGenerator[tuple[Partition, ...], None]:
-        """There are none."""
+        """Never changes."""
         nothing: tuple[tuple[Partition, ...], ...] = ()
         for each in nothing:
             yield each

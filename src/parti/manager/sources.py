@@ -1,6 +1,6 @@
-"""Where the partitions come from: a fixed list, a key-value bucket, the subjects of a stream, or any callable.
+"""Partition sources: a fixed list, a key-value bucket, the subjects of a stream, or any callable.
 
-Only the leader asks a source. `partitions()` is what there is now; `changes()` tells every later state as a whole.
+Only the leader asks a source. `partitions()` returns the current set; `changes()` yields the whole set after changes.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from parti.wire.kv_model import Operation, SnapshotDone
 log = get_logger("control")
 
 _RANGE = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*)")
-_SETTLE = 0.05  # seconds a bucket may go on changing before the new state is told
+_SETTLE = 0.05  # seconds to collect changes of a bucket into one new set
 _MOST = 100_000  # partitions: more than an assignment record can carry
 
 
 class PartitionSource(Protocol):
-    """Pluggable. A partition that is no longer told is retired: its owner stops, and its position is kept."""
+    """Any partition source. A partition no longer returned is retired: its owner stops, its position is kept."""
 
     async def partitions(self) -> tuple[Partition, ...]:
-        """All partitions there are now, each once."""
+        """All current partitions, each once."""
         ...
 
     def changes(self) -> AsyncGenerator[tuple[Partition, ...], None]:
-        """The whole set again after each change; ends when there will be none."""
+        """Yields the whole set after each change; ends when there will be no more changes."""
         ...
 
 
@@ -47,14 +47,14 @@ class StaticSource:
         self._check: Callable[[Sequence[Partition]], None] = lambda _: None
 
     def check_with(self, check: Callable[[Sequence[Partition]], None]) -> None:
-        """`check` refuses by raising: the partitions there are, now, and those of each later update."""
+        """Set a check that refuses partitions by raising: applied to the current set now, and to each later update."""
         check(self._partitions)
         self._check = check
 
     def update(self, partitions: Iterable[Partition | str]) -> None:
-        """Use these from now on; the leader hears of it at once, in this process.
+        """Use these from now on; a leader in this process is notified at once.
 
-        Partitions that share subjects are refused (OverlappingPartitions), and those there were stay in force.
+        Partitions that share subjects are refused (OverlappingPartitions), and the previous ones stay in force.
         """
         wanted = unique(p if isinstance(p, Partition) else parse_partition(p) for p in partitions)
         self._check(wanted)
@@ -72,7 +72,7 @@ class StaticSource:
 
 
 class KvSource:
-    """One key a partition in a bucket: the key is the partition's keys joined by dots, the value empty or a weight."""
+    """One bucket key per partition: the key is the partition's keys joined by dots, the value is empty or a weight."""
 
     def __init__(self, js: JetStreamApi, bucket: str, *, prefix: str = "") -> None:
         self._js = js
@@ -148,7 +148,7 @@ class SubjectSource:
         return unique(Partition((name,)) for name in names)
 
     async def changes(self) -> AsyncGenerator[tuple[Partition, ...], None]:
-        """The server has no event for a new subject: look every few seconds. A subject that emptied stays known."""
+        """The server has no event for a new subject: poll every few seconds. A subject without messages stays known."""
         known = set(await self.partitions())
         while True:
             await asyncio.sleep(self._every)
@@ -163,7 +163,7 @@ class SubjectSource:
 
 
 class CallableSource:
-    """Whatever a function returns, plain or async; asked again every `every` seconds."""
+    """The partitions that a plain or async function returns; called again every `every` seconds."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class CallableSource:
         before: tuple[Partition, ...] | None = None
         while True:
             await asyncio.sleep(self._every)
-            now = await self.partitions()  # what it raises is reported; the last answer stands (`partition_feed`)
+            now = await self.partitions()  # errors are reported; the last list stays in force (`partition_feed`)
             if now != before:
                 before = now
                 yield now

@@ -1,9 +1,9 @@
-"""Which stream a namespace works on: positions mean nothing on another one.
+"""Which stream a namespace works on: positions are invalid on any other stream.
 
-A stream that was deleted and made anew counts from 1 again, one that was restored from an older state reuses sequences,
-and another stream never had them. Each of these is another *identity*; every claim and position carries the one it was
-written under, and those of another count as "nothing done yet" (`Store.stream`). The record `live.stream` of the bucket
-names the identity in force, so that members cannot disagree.
+A stream that was deleted and recreated counts from 1 again, one restored from an older state reuses sequences, and
+another stream never had them. Each of these is another *identity*. Every claim and position carries the identity it was
+written under; those of another identity count as "nothing done yet" (`Store.stream`). The bucket's record `live.stream`
+names the current identity, so that all members agree.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from parti.observe.logs import get_logger
 from parti.wire.api import JetStreamApi
 from parti.wire.errors import StreamNotFound
 
-_LOOKS, _BETWEEN = 3, 1.0  # a stream went back only if it says so again and again
-_LOOK_EVERY = 1.0  # seconds between a member's looks at which stream it is
-_RECORD_EVERY = 15.0  # seconds; the watch tells of it, but can be blind for so long after a restart of the server
+_LOOKS, _BETWEEN = 3, 1.0  # a stream was reset only if repeated checks show it
+_LOOK_EVERY = 1.0  # seconds between a member's checks of the stream's identity
+_RECORD_EVERY = 15.0  # seconds; the watch reports it too, but can miss it for this long after a server restart
 
 
 class Replaced(StrEnum):
-    """What became of the stream; the label of `parti_stream_replaced_total`."""
+    """How the stream was replaced; the label of `parti_stream_replaced_total`."""
 
     RECREATED = "recreated"
-    """Deleted and made anew under its name."""
+    """Deleted and recreated with the same name."""
     REWOUND = "rewound"
-    """Its last sequence is below what was done: restored from an older state, or its end was lost."""
+    """Its last sequence is below the last one done: restored from an older state, or its end was lost."""
     EXCHANGED = "exchanged"
     """Another stream is configured."""
 
 
 class NamespaceTaken(FatalError):
-    """Live members of this namespace work on something else: choose another control.namespace."""
+    """Live members of this namespace work on another stream: choose another control.namespace."""
 
 
 class StreamReplaced(FatalError):
@@ -48,13 +48,13 @@ class StreamReplaced(FatalError):
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What was noticed, in numbers."""
+    """The detected replacement, with its numbers."""
 
     kind: Replaced
     before: StreamRecord
     now: StreamRecord
     last_seq: int
-    """Of the stream as it is now."""
+    """Last sequence of the current stream."""
     done: int
     """The highest sequence that counted as done."""
 
@@ -64,12 +64,12 @@ class Replacement:
 
 
 class StreamIdentity:
-    """Finds out, at the start and while running, whether the stream is still the one that positions speak of."""
+    """Detects, at start and while running, whether the stream is still the one that positions refer to."""
 
     def __init__(
         self, js: JetStreamApi, store: Store, clock: Clock, stream: str, *, template: str, layout: str, ttl: float
     ) -> None:
-        """`ttl`: a member that renewed nothing for this long is gone."""
+        """`ttl`: a member without a renewal for this long is dead."""
         self._js = js
         self._store = store
         self._clock = clock
@@ -85,10 +85,10 @@ class StreamIdentity:
         return f"<StreamIdentity {self._in_force}>"
 
     async def settle(self, *, start_over: bool) -> Replacement | None:
-        """The store works under the identity in force; a replacement is returned to whoever found it.
+        """When this returns, the store uses the current identity; returns the replacement if this call found one.
 
         Raises `NamespaceTaken` while live members of the namespace work on another stream, template or layout, and
-        `StreamReplaced` for a replacement that is not to be answered by starting over.
+        `StreamReplaced` for a replacement when the configuration says stop.
         """
         waits = FAST.delays()
         while True:
@@ -117,9 +117,9 @@ class StreamIdentity:
         return Replacement(kind, stored, now, last_seq, done) if kind is not None and stored is not None else None
 
     async def gone(self) -> str:
-        """Why the identity in force is over; empty while it is not. Ask it every second or so.
+        """Why the current identity is no longer valid; empty while it is. Call it about once per second.
 
-        The stream itself is asked each time, our own record of it only now and then: the watch tells when it changes.
+        It reads the stream's info each time, but our record of it only sometimes: the watch reports its changes.
         """
         assert self._in_force is not None
         if self._clock.now() >= self._read_again:
@@ -130,7 +130,7 @@ class StreamIdentity:
         created, last_seq = await self._look()
         if created != self._in_force.created:
             return f"the stream was made anew at {created}"
-        # Twice in a row: a leader that was just elected may know less for a moment.
+        # Twice in a row: a newly elected stream leader may be behind for a moment.
         self._backwards = self._backwards + 1 if last_seq < self._highest else 0
         if self._backwards >= 2:
             return f"the stream went back from sequence {self._highest} to {last_seq}"
@@ -138,7 +138,7 @@ class StreamIdentity:
         return ""
 
     async def _catches_up(self, created: str, done: int) -> bool:
-        """Whether the stream's leader only was behind: after an election it may take a moment to know all there is."""
+        """Whether the stream's leader was only behind: after an election it may need a moment to catch up."""
         for _ in range(_LOOKS):
             await self._clock.sleep(_BETWEEN)
             found, last_seq = await self._look()
@@ -151,7 +151,7 @@ class StreamIdentity:
         return info["created"], int(info["state"]["last_seq"])
 
     async def _done(self, stored: StreamRecord) -> int:
-        """The highest sequence that counts as done under the stored identity, or that was seen of it."""
+        """The highest sequence done, or seen in the stream, under the stored identity."""
         self._store.stream = stored.identity
         claims = await self._store.claims()
         highest = self._highest if self._in_force is not None and self._in_force.identity == stored.identity else 0
@@ -161,7 +161,7 @@ class StreamIdentity:
     async def _refuse_beside_others(self, stored: StreamRecord, now: StreamRecord) -> None:
         before = await self._beats()
         if before:
-            await self._clock.sleep(self._ttl)  # records do not end with their members: only a renewal tells
+            await self._clock.sleep(self._ttl)  # records outlive their members: only a renewal proves a live one
         alive = [worker for worker, beat in (await self._beats()).items() if before.get(worker) != beat]
         if alive:
             raise NamespaceTaken(
@@ -177,7 +177,7 @@ class StreamIdentity:
 
 
 class StreamWatch:
-    """One member's eye on its stream: `replaced` is told when it is not the one any more that positions speak of."""
+    """One member's check of its stream: calls `replaced` when positions no longer refer to the current stream."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class StreamWatch:
         replaced: Callable[[str], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """`gone`: why it is another stream now, or nothing; None when there is no stream to look at."""
+        """`gone`: returns why it is another stream now, or empty; None when there is no stream to check."""
         self._clock = clock
         self._gone = gone
         self._replaced = replaced
@@ -204,10 +204,10 @@ class StreamWatch:
         try:
             reason = await self._gone()
         except StreamNotFound as error:
-            self._failed(error)  # nothing can be handled; one that is made anew will be noticed
+            self._failed(error)  # nothing can be handled; a recreated stream will be detected
             return
         except PartiError:
-            return  # NATS is away: degraded mode tells
+            return  # NATS is unreachable: degraded mode reports it
         if reason:
             self._replaced(reason)
 

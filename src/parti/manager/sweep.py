@@ -1,10 +1,10 @@
-"""Durables that nobody uses any more: those of worker ids that nobody holds, and those with names of earlier versions.
+"""Removes unused durables: those of worker ids without a holder, and those with names of earlier versions.
 
-On an interest stream such a durable keeps what others have handled, on a work queue it refuses their filters, on limits
-it is litter. It goes when nothing depends on it: each of its partitions is STABLE with a live owner, whose own consumer
-then has the filter and has processed everything below. What a live member uses is never touched: a read and a write of
-its filters would undo its own update. So the leader sees to the ids without a holder, and each member to the old name
-of its own id, which only it can know to be unused.
+On an interest stream such a durable keeps messages that others have handled; on a work queue it blocks their filters;
+on limits it only wastes resources. It is removed when nothing depends on it: each of its partitions is STABLE with a
+live owner, whose own consumer has the filter and has processed everything below. A durable in use by a live member is
+never changed: a read-modify-write of its filters could undo the member's own update. So the leader handles ids without
+a holder, and each member the old name of its own id, because only it knows that name to be unused.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from parti.worker import WorkerConsumer
 from parti.worker.routing import SubjectTemplate, consumer_name
 from parti.worker.seal import Seal
 
-_EVERY: Final = 1.0  # seconds between looks at what is known; none of them asks the server when there is nothing to do
-_LIST_EVERY: Final = 60.0  # a list of all consumers, when no worker id changed hands meanwhile
-_AT_ONCE: Final = 16  # durables that one look changes or removes
+_EVERY: Final = 1.0  # seconds between checks of known state; no server call when there is nothing to do
+_LIST_EVERY: Final = 60.0  # seconds between lists of all consumers, if no worker id changed its holder
+_AT_ONCE: Final = 16  # durables that one check changes or removes
 
 
 class SweepView(Protocol):
-    """What is asked of the agent."""
+    """What the sweeper needs from the agent."""
 
     member: Member | None
     claims: dict[PartitionId, tuple[Claim, int]]
@@ -63,10 +63,10 @@ class Unused:
 
 
 def held_ids(members: Membership, gone: Collection[Member] = ()) -> frozenset[WorkerId]:
-    """Worker ids that somebody holds, or rests with: their durables are theirs alone.
+    """Worker ids with a holder, also one that will return: only the holder may change their durables.
 
-    `gone`: who is gone for certain by somebody else's word (`Claim.taken_from`). Who has just joined counts the lease
-    of a dead member from its own first look, and would believe in it for that much longer.
+    `gone`: members that another member found dead (`Claim.taken_from`). A new member counts a dead member's lease from
+    its own first read, and would treat it as live for that much longer.
     """
     return frozenset(
         worker
@@ -78,8 +78,8 @@ def held_ids(members: Membership, gone: Collection[Member] = ()) -> frozenset[Wo
 def still_needed(unused: Unused, retention: Retention, claims: Mapping[str, Claim], members: Membership) -> list[str]:
     """The filters of an unused durable that something depends on; `claims` by subject. Pure.
 
-    Elsewhere than on an interest stream nothing is lost with a durable: there only a partition that is on its way, or
-    that nobody has taken over yet, keeps it, so that whoever looks finds what was.
+    Except on an interest stream, deleting a durable loses no message: there it is kept only for partitions that are
+    moving or not yet taken over, so that its state can still be inspected.
     """
 
     def needed(subject: str) -> bool:
@@ -101,7 +101,7 @@ async def sweep(
     view: Callable[[], SweepView | None],
     clock: Clock,
 ) -> None:
-    """Until cancelled; returns at once where there is no durable per worker."""
+    """Sweep until cancelled; returns at once in a layout without a durable per worker."""
     if not isinstance(consumer, WorkerConsumer) or Layout(config.layout) is not Layout.PER_WORKER:
         return
     sweeper = Sweeper(js, config, consumer, retention, clock)
@@ -117,7 +117,7 @@ async def sweep(
 
 
 class Sweeper:
-    """Removes what is unused, a few calls at a time."""
+    """Removes unused durables, a few calls at a time."""
 
     def __init__(
         self, js: JetStreamApi, config: ControlConfig, consumer: WorkerConsumer, retention: Retention, clock: Clock
@@ -133,7 +133,7 @@ class Sweeper:
         self._ids = re.compile(rf"{re.escape(config.worker_id_prefix)}-\d+")
         self._old = OldNames(js, settings.stream, f"KV_{bucket_of(config.namespace)}")
         self._cleared: Member | None = None
-        """The member under whose id nothing of an earlier version is left."""
+        """The member whose id has no durable of an earlier version left."""
         self._held: frozenset[WorkerId] | None = None
         self._unused: list[Unused] = []
         self._list_at = float("-inf")
@@ -143,7 +143,7 @@ class Sweeper:
         return f"<Sweeper {self._stream} unused={len(self._unused)}>"
 
     async def look(self, view: SweepView) -> None:
-        """Do what can be done now."""
+        """Remove what can be removed now."""
         member, members = view.member, view.members
         if member is None or members is None or not view.may_act():
             return
@@ -161,13 +161,13 @@ class Sweeper:
         info = await self._old.find(name, self._clock.now())
         if info is None:
             self._cleared = member
-        elif not info["num_waiting"]:  # else somebody pulls from it who is not of our namespace, or was our id before
+        elif not info["num_waiting"]:  # else another namespace, or a former holder of our id, pulls from it
             unused = Unused(name, member.worker, info["config"], sealed=False)
             if self._retention is Retention.INTEREST:
                 claims = self._by_subject(view)
                 if self._ready(unused, self._needed(unused, claims, members)):
                     await self._clear(unused, claims, members)
-            else:  # the id is ours and positions are in claims: nothing depends on it, and on a work queue it blocks us
+            else:  # we hold the id and claims hold positions: nothing needs it, and on a work queue it blocks us
                 await self._remove(unused, len(filters_of(unused.config)))
 
     async def _look_at_the_dead(self, view: SweepView, members: Membership) -> None:
@@ -188,7 +188,7 @@ class Sweeper:
                 self._unused += await self._clear(unused, claims, members)
 
     async def _list(self, held: frozenset[WorkerId]) -> list[Unused]:
-        """What the stream has under our names, of ids that nobody holds."""
+        """The stream's durables with our names whose ids have no holder."""
         found = []
         for info in await self._js.consumer_list(self._stream):
             name, seal = info["name"], Seal.read(info["config"])
@@ -213,12 +213,12 @@ class Sweeper:
         return [s for s in still_needed(unused, self._retention, claims, members) if s != nothing]
 
     def _ready(self, unused: Unused, needed: Sequence[str]) -> bool:
-        """Whether there is something to do. But for interest it goes as a whole, or stays (layouts.conflicts)."""
+        """Whether it can be changed now. Except on interest, it is deleted as a whole or kept (layouts.conflicts)."""
         fewer = len(needed) < len(filters_of(unused.config))
         return not needed or (fewer and self._retention is Retention.INTEREST)
 
     async def _is_nobodys(self, view: SweepView, members: Membership, worker: WorkerId) -> bool:
-        """Asked of the bucket's leader right before something is done: somebody may just have taken the id."""
+        """Read from the bucket's leader right before a change: a process may just have acquired the id."""
         record, _ = await view.store.lease(worker)
         if record is None or record.status is LeaseStatus.LEFT:
             return True
@@ -228,7 +228,7 @@ class Sweeper:
     # -- what is done -------------------------------------------------------------------------------------------------
 
     async def _clear(self, unused: Unused, claims: Mapping[str, Claim], members: Membership) -> list[Unused]:
-        """Take off what is not needed, by what the durable is now; returns what is left of it."""
+        """Remove unneeded filters, based on the durable's current state; returns what is left of it."""
         try:
             config = (await self._js.consumer_info(self._stream, unused.name))["config"]
             unused = replace(unused, config=config)

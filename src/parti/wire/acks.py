@@ -1,6 +1,6 @@
-"""The words by which a consumer answers a delivery, and the frames that carry them where no object is made per message.
+"""The ack payloads of JetStream, and the frames that carry them where no object is created per message.
 
-An answer goes to the reply subject of the delivery, and only the newest delivery of a message counts.
+An ack goes to the reply subject of the delivery; only an ack of a message's newest delivery counts.
 """
 
 from __future__ import annotations
@@ -8,24 +8,24 @@ from __future__ import annotations
 from typing import Final
 
 ACK: Final = b"+ACK"
-"""Done: the server may pass it."""
+"""Ack: the message is done."""
 NAK: Final = b"-NAK"
-"""Not done: it comes again, at once."""
+"""Nak: redeliver at once."""
 IN_PROGRESS: Final = b"+WPI"
-"""Still at work: `ack_wait` begins anew."""
+"""In progress: `ack_wait` restarts."""
 TERM: Final = b"+TERM"
-"""Never again, whatever became of it."""
+"""Term: never redeliver."""
 
 ACK_FRAME: Final = b"PUB %s 4\r\n+ACK\r\n"
 IN_PROGRESS_FRAME: Final = b"PUB %s 4\r\n+WPI\r\n"
-"""To be filled with the reply subject."""
+"""Format with the reply subject."""
 
 
 def nak_after(seconds: float) -> bytes:
-    """Not done: it comes again after so many seconds."""
+    """Nak: redeliver after this many seconds."""
     return NAK + b' {"delay": %d}' % int(seconds * 1e9)
 
 
 def term(reason: str) -> bytes:
-    """Never again, with the reason that the server tells in its advisory."""
+    """Term: never redeliver; the server puts the reason into its advisory."""
     return TERM + b" " + reason.encode()

@@ -1,4 +1,4 @@
-"""Server addresses: urls as the `nats` CLI takes them, with every secret moved out of them."""
+"""Server addresses: urls as the `nats` CLI accepts them, with every secret removed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ServerAddress:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class UrlSecrets:
-    """What the user-info part of the urls said; without a repr, because all of it may be secret."""
+    """The credentials from the user-info part of the urls; without a repr, because all of it may be secret."""
 
     user: str | None = None
     password: str | None = None
@@ -40,7 +40,7 @@ class UrlSecrets:
 
 
 def parse_servers(servers: str | Iterable[str]) -> tuple[tuple[ServerAddress, ...], UrlSecrets]:
-    """The addresses of `servers` in order, and the credentials that stood in them.
+    """The addresses of `servers` in order, and the credentials that they contained.
 
     A text may hold several urls separated by commas; `host`, `host:port` and both schemes nats:// and tls:// are
     accepted. `user:password@` and `token@` are percent-decoded. Different credentials in one list are refused.
@@ -59,7 +59,7 @@ def parse_servers(servers: str | Iterable[str]) -> tuple[tuple[ServerAddress, ..
 
 
 def _parse_one(text: str, position: int) -> tuple[ServerAddress, UrlSecrets]:
-    # The text itself may hold a password, so that errors name the position of the url and never quote it.
+    # The text may contain a password, so errors name the position of the url and never quote it.
     scheme, separator, rest = text.partition("://")
     if not separator:
         scheme, rest = "nats", text

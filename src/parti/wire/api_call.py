@@ -15,9 +15,9 @@ Version = tuple[int, int, int]
 
 
 class ApiCaller:
-    """What all groups of API calls share: the connection, the subject prefix and the timeout.
+    """Shared by all groups of API calls: the connection, the subject prefix and the timeout.
 
-    Bodies and answers are plain dicts, so that fields which this version of parti does not know survive a round trip
+    Requests and replies are plain dicts, so that fields unknown to this version of parti survive a round trip
     (nats-py's dataclasses drop them: an update through them silently removes pinning).
     """
 
@@ -27,13 +27,13 @@ class ApiCaller:
         self.timeout = timeout or connection.connect_options.request_timeout
 
     async def request(self, call: str, body: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> Json:
-        """The answer to `<prefix>.<call>`; an error in it is raised as its class of `parti.wire.errors`."""
+        """The reply to `<prefix>.<call>`; an error in it is raised as its class of `parti.wire.errors`."""
         payload = json.dumps(body).encode() if body is not None else b""
         reply = await self.connection.requests.call(f"{self.prefix}.{call}", payload, timeout=timeout or self.timeout)
         return decode_answer(reply.data, request=call)
 
     async def pages(self, call: str, key: str, body: Mapping[str, Any] | None = None) -> AsyncIterator[list[Any]]:
-        """The pages of a listing, each a list; one page is held at a time."""
+        """The pages of a listing, each a list; only one page is in memory."""
         offset = 0
         while True:
             answer = await self.request(call, {**(body or {}), "offset": offset})
@@ -45,7 +45,7 @@ class ApiCaller:
                 return
 
     def require(self, needed: Version, what: str) -> None:
-        """Raise `ServerTooOld` unless the connected server has `what`, which came with the version `needed`."""
+        """Raise `ServerTooOld` unless the connected server supports `what`, which exists since version `needed`."""
         check_version(self.connection.server_version, needed, what)
 
 
@@ -57,7 +57,7 @@ def check_version(found: Version, needed: Version, what: str) -> None:
 
 
 def decode_answer(data: bytes, *, request: str) -> Json:
-    """The JSON object of an answer; an `error` in it is raised typed."""
+    """The JSON object of a reply; an `error` in it is raised as a typed error."""
     try:
         answer = json.loads(data)
     except ValueError as malformed:

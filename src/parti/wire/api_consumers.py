@@ -1,6 +1,6 @@
 """API calls about consumers, with those that nats-py lacks: action, priority groups, unpin, pause, reset.
 
-Whoever must set a consumer to a position asks `can_reset` first; older servers get `consumer_remake`.
+To set a consumer to a position, check `can_reset` first; on older servers use `consumer_remake`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OF_SERVER = "_nats."  # keys that the server itself writes into the metadata
 
 
 class UpdateNotKept(TransientError):
-    """The consumer is not as the update made it: somebody else changed it at the same time. Try again."""
+    """The consumer does not match the update: another client changed it at the same time. Retry."""
 
 
 def filters_of(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ def _names(stream: str, consumer: str) -> str:
 
 
 class ConsumerCalls(ApiCaller):
-    """Create, change and steer consumers; configurations are plain dicts and keep fields unknown to parti."""
+    """Create, change and control consumers; configurations are plain dicts and keep fields unknown to parti."""
 
     async def consumer_create(self, stream: str, config: Mapping[str, Any], *, action: Action = "") -> Json:
         """Create or update the consumer `config["name"]` (or `durable_name`), and return its info.
@@ -55,11 +55,11 @@ class ConsumerCalls(ApiCaller):
         return await self.request(f"CONSUMER.CREATE.{_names(stream, consumer)}", body)
 
     async def consumer_update(self, stream: str, config: Mapping[str, Any]) -> Json:
-        """Give an existing consumer this configuration, and return its info; what was its single filter goes.
+        """Give an existing consumer this configuration, and return its info; a former single filter is removed.
 
-        A server that was restarted answers its first update with the configuration from before it (measured on 2.15.1).
-        Whoever believed that would write the old filters back with the next update, and never get a message again. So
-        an answer that says otherwise is asked for once more, and then is `UpdateNotKept`.
+        A restarted server answers its first update with the previous configuration (measured on 2.15.1). A caller that
+        trusts this reply would write the old filters back with the next update, and never receive a message again. So a
+        reply that differs is requested once more, and then raises `UpdateNotKept`.
         """
         wanted = {key: value for key, value in config.items() if key != "filter_subject"}
         info = await self.consumer_create(stream, wanted, action="update")
@@ -72,11 +72,11 @@ class ConsumerCalls(ApiCaller):
         return info
 
     async def consumer_remake(self, stream: str, config: Mapping[str, Any], *, guarded: bool) -> Json:
-        """What a reset does, for servers that have none: the durable is deleted and made as `config` says.
+        """Does what a reset does, for servers without it: deletes the durable and recreates it from `config`.
 
-        An interest stream deletes what no consumer asks for (measured on 2.12.8), so there, with `guarded`, another
-        consumer stands in while ours is away. It goes last, and is replaced only while ours is there: a crash or an
-        error at any point leaves one consumer too many, never a gap, and the call may be repeated.
+        An interest stream deletes messages without a consumer (measured on 2.12.8), so there, with `guarded`, a second
+        consumer keeps them while ours is missing. It is deleted last, and replaced only while ours exists: a crash or
+        an error at any point leaves one extra consumer, never a gap, and the call may be repeated.
         """
         name = config["durable_name"]
         guard = {**config, "name": f"{name}-guard", "durable_name": f"{name}-guard"}
@@ -116,26 +116,26 @@ class ConsumerCalls(ApiCaller):
         return [info async for page in self.pages(call, "consumers") for info in page]
 
     async def consumer_pause(self, stream: str, consumer: str, until: datetime | None) -> Json:
-        """Deliver nothing until then; a time in the past or None resumes at once."""
+        """Deliver nothing until this time; a time in the past or None resumes at once."""
         self.require((2, 11, 0), "pausing a consumer")
         body = {"pause_until": until.astimezone(UTC).isoformat().replace("+00:00", "Z")} if until else {}
         return await self.request(f"CONSUMER.PAUSE.{_names(stream, consumer)}", body)
 
     async def consumer_unpin(self, stream: str, consumer: str, group: str) -> None:
-        """Take the pin away from the pinned client of `group`; the next pull gets it."""
+        """Remove the pin from the pinned client of `group`; the client with the next pull gets it."""
         self.require((2, 11, 0), "unpinning")
         await self.request(f"CONSUMER.UNPIN.{_names(stream, consumer)}", {"group": group})
 
     @property
     def can_reset(self) -> bool:
-        """Whether the connected server has `consumer_reset`; one whose version is unknown is asked to."""
+        """Whether the connected server has `consumer_reset`; assumed if its version is unknown."""
         return self.connection.server_version == (0, 0, 0) or self.connection.server_version >= RESET_SINCE
 
     async def consumer_reset(self, stream: str, consumer: str, seq: int | None = None) -> Json:
-        """Forget what is pending and deliver from `seq` on, or from the ack floor + 1.
+        """Forget pending messages and deliver from `seq` on, or from the ack floor + 1.
 
         The consumer's own sequence starts at 1 again. Acks of earlier deliveries are ignored until the redelivery.
-        During a leadership change no answer may come: repeat until it does, and pull only then
+        During a leader change there may be no reply: repeat until one comes, and pull only then
         (docs/evidence/cluster.md#c8).
         """
         self.require(RESET_SINCE, "resetting a consumer")

@@ -20,14 +20,14 @@ from parti.wire.stored import AnsweredElsewhere, StoredMessage
 _NOT_FOUND = 404
 _END_OF_BATCH = 204
 _NO_RESPONDERS = 503
-_TRIES = 8  # of a Direct Get that mirrors answer as well
+_TRIES = 8  # tries of a Direct Get, which mirrors answer too
 
 
 @dataclass(frozen=True, slots=True)
 class DirectBatch:
-    """Messages of one batch Direct Get in stream order, and how many the answering replica says are left after them.
+    """Messages of one batch Direct Get in stream order, and how many more the answering replica has after them.
 
-    Any replica may answer, and one that lags answers short without an error (docs/evidence/cluster.md#c4): an empty or
+    Any replica may answer, and a lagging one answers short without an error (docs/evidence/cluster.md#c4): an empty or
     short batch proves nothing until the leader confirms it.
     """
 
@@ -53,7 +53,7 @@ class MessageCalls(ApiCaller):
     async def msg_get(
         self, stream: str, *, seq: int | None = None, last_by_subj: str | None = None, next_by_subj: str | None = None
     ) -> StoredMessage:
-        """The message from the stream's leader, so that an acknowledged write is seen; raises `MessageNotFound`.
+        """The message from the stream's leader, which has every acknowledged write; raises `MessageNotFound`.
 
         `next_by_subj` (wildcards allowed) finds the first one at or after `seq`.
         """
@@ -70,7 +70,7 @@ class MessageCalls(ApiCaller):
     ) -> StoredMessage:
         """The message from any replica or mirror: fast, and possibly stale. Needs allow_direct.
 
-        Raises `MessageNotFound`, also where only the one that answered lacks it: what must be true, ask with `msg_get`.
+        Raises `MessageNotFound` even if only the answering replica lacks it: use `msg_get` when it must be certain.
         """
         call = f"DIRECT.GET.{token(stream, what='stream')}"
         payload = json.dumps(_selection(seq, last_by_subj, next_by_subj)).encode()
@@ -94,10 +94,10 @@ class MessageCalls(ApiCaller):
     ) -> DirectBatch:
         """Up to `batch` messages at or after `seq` or `start_time`, of the subjects that `next_by_subj` matches.
 
-        All of them are held in memory: bound them by `batch` and `max_bytes`. Keep batches small (hundreds): the
-        server serves one without letting writers in between. Mirrors of the stream answer as well; what they sent is
-        not taken but asked for again, and after some tries raised as AnsweredElsewhere. An empty answer may be a
-        mirror's, or a replica's that lags: ask the leader before it counts (`msg_get`).
+        All of them are in memory: limit them by `batch` and `max_bytes`. Keep batches small (hundreds): writers wait
+        while the server sends one. Mirrors of the stream answer too; their answers are discarded and requested again,
+        and after some tries AnsweredElsewhere is raised. An empty answer may come from a mirror or a lagging replica:
+        confirm it with the leader (`msg_get`).
         """
         self.require((2, 11, 0), "batch Direct Get")
         if batch < 1:
@@ -112,7 +112,7 @@ class MessageCalls(ApiCaller):
         if max_bytes is not None:
             body["max_bytes"] = max_bytes
         call = f"DIRECT.GET.{token(stream, what='stream')}"
-        for _ in range(_TRIES - 1):  # whom the server asks is by chance
+        for _ in range(_TRIES - 1):  # the server chooses the answering replica at random
             with contextlib.suppress(AnsweredElsewhere):
                 return await self._gather(stream, call, body)
         return await self._gather(stream, call, body)

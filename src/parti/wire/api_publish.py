@@ -1,4 +1,4 @@
-"""Publishing with an answer: single messages with expectations, and atomic batches."""
+"""Acknowledged publishes: single messages with expectations, and atomic batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PubAck:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One message to publish; `headers` may hold those of `expectations`."""
+    """One message to publish; `headers` may include those of `expectations`."""
 
     subject: str
     data: bytes = field(default=b"", repr=False)
@@ -46,10 +46,10 @@ def expectations(
     msg_id: str | None = None,
     ttl: int | None = None,
 ) -> dict[str, str]:
-    """The headers under which the stream takes a message only if its state is as expected (0: nothing there yet).
+    """The headers with which the stream stores a message only if its state is as expected (0: no message yet).
 
-    `last_subject_filter` lets `last_subject_seq` count over more subjects than the message's own. `ttl` is in whole
-    seconds, because the server cuts anything finer: a lease of 1.9 s would end after 1 s.
+    `last_subject_filter` applies `last_subject_seq` to more subjects than the message's own. `ttl` is in whole seconds,
+    because the server truncates fractions: a lease of 1.9 s would end after 1 s.
     """
     if ttl is not None and (ttl < 1 or ttl != int(ttl)):
         raise UsageError(f"a TTL has whole seconds, at least 1, not {ttl}")
@@ -66,15 +66,15 @@ def expectations(
 
 
 class PublishCalls(ApiCaller):
-    """Publish and wait for the stream's answer."""
+    """Publish and wait for the stream's ack."""
 
     async def publish(
         self, subject: str, data: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float | None = None
     ) -> PubAck:
-        """When this returns, the stream has stored the message (see `expectations` for what it may depend on).
+        """When this returns, the stream has stored the message (see `expectations` for possible conditions).
 
-        Without an answer the outcome is unknown and `UnknownOutcome` is raised; with a `Nats-Msg-Id` a second try is
-        safe (the stream drops duplicates), so that then the retriable `RequestTimeout` or `ConnectionLost` is raised.
+        Without a reply the outcome is unknown and `UnknownOutcome` is raised. With a `Nats-Msg-Id` a retry is safe (the
+        stream drops duplicates), so then the retriable `RequestTimeout` or `ConnectionLost` is raised.
         """
         headers = dict(headers or {})
         if "Nats-TTL" in headers:
@@ -90,9 +90,9 @@ class PublishCalls(ApiCaller):
         return PubAck.from_json(decode_answer(reply.data, request=f"publish to {subject}"))
 
     async def publish_atomic(self, messages: Sequence[Outgoing], *, timeout: float | None = None) -> PubAck:
-        """All of the messages are stored, next to each other in this order, or none of them (ADR-50).
+        """Store all messages, consecutively and in this order, or none of them (ADR-50).
 
-        The stream needs allow_atomic. Without an answer to the last one `UnknownOutcome` is raised.
+        The stream needs allow_atomic. Without a reply to the last message `UnknownOutcome` is raised.
         """
         self.require((2, 12, 0), "an atomic batch")
         if not 1 <= len(messages) <= MAX_ATOMIC_BATCH:
@@ -104,7 +104,7 @@ class PublishCalls(ApiCaller):
             if position == len(messages):
                 break
             if position == 1:
-                # The answer to the first message says early whether the stream takes batches at all.
+                # The reply to the first message shows early whether the stream accepts batches at all.
                 reply = await requests.call(message.subject, message.data, headers=headers, timeout=limit)
                 if reply.data:
                     decode_answer(reply.data, request=f"atomic batch to {message.subject}")

@@ -15,10 +15,10 @@ def _stream(name: str) -> str:
 
 
 class StreamCalls(ApiCaller):
-    """Create, change, look at and empty streams; every answer comes from the stream's or the cluster's leader."""
+    """Create, change, inspect and purge streams; every reply comes from the stream's or the cluster's leader."""
 
     async def account_info(self) -> Json:
-        """What the account uses and may use; raises `JetStreamNotEnabledForAccount` where there is none."""
+        """The account's usage and limits; raises `JetStreamNotEnabledForAccount` if it has no JetStream."""
         return await self.request("INFO")
 
     async def stream_create(self, config: Mapping[str, Any]) -> Json:
@@ -26,7 +26,7 @@ class StreamCalls(ApiCaller):
         return await self.request(f"STREAM.CREATE.{_stream(config['name'])}", config)
 
     async def stream_update(self, config: Mapping[str, Any]) -> Json:
-        """Replace the configuration as a whole: start from the one of `stream_info`."""
+        """Replace the whole configuration: start from the one in `stream_info`."""
         return await self.request(f"STREAM.UPDATE.{_stream(config['name'])}", config)
 
     async def stream_delete(self, stream: str) -> None:
@@ -57,7 +57,7 @@ class StreamCalls(ApiCaller):
     async def stream_purge(
         self, stream: str, *, filter: str | None = None, seq: int | None = None, keep: int | None = None
     ) -> int:
-        """How many messages were removed: all, those of `filter`, those below `seq`, or all but the last `keep`."""
+        """Remove all messages, those of `filter`, those below `seq`, or all but the last `keep`; returns how many."""
         if seq is not None and keep is not None:
             raise UsageError("a purge takes seq or keep, not both")
         body = {"filter": filter, "seq": seq, "keep": keep}

@@ -1,4 +1,4 @@
-"""The range reader for code with an event loop: the same reads, the same promises, in a thread beside the loop."""
+"""The range reader for asyncio code: the same reads with the same guarantees, in a thread beside the loop."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from parti.wire.options import ConnectOptions
 from parti.wire.ranges import PATIENCE, Path, RangeReader, ReadEnded
 from parti.wire.witness import OnLoss
 
-_WAITING = 2  # batches handed over and not taken yet; with those the thread stops reading, and so does the server
-_GRACE = 0.5  # seconds for a read that is given up to remove its consumer; then its connection is cut
+_WAITING = 2  # batches not taken yet; then the thread stops reading, and so the server stops sending
+_GRACE = 0.5  # seconds for an abandoned read to remove its consumer; then its connection is closed
 
 
 class AsyncRangeReader:
     """`RangeReader` for one event loop: one read at a time, each in a thread that ends with it.
 
-    When a read is cancelled or left early its thread has ended, or its connection is cut and it is about to. Nothing
-    is read ahead but what `_WAITING` batches and the connection's own buffers hold.
+    When a read is cancelled or left early, its thread has ended, or its connection is closed and it is about to end. At
+    most `_WAITING` batches and the connection's own buffers are read ahead.
     """
 
     def __init__(self, options: ConnectOptions, *, patience: float = PATIENCE, name: str = "parti-range") -> None:
@@ -46,9 +46,9 @@ class AsyncRangeReader:
         allow_gone: bool = False,
         on_loss: OnLoss | None = None,
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """As `RangeReader.read`, which calls `on_loss` from its thread.
+        """Like `RangeReader.read`; `on_loss` is called from the reading thread.
 
-        Leave it early only through `contextlib.aclosing`, or read on to the end.
+        Leave it early only through `contextlib.aclosing`, or read to the end.
         """
         self._claim()
         batches = self._reader.read(
@@ -63,7 +63,7 @@ class AsyncRangeReader:
             self._handover = None
 
     async def close(self) -> None:
-        """End the read under way, its thread and the connection; after this returns they are gone."""
+        """End the current read, its thread and the connection; all have ended when this returns."""
         self._closed = True
         self._reader.close()
         if self._handover is not None:
@@ -91,7 +91,7 @@ class _Handover:
         self._thread.start()
 
     async def take(self) -> pa.RecordBatch | None:
-        """The next batch, None at the end; raises what the read raised."""
+        """The next batch, None at the end; raises the read's error."""
         item = await self._ready.get()
         self._free.release()
         if isinstance(item, Exception):
@@ -99,7 +99,7 @@ class _Handover:
         return item
 
     async def end(self) -> None:
-        """After this returns the thread has ended; also when the caller is cancelled meanwhile."""
+        """After this returns, the thread has ended, even if the caller is cancelled meanwhile."""
         self._unwanted.set()
         self._free.release()
         cancelled: asyncio.CancelledError | None = None
@@ -108,11 +108,11 @@ class _Handover:
                 async with asyncio.timeout(_GRACE):
                     await self._ended.wait()
             except TimeoutError:
-                self._reader.cancel()  # again and again: it may be between two connections
+                self._reader.cancel()  # repeated: it may be between two connections
             except asyncio.CancelledError as error:
                 cancelled = error
                 self._reader.cancel()
-        self._thread.join()  # it has said its last word
+        self._thread.join()  # it has handed over its last item
         if cancelled is not None:
             raise cancelled
 
@@ -128,11 +128,11 @@ class _Handover:
                     if batch is None:
                         break
                     self._tell(self._ready.put_nowait, batch)
-        except Exception as error:  # whatever it is, it belongs to the one who reads
+        except Exception as error:  # any error is passed to the reader
             last = error
         self._tell(self._ready.put_nowait, last)
         self._tell(self._ended.set)
 
     def _tell(self, action: Callable[..., object], *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no reader any more
             self._loop.call_soon_threadsafe(action, *arguments)

@@ -1,6 +1,6 @@
-"""One attempt at a range: deliver what one consumer, or Direct Get, has of it, and move the cursor along.
+"""One attempt to read a range: yields what one consumer, or Direct Get, has of it, and advances the cursor.
 
-An attempt may end early, never wrongly. Whether anything is left behind the cursor is for the range reader to find out.
+An attempt may end early, but never yields wrong data. The range reader checks whether anything is left to read.
 """
 
 from __future__ import annotations
@@ -28,46 +28,46 @@ from parti.wire.state import StreamState
 from parti.wire.stored import parse_time
 from parti.wire.witness import LISTED
 
-_PLACE, _COUNT, _TIME = 1, 2, 3  # rows of `Deliveries.numbers`: the two sequences, and when it was stored
+_PLACE, _COUNT, _TIME = 1, 2, 3  # rows of `Deliveries.numbers`: the two sequences, and the storage time
 _PULL_BATCH = 32_000
-_WAITING = 8  # pulls that a consumer may hold; we never have more than two open
-# bytes of two pulls; far beyond it the server cuts us off as a slow consumer (docs/evidence/spark.md#s10)
+_WAITING = 8  # max_waiting of the consumer; at most two pulls are outstanding
+# bytes of two pulls; far above it the server disconnects us as a slow consumer (docs/evidence/spark.md#s10)
 _IN_FLIGHT = 16 << 20
 _ENVELOPE = 64 << 10  # subject, reply and header lines around the largest payload
 # publishers wait while a batch is read: p99 4 ms at 256, 15 ms at 2,000 (docs/evidence/spark.md#s9)
 _DIRECT_BATCH = 512
 _DIRECT_BYTES = 1 << 20
-_STALL = 2.0  # seconds without a byte although an answer is due; then the server is asked whether it lives
-_STALLS = 5  # ... and after so many of them in a row a new consumer is tried
-_AFTERMATH = 0.05  # seconds to wait for deliveries that a "nothing more" has overtaken on its way
-_PLACINGS = 8  # tries to get a consumer onto the stream leader's server; each hits one of three in a usual cluster
+_STALL = 2.0  # seconds without a byte while a reply is due; then the server is pinged
+_STALLS = 5  # ... and after this many in a row a new consumer is tried
+_AFTERMATH = 0.05  # seconds to wait for deliveries that a "no more messages" status overtook
+_PLACINGS = 8  # tries to place a consumer on the stream leader's server; each has a 1 in 3 chance with 3 servers
 _DEAR_PLACINGS = 2  # ... on an interest stream, where each consumer is replicated
-_LEADER_BATCH = 256  # messages that the leader is asked for one by one, before Direct Get is tried again
+_LEADER_BATCH = 256  # messages read one by one from the leader before Direct Get is tried again
 _IDLE = 30.0  # seconds after which the server removes a consumer that a crashed reader left behind
 _LAST_SEQUENCE = re.compile(rb"\r\nNats-Last-Sequence: (\d+)\r\n")
 _PENDING_MESSAGES = re.compile(rb"\r\nNats-Pending-Messages: (\d+)\r\n")
 
 
 class ReadInterrupted(TransientError):
-    """The consumer or its leader is gone, or a delivery was lost: read on behind the last position."""
+    """The consumer or its leader is gone, or a delivery was lost: continue after the last position."""
 
 
 class ReadAttempt(ABC):
-    """Base of both paths: its own inbox, a server that is asked for a sign of life, and a clean connection after it."""
+    """Base of all paths: a separate inbox, liveness checks of the server, and a clean connection afterwards."""
 
     def __init__(self, connection: BlockingConnection, stream: str, cursor: Cursor) -> None:
         self.connection = connection
         self.stream = stream
         self.cursor = cursor
         self.served = ">"
-        """The subjects that the server was asked for; the others are unseen."""
+        """The subjects requested from the server; messages of other subjects are not seen."""
         self._inbox = f"{connection.options.inbox_prefix}.{uuid4().hex}"
         self._sid: int | None = None
         self._stalls = 0
 
     @abstractmethod
     def run(self) -> Iterator[Deliveries]:
-        """The messages of the range in order, batch by batch; each batch is valid until the next is asked for."""
+        """Yields the messages of the range in order, batch by batch; a batch is valid until the next is requested."""
 
     def __enter__(self) -> Self:
         self._sid = self.connection.subscribe(f"{self._inbox}.*")
@@ -80,7 +80,7 @@ class ReadAttempt(ABC):
 
         See docs/evidence/spark.md#s12.
         """
-        with contextlib.suppress(ConnectionFailed):  # it is closed then; what it read before is good
+        with contextlib.suppress(ConnectionFailed):  # then it is closed; what it read before is valid
             if self._sid is not None and not self.connection.closed:
                 self._leave(self._sid)
 
@@ -93,7 +93,7 @@ class ReadAttempt(ABC):
         )
 
     def _frames(self) -> Frames:
-        """The next frames of this attempt, maybe none; raises when the server gives no sign of life."""
+        """The next frames of this attempt, maybe none; raises when the server does not respond."""
         try:
             frames = self.connection.frames(_STALL, self._bytes_due())
         except RequestTimeout:
@@ -104,7 +104,7 @@ class ReadAttempt(ABC):
         return frames
 
     def _bytes_due(self) -> int:
-        """How many bytes of messages should be on their way, or a few less."""
+        """Estimate, slightly low, of the message bytes still to arrive."""
         return 0
 
     def _sign_of_life(self) -> Frames:
@@ -125,14 +125,14 @@ class ReadAttempt(ABC):
 
 
 class ConsumerAttempt(ReadAttempt):
-    """Through an ephemeral pull consumer without acks, kept in memory: the fast path, for limits and interest."""
+    """Reads through an ephemeral in-memory pull consumer without acks: the fast path, for limits and interest."""
 
     def __init__(
         self, connection: BlockingConnection, state: StreamState, cursor: Cursor, *, selective: float, times: bool
     ) -> None:
-        """`selective`: where a filter matches a smaller share of the stream than this, the server applies it.
+        """`selective`: if a filter matches a smaller share of the stream than this, the server applies it.
 
-        Without `times` the deliveries have none.
+        Without `times` the deliveries have no times.
         """
         super().__init__(connection, state.name, cursor)
         self._numbers = (_PLACE, _TIME) if times else (_PLACE,)
@@ -143,11 +143,11 @@ class ConsumerAttempt(ReadAttempt):
         self._placings = _PLACINGS if state.retention == "limits" else _DEAR_PLACINGS
         self._server: str | None = None
         self._consumer = ""
-        self._next = 1  # the consumer sequence that must come next
+        self._next = 1  # the expected next consumer sequence
         self._pulls: dict[str, int] = {}  # inbox token -> batch of the latest pulls
         self._asked = 0
-        self._due = 0  # messages that the pulls are still to bring
-        self._sated = False  # the server said that it has no more than is on its way
+        self._due = 0  # messages requested and not yet received
+        self._sated = False  # the server reported that it has no more to send
         half = _IN_FLIGHT // 2
         self._limit = max(half, connection.max_payload + _ENVELOPE)  # a single message must always fit
         self._average = state.bytes // max(state.messages, 1) + 1
@@ -180,7 +180,7 @@ class ConsumerAttempt(ReadAttempt):
                 return
 
     def _choose(self) -> None:
-        """Create the consumer, with a filter on the server only where that is the cheaper way.
+        """Create the consumer, with a server-side filter only where that is cheaper.
 
         See docs/evidence/spark.md#s19.
         """
@@ -196,10 +196,10 @@ class ConsumerAttempt(ReadAttempt):
             self._led(None)
 
     def _led(self, subject: str | None) -> bool:
-        """Whether the consumer reads what the stream's leader holds; it is made anew until it does.
+        """Recreate the consumer until it runs on the stream leader's server; returns whether it does.
 
-        The server puts it on any replica. One that lacks messages leaves gaps, and where the server filters, or there
-        are too many deletions to list, nobody could tell them from what is rightly not there.
+        The server places it on any replica. A replica that lacks messages leaves gaps. With a server-side filter, or
+        with too many deletions to list, these gaps look the same as messages that are legitimately absent.
         """
         for _ in range(self._placings):
             if self._leader is None or self._server == self._leader:
@@ -209,8 +209,8 @@ class ConsumerAttempt(ReadAttempt):
         return self._server == self._leader
 
     def _create(self, subject: str | None) -> int:
-        """Create the consumer; returns how many messages it has to deliver up to the stream's end."""
-        self._consumer = f"parti-range-{token_hex(6)}"  # every delivery repeats it: 32 digits were a tenth of the bytes
+        """Create the consumer; returns how many messages it will deliver up to the stream's end."""
+        self._consumer = f"parti-range-{token_hex(6)}"  # each delivery repeats it: 32 digits were 10 % of the bytes
         config: dict[str, Any] = {
             "name": self._consumer,
             "deliver_policy": "by_start_sequence",
@@ -231,7 +231,7 @@ class ConsumerAttempt(ReadAttempt):
         return int(answer["num_pending"])
 
     def _delete(self) -> None:
-        # No answer is awaited: if this gets lost the server removes the consumer after `inactive_threshold`.
+        # No reply is awaited: if this gets lost, the server removes the consumer after `inactive_threshold`.
         self.connection.publish(f"{self.connection.options.js_prefix}.CONSUMER.DELETE.{self.stream}.{self._consumer}")
 
     def _leave(self, sid: int) -> None:
@@ -240,7 +240,7 @@ class ConsumerAttempt(ReadAttempt):
         super()._leave(sid)
 
     def _pull(self) -> None:
-        """Ask for more when half of a pull is left. The server serves pulls by turns; so it never has three of ours."""
+        """Pull again when half of a pull is left. The server alternates between pulls; at most two are outstanding."""
         while self._due <= self._ask_at and not self._sated:
             batch = min(self.cursor.to - self.cursor.position - self._due, self._batch)
             if batch <= 0:
@@ -260,9 +260,9 @@ class ConsumerAttempt(ReadAttempt):
         return frames.select(frames.sid == self._sid)
 
     def _consecutive(self, deliveries: Deliveries) -> int:
-        """How many messages from the first on have the consumer sequence that must come next.
+        """How many messages, from the first on, have consecutive consumer sequences.
 
-        Where no stream sequence is left out, none of the other can be; so these are read from the first gap on only.
+        Consumer sequences have no gap where stream sequences have none; so they are read from the first gap on only.
         """
         count = len(deliveries)
         if _COUNT not in self._numbers:
@@ -279,7 +279,7 @@ class ConsumerAttempt(ReadAttempt):
         return good
 
     def _status(self, subject: bytes, header: bytes) -> None:
-        """Note that a pull ended before it was filled."""
+        """Record that a pull ended before it was filled."""
         status, description = status_of(header)
         if status in (100, 0):
             return
@@ -288,13 +288,13 @@ class ConsumerAttempt(ReadAttempt):
         match status:
             case 404:
                 self._sated = True
-            case 408:  # refused at once: earlier pulls take all there is
+            case 408:  # refused at once: earlier pulls take all messages
                 self._sated = True
                 self._due -= batch
             case 409 if isinstance(error, BatchCompleted | MessageExceedsMaxBytes):
                 unfilled = _pending_messages(header)
                 if unfilled == batch and isinstance(error, MessageExceedsMaxBytes):
-                    raise error  # the next message alone is too large: asking again would not end
+                    raise error  # the next message alone is too large: retrying would never end
                 self._due -= unfilled
             case 409 | 503:
                 raise self._interrupted(status, description) from error
@@ -308,10 +308,10 @@ def _pending_messages(header: bytes) -> int:
 
 
 class DirectAttempt(ReadAttempt):
-    """Through batch Direct Get: for work queues, which allow no second consumer, and for small ranges.
+    """Reads through batch Direct Get: for work queues, which allow no second consumer, and for small ranges.
 
-    Every replica answers it, and so does every mirror of the stream, in its name (`mirror_direct`, which the server
-    sets by itself). What a mirror sent is refused: it may be filtered, and deletions never reach it.
+    Every replica answers it, and so does every mirror of the stream, in the stream's name (`mirror_direct`, which the
+    server sets by itself). A mirror's answer is refused: it may be filtered, and deletions never reach a mirror.
     """
 
     def run(self) -> Iterator[Deliveries]:
@@ -321,7 +321,7 @@ class DirectAttempt(ReadAttempt):
             frames = self._frames()
             following = self._following(frames)
             if following is not None and following <= cursor.to:
-                self._ask(following)  # before we parse, so that the server reads the next batch meanwhile
+                self._ask(following)  # before parsing, so that the server reads the next batch meanwhile
             deliveries, statuses = direct_deliveries(frames, self.stream.encode())
             yield cursor.accept(deliveries)
             ended = False
@@ -337,7 +337,7 @@ class DirectAttempt(ReadAttempt):
         self._call(f"DIRECT.GET.{self.stream}", {"seq": start, "batch": batch, "max_bytes": _DIRECT_BYTES}, "1")
 
     def _following(self, frames: Frames) -> int | None:
-        """Where to go on, when these frames end with the end of a batch."""
+        """The next start sequence, if these frames contain the end of a batch."""
         header = frames.header(len(frames) - 1) if len(frames) else b""
         found = _LAST_SEQUENCE.search(header) if status_of(header)[0] == 204 else None
         return int(found[1]) + 1 if found and int(found[1]) else None
@@ -353,9 +353,9 @@ class DirectAttempt(ReadAttempt):
 
 
 class LeaderAttempt(ReadAttempt):
-    """Message by message from the stream's leader, some at a time: slow, and right whoever else answers.
+    """Reads message by message from the stream's leader, some concurrently: slow, but correct even with mirrors.
 
-    For a work queue whose Direct Get a mirror answers: close to a mirror, each time.
+    For a work queue whose Direct Get a mirror answers, which near a mirror happens every time.
     """
 
     def __enter__(self) -> Self:
@@ -378,7 +378,7 @@ class LeaderAttempt(ReadAttempt):
 
 
 def _as_delivered(message: dict[str, Any]) -> bytes:
-    """The frame in which a consumer would have sent the message."""
+    """The frame that a consumer would have sent for this message."""
     header, data = (base64.b64decode(message.get(part) or "") for part in ("hdrs", "data"))
     reply = b"$JS.ACK.s.c.1.%d.1.%d.0" % (message["seq"], parse_time(message["time"]))
     sizes = b"%d %d" % (len(header), len(header) + len(data)) if header else b"%d" % len(data)

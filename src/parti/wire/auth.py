@@ -1,4 +1,4 @@
-"""Signing a server's nonce with an nkey seed or a credentials file; no secret leaves this module but as a signature."""
+"""Signs a server's nonce with an nkey seed or a credentials file; secrets leave this module only as signatures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SEED = re.compile(r"-+BEGIN USER NKEY SEED-+\s+(\S+)\s+-+END USER NKEY SEED-+")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class NkeyIdentity:
-    """Who we are to the server: a key that can sign, and for decentralised auth the user's JWT."""
+    """The client's identity: a signing key, and for decentralised auth the user's JWT."""
 
     seed: str
     jwt: str | None = None
@@ -64,7 +64,7 @@ def read_secret_file(path: str, *, what: str) -> str:
 
 
 def _key_pair(seed: str, source: str) -> nkeys.KeyPair:
-    import nkeys  # brings libsodium: only for those who have a key
+    import nkeys  # loads libsodium: only when a key is used
 
     try:
         return nkeys.from_seed(bytearray(seed.encode()))

@@ -1,6 +1,6 @@
 """A NATS connection on a plain blocking socket, for bulk reads and requests from one thread (Spark tasks, catch-up).
 
-It exists because reading a range through an asyncio client costs 30 us a message and through this 0.6 us
+It exists because reading a range through an asyncio client costs 30 us per message and through this 0.6 us
 (docs/evidence/spark.md#s7). It shares addresses, credentials and TLS settings with every other connection
 (`ConnectOptions`).
 """
@@ -29,16 +29,16 @@ from parti.wire.frames import Frames, bytes_of_first, scan
 from parti.wire.handshake import OPEN_FAILURES, all_failed, server_error, tls_failed, upgrade_wanted
 from parti.wire.options import ConnectOptions
 
-_BUFFER = 2 << 20  # measured at 128 B and 1 KiB: half of it costs more CPU, twice it keeps the server waiting
-_STREAMING = 64 << 10  # so much at once means that more is on its way
-_QUIET = 0.002  # ... and is worth this wait: a scan costs 0.2 ms however little it covers
-_PAUSE = 0.02  # ... and this one, where much more is due: a server that has to share its processor sends in spurts
-_STATUS_END = b"\r\n\r\n\r\n"  # a status frame is the end of an answer: there is nothing to wait for behind it
+_BUFFER = 2 << 20  # measured at 128 B and 1 KiB: half costs more CPU, double makes the server wait
+_STREAMING = 64 << 10  # this many bytes in one read mean that more will follow
+_QUIET = 0.002  # ... and justify this wait: a scan costs 0.2 ms even for a few bytes
+_PAUSE = 0.02  # ... and this one if much more is due: a server on a shared CPU sends in bursts
+_STATUS_END = b"\r\n\r\n\r\n"  # a status frame ends a reply: nothing follows it
 
 
 @dataclass(frozen=True, slots=True)
 class BlockingReply:
-    """The answer to a request: status (0 when there is none), header block and body."""
+    """The reply to a request: status (0 when there is none), header block and body."""
 
     status: int
     description: str
@@ -47,10 +47,10 @@ class BlockingReply:
 
 
 class BlockingConnection:
-    """One connection, used by one thread at a time; every call either returns in its timeout or raises.
+    """One connection, used by one thread at a time; every call returns within its timeout or raises.
 
-    After any ConnectionFailed the connection is closed and stays so: open a new one. Only `close` may be called from
-    another thread; it ends whatever call is under way.
+    After any ConnectionFailed the connection is closed permanently: open a new one. Only `close` may be called from
+    another thread; it ends the running call.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class BlockingConnection:
         self.closed = False
         self.inbox = f"{options.inbox_prefix}.{uuid4().hex}"
         self._sock = sock
-        self._in_use = threading.Lock()  # a socket closed under a call could give its number to a stranger's
-        self._tls = isinstance(sock, ssl.SSLSocket)  # then a receive gives one record, often of a single message
-        self._room = _BUFFER  # as much again lies behind it, is never written to and so takes no memory: `binary_array`
+        self._in_use = threading.Lock()  # after a close during a call, another socket could get the same number
+        self._tls = isinstance(sock, ssl.SSLSocket)  # then a receive returns one record, often a single message
+        self._room = _BUFFER  # the same size follows, never written and so without memory: see `binary_array`
         self._buffer: Bytes = np.empty(2 * _BUFFER, dtype=np.uint8)
         self._buffer[: len(rest)] = np.frombuffer(rest, dtype=np.uint8)
         self._have = len(rest)  # bytes in the buffer
-        self._used = 0  # bytes of them that the last scan consumed
-        self._unscanned = bool(rest)  # the server may send more right behind its answer to our CONNECT
+        self._used = 0  # bytes consumed by the last scan
+        self._unscanned = bool(rest)  # the server may send more right after its reply to our CONNECT
         self._sid = 1
         self._requests = 0
         self._pongs_due = 0
@@ -80,7 +80,7 @@ class BlockingConnection:
 
     @classmethod
     def open(cls, options: ConnectOptions, *, name: str | None = None) -> Self:
-        """A connection to one of the servers, tried in random order so that many tasks spread over a cluster."""
+        """Connect to one of the servers, in random order so that many tasks spread over a cluster."""
         addresses = options.server_list()
         random.shuffle(addresses)
         failures: list[PartiError] = []
@@ -108,7 +108,7 @@ class BlockingConnection:
             sock.sendall(options.connect_frame(info, name=name) + b"PING\r\n")
             _line(sock, rest, b"PONG", address)
             return cls(options, address, sock, info, bytes(rest))
-        except ssl.SSLError as error:  # with TLS 1.3 a refused client certificate shows at the first read
+        except ssl.SSLError as error:  # with TLS 1.3 a refused client certificate appears at the first read
             sock.close()
             raise tls_failed(error, address) from error
         except OSError as error:
@@ -123,7 +123,7 @@ class BlockingConnection:
         return int(self.info.get("max_payload", 1 << 20))
 
     def send(self, data: bytes) -> None:
-        """Hand bytes to the kernel; a broken connection raises ConnectionFailed."""
+        """Pass bytes to the kernel; a broken connection raises ConnectionFailed."""
         try:
             with self._in_use:
                 self._sock.settimeout(self.options.request_timeout)
@@ -132,22 +132,22 @@ class BlockingConnection:
             raise self._broken(error) from error
 
     def publish(self, subject: str, data: bytes = b"", reply: str = "") -> None:
-        """Send one message; nothing confirms that it arrived."""
+        """Send one message, without confirmation."""
         self.send(f"PUB {subject} {reply} {len(data)}\r\n".encode() + data + b"\r\n")
 
     def subscribe(self, subject: str) -> int:
-        """Ask for a subject's messages; the number returned marks them in `Frames.sid`."""
+        """Subscribe to a subject; returns the number that marks its messages in `Frames.sid`."""
         self._sid += 1
         self.send(f"SUB {subject} {self._sid}\r\n".encode())
         return self._sid
 
     def unsubscribe(self, sid: int) -> None:
-        """After this returns no message of `sid` will be seen: the server confirmed it, leftovers were dropped."""
+        """After this returns, no message of `sid` arrives: the server confirmed it, and leftovers were dropped."""
         self.send(f"UNSUB {sid}\r\n".encode())
         self.ping()
 
     def ping(self, timeout: float | None = None) -> None:
-        """A round trip to the server; every message sent before it has been received and dropped when it returns."""
+        """A round trip to the server; when it returns, every message sent before it was received and dropped."""
         timeout = timeout or self.options.request_timeout
         deadline = time.monotonic() + timeout
         self.probe()
@@ -158,12 +158,12 @@ class BlockingConnection:
                 raise self._broken(f"no PONG within {timeout:g} s") from None
 
     def probe(self) -> None:
-        """Ask the server for a sign of life: `frames` returns when it comes, if nothing comes before it."""
+        """Send a PING without waiting: `frames` returns when the PONG arrives, or earlier with messages."""
         self._pongs_due += 1
         self.send(b"PING\r\n")
 
     def request(self, subject: str, data: bytes = b"", timeout: float | None = None) -> BlockingReply:
-        """The first answer. Messages of subscriptions that arrive meanwhile are dropped: unsubscribe before."""
+        """Return the first reply. Messages of subscriptions that arrive meanwhile are dropped: unsubscribe before."""
         timeout = timeout or self.options.request_timeout
         self._requests += 1
         reply = f"{self.inbox}.{self._requests}"
@@ -177,7 +177,7 @@ class BlockingConnection:
                 frames = self.frames(remaining)
             except RequestTimeout:
                 continue
-            frames = frames.select(frames.sid == 1)  # answers to us; leftovers of a subscription may be many
+            frames = frames.select(frames.sid == 1)  # our replies; there may be many leftovers of a subscription
             for index in range(len(frames)):
                 if frames.subject(index) == reply.encode():
                     answer = _reply(frames, index)
@@ -186,7 +186,7 @@ class BlockingConnection:
                     return answer
 
     def api(self, suffix: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> dict[str, Any]:
-        """One JetStream API call; a refusal raises the typed error of its code."""
+        """One JetStream API call; an error reply raises the typed error of its code."""
         subject = f"{self.options.js_prefix}.{suffix}"
         answer = self.request(subject, json.dumps(body).encode() if body is not None else b"", timeout)
         response: dict[str, Any] = json.loads(answer.data)
@@ -197,8 +197,8 @@ class BlockingConnection:
     def frames(self, timeout: float, due: int = 0) -> Frames:
         """The next frames, at least one; raises RequestTimeout when none comes. Valid until the next call.
 
-        `due` says how many bytes should be on their way: then it waits a little for many of them, as few cost nearly
-        the same. PINGs are answered here. An error line of the server raises: nothing after it can be trusted.
+        `due` is the number of bytes expected: then it waits a little to scan many at once, as few cost nearly the same.
+        PINGs are answered here. An error line of the server raises: nothing after it can be trusted.
         """
         self._compact()
         needed = 0
@@ -206,7 +206,7 @@ class BlockingConnection:
             if not self._unscanned:
                 self._receive(
                     max(timeout, 0.001), due
-                )  # each time anew: a large frame on a slow line may take its time
+                )  # set again each time: a large frame on a slow line may take long
             self._unscanned = False
             if self._have < needed:
                 continue
@@ -220,17 +220,17 @@ class BlockingConnection:
                 for line in frames.controls:
                     self._control(line)
                 return frames
-            needed = bytes_of_first(self._buffer, self._have)  # scanning an unfinished frame again is wasted
+            needed = bytes_of_first(self._buffer, self._have)  # scanning an incomplete frame again is wasted
 
     @property
     def socket(self) -> socket.socket:
-        """The socket itself, for benchmarks of what it can carry; the parser does not see it."""
+        """The raw socket, for benchmarks of its throughput; bypasses the parser."""
         return self._sock
 
     def close(self) -> None:
         """Drop the connection. Safe to call at any time, from any thread, more than once."""
         self.closed = True
-        # Not the shutdown of SSLSocket: that one lets a receive under way go on with undeciphered bytes.
+        # Not the shutdown of SSLSocket: that lets a running receive continue with encrypted bytes.
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
         with self._in_use:
@@ -245,14 +245,14 @@ class BlockingConnection:
         self.close()
 
     def _compact(self) -> None:
-        """Move the bytes of an unfinished frame to the front; the frames of the last scan are invalid from now on."""
+        """Move the bytes of an incomplete frame to the front; the frames of the last scan become invalid."""
         rest = self._have - self._used
         if self._used and rest:
             self._buffer[:rest] = self._buffer[self._used : self._have].copy()
         self._have, self._used = rest, 0
 
     def _receive(self, timeout: float, due: int) -> None:
-        """Take in what is there, at least a byte, or raise."""
+        """Receive the available bytes, at least one, or raise."""
         if self._have == self._room:
             self._grow()
         view = memoryview(self._buffer)[: self._room]  # type: ignore[arg-type]  # ndarray is a buffer; its stubs do not say so
@@ -278,7 +278,7 @@ class BlockingConnection:
             if self._have == before:
                 raise RequestTimeout(f"nothing came from {self.address} within {timeout:g} s") from None
         except OSError as error:
-            if self._have == before:  # else what came is good, and the next call meets the error again
+            if self._have == before:  # else what arrived is valid, and the next call raises the error again
                 raise self._broken(error) from error
         if self._have == before:
             raise self._broken("the server closed the connection")
@@ -331,7 +331,7 @@ def status_of(header: bytes) -> tuple[int, str]:
 
 
 def _line(sock: socket.socket, rest: bytearray, verb: bytes, address: ServerAddress) -> bytes:
-    """What follows `verb` on the next line that starts with it; bytes received behind that line stay in `rest`."""
+    """The text after `verb` on the next line that starts with it; bytes received after that line stay in `rest`."""
     while True:
         while b"\r\n" not in rest:
             received = sock.recv(4096)

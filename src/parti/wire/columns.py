@@ -1,8 +1,8 @@
 """From frames to columns: sequences and times out of reply subjects or headers, and the Arrow batch of a range read.
 
-A message reaches us in one of two shapes. A consumer delivers it with its own subject and the position in the reply
-subject (`$JS.ACK...`, 9, 11 or 12 tokens: ADR-15). Direct Get sends it to our inbox with subject, sequence and time as
-the last header lines. Both end in the same columns; no Python object is made per message.
+A message arrives in one of two forms. A consumer delivers it with its own subject and the position in the reply subject
+(`$JS.ACK...`, 9, 11 or 12 tokens: ADR-15). Direct Get sends it to our inbox with subject, sequence and time as the last
+header lines. Both become the same columns; no Python object is created per message.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from parti.wire.stored import AnsweredElsewhere
 _DOT, _COLON, _SPACE, _LF = 46, 58, 32, 10
 _ACK_WORD = word_of(ACK)
 # Below this many messages a plain loop (2 us each) beats the fixed 300 us of the NumPy passes; a worker near the tail
-# of its stream gets one to three messages a read.
+# of its stream gets one to three messages per read.
 _FEW = 128
 NUMBERS = (0, 1, 2, 3, 4)
-"""The rows of `Deliveries.numbers`. To read all of them is a third of what a range read costs: it may choose."""
+"""The rows of `Deliveries.numbers`. Parsing all is a third of a range read's cost, so a caller may select rows."""
 _SPANS = np.array([0, 1, 6])  # rows of `Frames.positions`: subject start, subject end, payload start
-_MODELS = 6  # layouts of replies; few: each of four numbers changes its length once in a while
-# The lines Direct Get puts behind the message's own headers, in this order (nats-server 2.11 to 2.15).
+_MODELS = 6  # layouts of replies; few, because each of four numbers rarely changes its length
+# The lines that Direct Get adds after the message's own headers, in this order (nats-server 2.11 to 2.15).
 _DIRECT_LINES = (
     b"Nats-Stream: ",
     b"Nats-Subject: ",
@@ -52,7 +52,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Deliveries:
-    """Messages with their place in the stream; `frames` still holds where headers and payload lie."""
+    """Messages with their stream positions; `frames` still has the offsets of headers and payload."""
 
     frames: Frames
     numbers: Ints  # 5 x n: delivered, stream sequence, consumer sequence, nanoseconds since 1970, pending; see NUMBERS
@@ -63,7 +63,7 @@ class Deliveries:
 
     @property
     def delivered(self) -> Ints:
-        """How often the message was delivered, this time included."""
+        """How often the message was delivered, including this time."""
         return self.numbers[0]
 
     @property
@@ -80,11 +80,11 @@ class Deliveries:
 
     @property
     def pending(self) -> Ints:
-        """How many messages the server saw behind this one."""
+        """How many messages the server had pending after this one."""
         return self.numbers[4]
 
     def pending_behind_last(self) -> int:
-        """The same for the last message alone, whichever numbers were asked for."""
+        """The same for the last message only, whichever numbers were requested."""
         last = Frames(self.frames.data, self.frames.positions[:, -1:], (), self.frames.consumed)
         return int(_ack_numbers_plain(last)[4, 0])
 
@@ -95,7 +95,7 @@ class Deliveries:
         return Deliveries(self.frames.select(mask), self.numbers[:, mask], self.spans[:, mask])
 
     def to_arrow(self, columns: tuple[str, ...]) -> pa.RecordBatch:
-        """The asked columns of SCHEMA; the batch owns its memory, so the receive buffer may be used again."""
+        """The requested columns of SCHEMA; the batch owns its memory, so the receive buffer may be reused."""
         return pa.RecordBatch.from_arrays(
             [self._column(name) for name in columns], schema=pa.schema([SCHEMA.field(name) for name in columns])
         )
@@ -125,7 +125,7 @@ class Deliveries:
 
 
 def strings(array: pa.Array) -> pa.Array:
-    """Binary as text. The server checks neither subjects nor header names for UTF-8: U+FFFD stands for what is none."""
+    """Binary as text. The server does not check subjects and header names for UTF-8: invalid bytes become U+FFFD."""
     try:
         return array.cast(pa.string())
     except pa.ArrowInvalid:
@@ -133,18 +133,18 @@ def strings(array: pa.Array) -> pa.Array:
 
 
 def is_delivery(frames: Frames) -> npt.NDArray[np.bool_]:
-    """True where a frame is a consumer's delivery, told by its reply subject; statuses and answers have none."""
+    """True where a frame is a consumer's delivery, by its reply subject; statuses and replies have none."""
     if len(frames) < _FEW:
         return np.array([reply.startswith(ACK) and len(reply) > len(ACK) for reply in _replies(frames)], dtype=bool)
     if frames.tails is not None:
         return np.ones(len(frames), dtype=bool)
-    # A place too near the end for eight bytes is that of a reply which is shorter.
+    # A position with fewer than eight bytes after it belongs to a shorter reply.
     at = np.minimum(frames.reply_start, len(frames.data) - len(ACK))
     return (words(frames.data, at) == _ACK_WORD) & (frames.reply_end - frames.reply_start > len(ACK))
 
 
 def consumer_deliveries(frames: Frames, wanted: tuple[int, ...] = NUMBERS) -> Deliveries:
-    """The positions of frames that are all consumer deliveries; rows of `numbers` that nobody wants may be zeros."""
+    """The positions of frames that are all consumer deliveries; rows of `numbers` not requested may be zeros."""
     numbers = _ack_numbers(frames, wanted) if len(frames) >= _FEW else _ack_numbers_plain(frames)
     return Deliveries(frames, numbers, frames.positions[_SPANS])
 
@@ -152,9 +152,9 @@ def consumer_deliveries(frames: Frames, wanted: tuple[int, ...] = NUMBERS) -> De
 def _ack_numbers(frames: Frames, wanted: tuple[int, ...]) -> Ints:
     """The five numbers of every reply subject.
 
-    Replies of one consumer differ in digits only, until a number gets one digit more or less. So all are read where the
-    first one's numbers stand, counted from the end, and what is not like it once more by the first of the rest: a third
-    of the cost of looking for the dots.
+    Replies of one consumer differ in digits only, until a number gains or loses a digit. So all are parsed at the
+    offsets of the first one, counted from the end, and those with another layout again by the first of them: a third of
+    the cost of searching for the dots.
     """
     numbers = np.zeros((5, len(frames)), dtype=np.int64)
     like = _like_first(frames, numbers, wanted)
@@ -179,14 +179,14 @@ def _ack_numbers(frames: Frames, wanted: tuple[int, ...]) -> Ints:
 
 
 def _like_first(frames: Frames, numbers: Ints, wanted: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-    """Read all replies as if they were laid out as the first one; returns of which ones that is true."""
+    """Parse all replies with the layout of the first one; returns which ones have that layout."""
     reply = frames.reply(0)
     tokens = reply.split(b".")
     behind = ACK_SHAPES.get(len(tokens) - 1, -1)
     numerals = tokens[-5 - behind : len(tokens) - behind]
     if behind < 0 or max(map(len, numerals)) > LONGEST_NUMBER or not all(numeral.isdigit() for numeral in numerals):
         return np.zeros(len(frames), dtype=bool)
-    width = sum(len(token) + 1 for token in tokens[-5 - behind :])  # from the dot before the first number on
+    width = sum(len(token) + 1 for token in tokens[-5 - behind :])  # starting at the dot before the first number
     like: npt.NDArray[np.bool_] = np.ones(len(frames), dtype=bool)
     if frames.tails is not None:
         rows = frames.tails
@@ -195,7 +195,7 @@ def _like_first(frames: Frames, numbers: Ints, wanted: tuple[int, ...]) -> npt.N
         rows, end = (
             rows_before(frames.data, frames.reply_end, width + 8),
             width + 8,
-        )  # eight digits are always looked at
+        )  # eight digits are always read
         like = frames.reply_end - frames.reply_start == len(reply)
     at = end - width
     for row, numeral in enumerate(numerals):
@@ -210,7 +210,7 @@ def _like_first(frames: Frames, numbers: Ints, wanted: tuple[int, ...]) -> npt.N
 
 
 def _ack_numbers_by_dots(frames: Frames) -> Ints | None:
-    """The same for replies of one shape whose numbers change their length all the time."""
+    """The same for replies of one shape whose numbers often change their length."""
     n = len(frames)
     if n == 0:
         return np.empty((5, 0), dtype=np.int64)
@@ -244,7 +244,7 @@ def _replies(frames: Frames) -> list[bytes]:
 
 
 def _ack_numbers_plain(frames: Frames) -> Ints:
-    """For few messages, and for batches that mix reply shapes (a stream that moved between domains)."""
+    """The same for few messages, and for batches with mixed reply shapes (a stream that moved between domains)."""
     rows = []
     for reply in _replies(frames):
         tokens = reply.split(b".")
@@ -257,15 +257,15 @@ def _ack_numbers_plain(frames: Frames) -> Ints:
 
 
 def direct_deliveries(frames: Frames, stream: bytes) -> tuple[Deliveries, list[int]]:
-    """The messages of a Direct Get answer, and the indexes of the frames that are statuses instead.
+    """The messages of a Direct Get reply, and the indexes of the frames that are statuses instead.
 
-    Raises AnsweredElsewhere for messages that another stream sent: mirrors answer in their origin's name.
+    Raises AnsweredElsewhere for messages from another stream: mirrors answer in their origin's name.
     """
     extra = len(_DIRECT_LINES)
     text, offsets = compact(frames.data, frames.header_start, frames.payload_start)
     newline = np.flatnonzero(text == _LF)
-    lines = np.searchsorted(newline, offsets)  # newline[lines[i]:lines[i + 1]] are those of message i
-    # A message has `NATS/1.0`, its own headers, the extra lines and an empty one; what has fewer is a status.
+    lines = np.searchsorted(newline, offsets)  # newline[lines[i]:lines[i + 1]] belong to message i
+    # A message has `NATS/1.0`, its own headers, the extra lines and an empty line; a status has fewer.
     stored = np.diff(lines) >= extra + 2
     at = lines[1:][stored] - 1 - extra  # the newline that ends the first extra line
     ends = newline[at + np.arange(extra)[:, np.newaxis]] - 1
@@ -312,7 +312,7 @@ def _rfc3339_nanoseconds(text: Bytes, starts: Ints, ends: Ints) -> Ints:
 
 
 def header_column(data: Bytes, starts: Ints, ends: Ints) -> pa.Array:
-    """The headers of each message as list<struct<key, value>>, in order, repeats kept; null where it has none."""
+    """The headers of each message as list<struct<key, value>>, in order, with repeats; null if it has none."""
     n = len(starts)
     if not (ends > starts).any():
         return pa.nulls(n, HEADER_TYPE)

@@ -1,4 +1,4 @@
-"""Connection options, each field with its origin, and the backoff: what the loaded configuration means for the wire.
+"""Connection options, each field with its origin, and the backoff, from the loaded configuration.
 
 Precedence, highest first: flags and PARTI_NATS__* variables, the variables of the `nats` CLI (NATS_URL ...), the
 [nats] table of the configuration file, the `nats` CLI's context, the defaults. Credentials are taken as a whole from
@@ -30,7 +30,7 @@ class ConfiguredOptions:
 
 
 def configured_options(loaded: LoadedConfig, environ: Mapping[str, str] | None = None) -> ConfiguredOptions:
-    """The options that the configuration, the environment and the context add up to."""
+    """The options that result from the configuration, the environment and the context."""
     env = dict(os.environ if environ is None else environ)
     from_config = loaded.explicit("nats")
     named_context = from_config.pop("context", "")
@@ -49,7 +49,7 @@ def configured_options(loaded: LoadedConfig, environ: Mapping[str, str] | None =
 
     def origin(name: str) -> Origin:
         if name in AUTH_FIELDS and getattr(options, name) is None:
-            return DEFAULT  # a lower level may name it, but credentials come from one level as a whole
+            return DEFAULT  # a lower level may set it, but all credentials come from one level
         if name in explicit:
             return loaded.origins[f"nats.{name}"]
         if name in from_env:
@@ -58,14 +58,14 @@ def configured_options(loaded: LoadedConfig, environ: Mapping[str, str] | None =
             return Origin(Source.CONTEXT, context)
         if getattr(options, name) == ConnectOptions.__dataclass_fields__[name].default:
             return DEFAULT
-        # The only value nobody named: credentials that came inside a server url.
+        # The only value without an explicit origin: credentials inside a server url.
         return origin("servers")
 
     return ConfiguredOptions(options, {field.name: origin(field.name) for field in fields(options)}, context)
 
 
 def configured_backoff(loaded: LoadedConfig) -> Backoff:
-    """The waits between tries of a control-plane call, as [retry] says."""
+    """The waits between retries of a control-plane call, from [retry]."""
     retry = loaded.config.retry
     return Backoff(retry.retry_base, retry.retry_multiplier, retry.retry_max, retry.max_control_retries)
 
@@ -77,7 +77,7 @@ def _overridden(name: str, from_env: Mapping[str, Any]) -> bool:
 
 
 def _variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Which variable of the `nats` CLI sets which field, found by asking about each variable alone."""
+    """Which variable of the `nats` CLI sets which field, found by resolving each variable alone."""
     found: dict[str, str] = {}
     for name in sorted(env):
         if name.startswith("NATS_"):

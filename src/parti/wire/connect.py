@@ -1,4 +1,4 @@
-"""The async connection: nats-py with typed errors, a first connect that fails fast, and harmless callbacks."""
+"""The async connection: nats-py with typed errors, a first connect that fails fast, and safe callbacks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from parti.wire.requests import Requests
 
 log = get_logger("wire")
 
-# How often each server is tried before the first connect gives up. A server that refuses us says why and hangs up;
-# the reset can overtake the reason, so that a hang-up is tried more often, to hear it.
+# How often each server is tried before the first connect gives up. A server that refuses us sends the reason and
+# disconnects; the reset can arrive before the reason, so a disconnect is retried more often to get it.
 _FIRST_ROUNDS = 2
 _HANG_UP_ROUNDS = 4
 _HANG_UPS = (nats_errors.UnexpectedEOF, ConnectionResetError, BrokenPipeError)
@@ -28,13 +28,13 @@ _AUTH_WORDS = ("authorization violation", "authentication expired", "authenticat
 
 
 class _NoTls(nats_errors.Error):  # type: ignore[misc]  # one of nats-py's own, so that a reconnect goes on trying
-    """The server answered without TLS where TLS was asked for."""
+    """The server offered no TLS although TLS was requested."""
 
 
 class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
-    """A nats-py client whose life can be listened to; everything of nats-py works on it.
+    """A nats-py client with listeners for connection events; the whole nats-py API works on it.
 
-    Two promises beyond nats-py: a listener's exception cannot stop the read loop, and when TLS was asked for, no
+    Two guarantees beyond nats-py: a listener's exception cannot stop the read loop, and when TLS was requested, no
     credential is sent to a server that does not offer it.
     """
 
@@ -56,24 +56,24 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
 
     @property
     def server_address(self) -> str:
-        """host:port of the server in use, empty while there is none."""
+        """host:port of the connected server, empty while disconnected."""
         url = self.connected_url
         return f"{url.hostname}:{url.port}" if url is not None else ""
 
     @property
     def server_version(self) -> tuple[int, int, int]:
-        """The version of the server in use; (0, 0, 0) while there is none."""
+        """The version of the connected server; (0, 0, 0) while disconnected."""
         if not self.is_connected:
             return (0, 0, 0)
         version = self.connected_server_version
         return (version.major, version.minor, version.patch)
 
     def add_listener(self, listener: Listener) -> Callable[[], None]:
-        """Tell `listener` about every event from now on; the returned function ends that."""
+        """Call `listener` for every event from now on; the returned function removes it."""
         return self.events.add_listener(listener)
 
     async def open(self, name: str) -> None:
-        """Connect to the first server that takes us, or raise within `_FIRST_ROUNDS` rounds over all of them."""
+        """Connect to the first server that accepts us, or raise after `_FIRST_ROUNDS` rounds over all of them."""
         options = self.connect_options
         await self.connect(
             servers=list(options.servers),
@@ -94,25 +94,25 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
             inbox_prefix=options.inbox_prefix,
             **_auth(options),
         )
-        # nats-py returns normally, yet not connected, when the server hangs up right after CONNECT, as it does with
-        # a client whose certificate it refuses.
+        # nats-py returns normally, but unconnected, when the server disconnects right after CONNECT, as it does when it
+        # refuses a client certificate.
         if not self.is_connected:
             raise self._typed(nats_errors.UnexpectedEOF())
         self._opening = False
 
     async def abandon(self) -> None:
-        """Free the socket and the tasks of a connection that never came about; nobody is told."""
+        """Free the socket and the tasks of a connection that was never established, without events."""
         self._opening, self._abandoned = False, True
         # nats-py waits for its transport to close, and after a failed TLS upgrade that never happens: the upgrade has
-        # taken the socket away from the stream that is waited for.
+        # taken the socket from the stream that nats-py waits for.
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()
         await self.close()
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        # nats-py encrypts only if the server says `tls_required`; otherwise it would send the password in clear to
-        # whoever answers on a tls:// address. This runs after INFO and before CONNECT.
+        # nats-py encrypts only if the server sends `tls_required`; otherwise it would send the password in clear text
+        # to any server at a tls:// address. This runs after INFO and before CONNECT.
         options = self.connect_options
         if initial_connection and options.wants_tls and not options.tls_first and not info.get("tls_required"):
             if not info.get("tls_available"):
@@ -121,10 +121,10 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
         await super()._process_info(info, initial_connection)
 
     async def close(self) -> None:
-        """After this returns the connection is closed and stays so.
+        """After this returns, the connection is permanently closed.
 
-        nats-py's own close loses to a reconnect under way, which swallows its cancellation, sets the client to
-        connected again and then goes on reconnecting for ever.
+        nats-py's own close fails during a reconnect, which swallows its cancellation, marks the client as connected
+        again and then keeps reconnecting forever.
         """
         self._ended = True
         await super().close()
@@ -145,7 +145,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
         if not self._opening:
             self._tell(ConnectionEventKind.ERROR, error)
             return
-        # During the first connect an exception raised here ends `Client.connect`, which otherwise tries for ever.
+        # During the first connect an exception raised here ends `Client.connect`, which otherwise retries forever.
         typed = self._typed(error)
         self._failures += 1
         hung_up = isinstance(error, _HANG_UPS)
@@ -169,7 +169,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
         if self._abandoned:
             return
         event = ConnectionEvent(kind, self._address(), error)
-        tell = log.debug if self._ended else log.info  # what we asked for is no news
+        tell = log.debug if self._ended else log.info  # an expected event is not news
         tell(f"connection.{kind.value}", server=event.server, error=str(error) if error else None)
         self.events.tell(event)
 
@@ -181,7 +181,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
         return [str(address) for address in self.connect_options.server_list()]
 
     def _typed(self, error: Exception) -> PartiError:
-        """What to tell the user about a failed first connect: which server, what happened, what to do."""
+        """The error for a failed first connect: which server, what happened, what to do."""
         if isinstance(error, PartiError):
             return error
         text, where = str(error), self._address()
@@ -211,7 +211,7 @@ class Connection(Client):  # type: ignore[misc]  # nats-py is only partly typed
 async def connect(options: ConnectOptions, *, name: str | None = None, on_event: Listener | None = None) -> Connection:
     """A live connection, or a typed error within seconds: `AuthFailed`, `TlsFailed`, `ConnectionFailed`.
 
-    Later disconnects are healed by themselves; `on_event` and `Connection.add_listener` tell of them. Close it with
+    It reconnects by itself after later disconnects; `on_event` and `Connection.add_listener` report them. Close it with
     `await connection.close()` or `async with`.
     """
     connection = Connection(options)
@@ -236,7 +236,7 @@ def _auth(options: ConnectOptions) -> dict[str, Any]:
         return {}
     if identity.jwt is None:
         return {"nkeys_seed_str": identity.seed}
-    # Written anew from its two parts, because nats-py reads these lines by position.
+    # Rewritten from its two parts, because nats-py reads these lines by position.
     text = (
         f"-----BEGIN NATS USER JWT-----\n{identity.jwt}\n------END NATS USER JWT------\n"
         f"-----BEGIN USER NKEY SEED-----\n{identity.seed}\n------END USER NKEY SEED------\n"

@@ -1,4 +1,4 @@
-"""The environment names and context files of the `nats` CLI, so that parti connects where that tool does.
+"""The environment variables and context files of the `nats` CLI, so that parti connects to the same servers.
 
 Precedence, highest first, field by field:
 
@@ -8,8 +8,8 @@ Precedence, highest first, field by field:
 3. a context file: the one NATS_CONTEXT names, else the one selected by `nats context select`,
 4. the defaults of `ConnectOptions`.
 
-Credentials are taken as a whole from the highest level that has any. The *selected* context is left out when the
-caller named the servers: its secrets belong to other ones.
+Credentials are taken as a whole from the highest level that has any. The *selected* context is ignored when the caller
+names the servers: its secrets belong to other servers.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _CONTEXT = {
     "inbox_prefix": "inbox_prefix",
 }
 _CONTEXT_PATHS = ("creds", "nkey", "cert", "key", "ca")
-# Ignoring these would connect without the proxy or the identity that the user asked for.
+# Ignoring these would connect without the proxy or the identity that the user configured.
 _CONTEXT_UNSUPPORTED = ("nsc", "socks_proxy", "user_jwt", "windows_cert_store")
 
 
 def resolve_settings(explicit: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of `ConnectOptions` that some level sets, by the precedence of this module."""
+    """The fields of `ConnectOptions` that any level sets, by the precedence of this module."""
     levels = [dict(explicit), environment_settings(env)]
     context = env.get("NATS_CONTEXT") or ("" if "servers" in explicit else selected_context(env))
     if context:
@@ -82,7 +82,7 @@ def resolve_settings(explicit: Mapping[str, Any], env: Mapping[str, str]) -> dic
 
 
 def environment_settings(env: Mapping[str, str]) -> dict[str, Any]:
-    """What the environment says, under the names of the `nats` CLI."""
+    """The settings in the environment, under the names of the `nats` CLI."""
     named = {field: env[name] for name, field in _ENVIRONMENT.items() if env.get(name)}
     if "user" in named and "password" not in named:
         named.setdefault("token", named["user"])
@@ -99,7 +99,7 @@ def selected_context(env: Mapping[str, str]) -> str:
 
 
 def context_settings(name: str, env: Mapping[str, str]) -> dict[str, Any]:
-    """What the context file `name` says; a context that needs what parti cannot do is refused."""
+    """The settings in the context file `name`; a context that needs an unsupported feature is refused."""
     if ".." in name or "/" in name or os.sep in name:
         raise ConfigError(f"{name!r} is no context name: NATS_CONTEXT takes a name, not a path")
     path = _config_dir(env) / "context" / f"{name}.json"

@@ -1,4 +1,4 @@
-"""Where a range read stands: what was delivered, what belongs to the range, and which sequences did not come."""
+"""The progress of a range read: what was delivered, what belongs to the range, and which sequences are missing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from parti.wire.witness import Witness, gaps
 
 
 class Cursor:
-    """Everything at or below `position` was handed on in order, or does not match, or was not in the stream.
+    """Every message at or below `position` was yielded in order, or does not match, or was not in the stream.
 
-    It outlives the attempts of a read, so that a message is handed on once although connections and consumers come
-    and go: a consumer created on a lagging replica starts at that replica's end, which may lie before the position.
+    It outlives the attempts of a read, so that a message is yielded once even if connections and consumers change: a
+    consumer created on a lagging replica starts at that replica's end, which may be before the position.
     """
 
     def __init__(self, after: int, to: int, chosen: SubjectFilter, witness: Witness) -> None:
@@ -23,9 +23,9 @@ class Cursor:
         self.chosen = chosen
         self.witness = witness
         self.withheld: int | None = None
-        """A sequence that the leader holds and that did not come: nothing behind it may be handed on."""
+        """A missing sequence that the leader holds: nothing after it may be yielded."""
         self.loss: DataLoss | None = None
-        """What is gone behind the position; to be raised when all before it was handed on."""
+        """The loss after the position; raised when everything before it was yielded."""
 
     def __repr__(self) -> str:
         return f"<Cursor {self.position} of {self.to}, {self.chosen}>"
@@ -35,9 +35,9 @@ class Cursor:
         return self.position >= self.to
 
     def accept(self, deliveries: Deliveries, *, filtered: bool = False) -> Deliveries:
-        """The part of a batch, given in order, that is new, in the range and wanted; moves the position past it all.
+        """The part of an ordered batch that is new, in the range and wanted; moves the position past the whole batch.
 
-        `filtered`: the server was asked for some subjects only.
+        `filtered`: only some subjects were requested from the server.
         """
         if not len(deliveries) or self.withheld is not None or self.loss is not None:
             return deliveries.select(np.zeros(len(deliveries), dtype=bool))
@@ -65,18 +65,18 @@ class Cursor:
         return deliveries.select(self.chosen.mask(deliveries.subjects()))
 
     def resume(self) -> None:
-        """Another attempt begins at the position."""
+        """Start another attempt at the position."""
         self.withheld = None
 
     def skip_to(self, position: int) -> None:
-        """Move on to a position up to which the leader holds nothing; what was lost there is reported."""
+        """Advance to a position up to which the leader holds nothing; losses on the way are reported."""
         position = min(position, self.to)
         if position > self.position:
             self.witness.examine(np.array([[self.position + 1], [position]]), filtered=True)
             self.position = position
 
     def begin_at(self, first: int) -> None:
-        """Move on to the stream's first sequence, if it lies behind the position; what was lost is reported."""
+        """Advance to the stream's first sequence if it is after the position; losses are reported."""
         if first - 1 > self.position:
             self.witness.gone_at_start(self.position, self.to)
             self.position = min(first - 1, self.to)

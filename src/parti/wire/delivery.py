@@ -1,4 +1,4 @@
-"""What the ack subject of a delivered message says about it."""
+"""The metadata in the ack subject of a delivered message."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Where a message stands in its stream and in its consumer."""
+    """The position of a message in its stream and in its consumer."""
 
     stream: str
     consumer: str
     delivered: int
-    """How often it was delivered, this time included."""
+    """How often it was delivered, including this time."""
     stream_seq: int
     consumer_seq: int
     time_ns: int

@@ -1,8 +1,8 @@
-"""Epoch markers: once a marker is stored, the server refuses every publish that names an older one, whenever it comes.
+"""Epoch markers: once a marker is stored, the server refuses every publish that names an older one, at any time.
 
-The marker is a message on a subject of its own in the stream that is written to. A publish names the sequence of the
-marker it knows (`Nats-Expected-Last-Subject-Sequence`); the server compares and stores in one step, so that there is no
-gap between a check and an act (docs/evidence/pipeline.md#p9).
+The marker is a message on a separate subject of the target stream. A publish names the sequence of the marker it knows
+(`Nats-Expected-Last-Subject-Sequence`); the server compares and stores in one step, so there is no gap between check
+and write (docs/evidence/pipeline.md#p9).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from parti.wire.connect import connect
 from parti.wire.errors import MessageNotFound, WrongLastSequence
 from parti.wire.options import ConnectOptions
 
-_ROUNDS = 8  # of compare-and-set; each further one means that another owner was faster
-_HEADERS = {"Parti-Reason": "fence"}  # in a stream of dead letters: this is none
+_ROUNDS = 8  # of compare-and-set; each retry means that another owner was faster
+_HEADERS = {"Parti-Reason": "fence"}  # marks it as no letter in a dead-letter stream
 
 
 class StaleEpoch(FatalError):
-    """A later epoch has set its marker: whoever acts in an earlier one must not write any more."""
+    """A later epoch has set its marker: an owner of an earlier epoch must not write any more."""
 
 
 class _Body(msgspec.Struct, frozen=True):
@@ -38,12 +38,12 @@ _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(int | _Body)
 
 MARKER_TOKEN = "parti-fence"
-"""Subjects with this token hold the markers of drivers on Spark: they are no messages of the stream's own."""
+"""Subjects with this token hold markers of Spark drivers, not user messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochMarker:
-    """A stored marker: publishes that carry `expected` are taken for as long as it is the last one."""
+    """A stored marker: publishes with `expected` are accepted while it is the last marker."""
 
     subject: str
     sequence: int
@@ -56,7 +56,7 @@ class EpochMarker:
 
 
 def marker_subject(stream: str, subjects: Iterable[str], pipeline: str) -> str:
-    """A subject of the stream for the marker of a pipeline: behind the fixed part of one of the stream's wildcards."""
+    """The subject for a pipeline's marker: placed after the fixed part of one of the stream's wildcards."""
     for subject in subjects:
         if subject.endswith(">"):
             return f"{subject[:-1]}{MARKER_TOKEN}.{pipeline}"
@@ -67,7 +67,7 @@ def marker_subject(stream: str, subjects: Iterable[str], pipeline: str) -> str:
 
 
 async def read_marker(api: JetStreamApi, stream: str, subject: str) -> EpochMarker | None:
-    """The last marker, also one that an earlier version wrote (a bare epoch, or with the pipeline's name)."""
+    """The last marker, including formats of earlier versions (a bare epoch, or with the pipeline's name)."""
     try:
         found = await api.msg_get(stream, last_by_subj=subject)
     except MessageNotFound:
@@ -83,9 +83,9 @@ async def read_marker(api: JetStreamApi, stream: str, subject: str) -> EpochMark
 async def put_marker(
     api: JetStreamApi, subject: str, epoch: int, owner: str = "", *, expected: dict[str, str] | None = None
 ) -> EpochMarker:
-    """When this returns, nothing that was sent under an earlier marker is stored any more.
+    """After this returns, no publish under an earlier marker is stored any more.
 
-    It stands whatever marker was there: for an owner whose epochs may begin anew, or with what it `expected` there.
+    It replaces any marker, for an owner whose epochs may restart; with `expected` only if those headers hold.
     """
     body = _ENCODER.encode(_Body(epoch, owner))
     stored = await api.publish(subject, body, headers=_HEADERS | (expected or {}))
@@ -93,7 +93,7 @@ async def put_marker(
 
 
 async def raise_marker(api: JetStreamApi, stream: str, subject: str, *, epoch: int, owner: str) -> EpochMarker:
-    """The marker of this epoch, set where it was not; `StaleEpoch` when that of a later one or another owner stands."""
+    """The marker of this epoch, set if missing; `StaleEpoch` if a later epoch or another owner has set one."""
     for _ in range(_ROUNDS):
         found = await read_marker(api, stream, subject)
         if found is not None:
@@ -112,7 +112,7 @@ async def raise_marker(api: JetStreamApi, stream: str, subject: str, *, epoch: i
 def raise_marker_blocking(
     options: ConnectOptions, stream: str, subject: str, *, epoch: int, owner: str
 ) -> tuple[str, int]:
-    """As `raise_marker`, over a connection of its own: the subject and sequence that publishes have to name."""
+    """Like `raise_marker`, over a separate connection; returns the subject and sequence that publishes must name."""
 
     async def connected() -> EpochMarker:
         async with await connect(options, name="parti-pipeline-fence") as connection:
@@ -129,4 +129,4 @@ def raise_marker_blocking(
 
 
 def _may_retry(error: PartiError) -> bool:
-    return error.retriable or isinstance(error, UnknownOutcome)  # the marker that is there tells what happened
+    return error.retriable or isinstance(error, UnknownOutcome)  # the stored marker shows the outcome

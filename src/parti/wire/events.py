@@ -1,4 +1,4 @@
-"""What happens to a connection, told to whoever must resync because of it."""
+"""Connection events, reported to every part that must resync after them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = get_logger("wire")
 
 
 class ConnectionEventKind(StrEnum):
-    """The turns in a connection's life."""
+    """The kinds of connection events."""
 
     DISCONNECTED = "disconnected"
     RECONNECTED = "reconnected"
@@ -23,7 +23,7 @@ class ConnectionEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEvent:
-    """One turn; `error` says why when the client knows, `server` is the address without secrets."""
+    """One event; `error` is the reason if the client knows it, `server` is the address without secrets."""
 
     kind: ConnectionEventKind
     server: str = ""
@@ -34,10 +34,10 @@ Listener = Callable[[ConnectionEvent], None]
 
 
 class Events:
-    """Listeners are told in the order they came; one that raises is reported and never stops the others.
+    """Listeners are called in the order they were added; one that raises is reported and never stops the others.
 
-    nats-py calls back from inside its read loop: an exception that escapes there ends the loop while the client still
-    calls itself connected, and every later request times out (docs/evidence/jetstream.md#j18).
+    nats-py calls back inside its read loop: an exception that escapes there ends the loop while the client still
+    reports itself connected, and every later request times out (docs/evidence/jetstream.md#j18).
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Events:
         self._count = 0
 
     def add_listener(self, listener: Listener) -> Callable[[], None]:
-        """From now on `listener` is told; the returned function ends that."""
+        """Call `listener` from now on; the returned function removes it."""
         self._count += 1
         key = self._count
         self._listeners[key] = listener

@@ -1,4 +1,4 @@
-"""Subject filters applied on our side, to whole Arrow columns: 0.01 us a message (docs/evidence/spark.md#s20)."""
+"""Client-side subject filters on whole Arrow columns: 0.01 us per message (docs/evidence/spark.md#s20)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parti.subjects import normalize_filters
 
 
 class SubjectFilter:
-    """Tells which subjects match any of the patterns; no pattern means every subject."""
+    """Selects subjects that match any of the patterns; no pattern means every subject."""
 
     def __init__(self, subjects: Iterable[str] = ()) -> None:
         self.patterns = normalize_filters(subjects)
@@ -30,7 +30,7 @@ class SubjectFilter:
         """True where a subject matches."""
         if self.matches_all:
             return np.ones(len(subjects), dtype=bool)
-        import pyarrow.compute as pc  # 35 ms of CPU, which the driver's processes of a Spark query need not spend
+        import pyarrow.compute as pc  # costs 35 ms of CPU, not needed in the driver processes of a Spark query
 
         found = [pc.is_in(subjects, value_set=self._literal)] if len(self._literal) else []
         found += [_match(subjects, pattern) for pattern in self._wildcards]

@@ -1,9 +1,9 @@
-"""Cut a buffer of NATS protocol bytes into frames, thousands at a time, without a Python object per message.
+"""Cuts a buffer of NATS protocol bytes into frames, thousands at a time, without a Python object per message.
 
-`scan` finds all frames of a buffer with NumPy and *proves* the framing: it takes every line that starts like a frame
-as a candidate, and accepts the result only when each declared end is the next candidate's start. A payload that
-contains something frame-like breaks that chain, and the plain loop (`scan_plain`) takes the buffer instead. Both give
-the same `Frames`, which a property test checks.
+`scan` finds all frames of a buffer with NumPy and *proves* the framing: every line that starts like a frame is a
+candidate, and the result is accepted only when each declared end is the next candidate's start. A payload that contains
+a frame-like line breaks that chain, and the plain loop (`scan_plain`) parses the buffer instead. Both return the same
+`Frames`, which a property test checks.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MESSAGE_LINE = re.compile(rb"(H)?MSG ([^ \n]*) (\d{1,18}) (?:([^ \n]*) )??(?(1)
 _DIGITS = 18
 _LONGEST_LINE = 1 << 16  # the server's own default limit (max_control_line) is 4,096 bytes
 
-# Below this many bytes the plain loop (1.5 us a frame) is cheaper than ~60 NumPy calls (150 us in all).
+# Below this many bytes the plain loop (1.5 us per frame) is cheaper than ~60 NumPy calls (150 us in all).
 _PLAIN_BELOW = 16_384
 
-_MANY = 128  # lines from which NumPy pays
-_FEW = 16  # lines that are read one by one rather than once more by NumPy
-_MODELS = 8  # layouts of lines; few: each number in a line changes its length once in a while
+_MANY = 128  # lines from which NumPy is faster
+_FEW = 16  # lines parsed one by one instead of by another NumPy pass
+_MODELS = 8  # layouts of lines; few, because a number in a line rarely changes its length
 ACK = b"$JS.ACK."
 ACK_SHAPES = {8: 0, 10: 0, 11: 1}
 """How many dots a delivery's reply subject has, and how many of its last tokens come after the numbers (ADR-15)."""
@@ -59,7 +59,7 @@ class Frames:
     controls: tuple[bytes, ...]
     consumed: int
     tails: Bytes | None = None
-    """Where all are deliveries whose lines are laid out as the first: a row of the last bytes of each line."""
+    """If all are deliveries with the line layout of the first: one row with the last bytes of each line."""
 
     def __len__(self) -> int:
         return self.positions.shape[1]
@@ -82,12 +82,12 @@ class Frames:
 
     @property
     def reply_end(self) -> Ints:
-        """Equal to `reply_start` where the message has no reply subject."""
+        """Equal to `reply_start` if the message has no reply subject."""
         return self.positions[_REPLY_END]
 
     @property
     def header_start(self) -> Ints:
-        """Equal to `payload_start` where the message has no headers."""
+        """Equal to `payload_start` if the message has no headers."""
         return self.positions[_HEADER]
 
     @property
@@ -99,7 +99,7 @@ class Frames:
         return self.positions[_PAYLOAD_END]
 
     def select(self, mask: npt.NDArray[np.bool_]) -> Frames:
-        """The frames where `mask` is true, in order; the control lines stay with the whole."""
+        """The frames where `mask` is true, in order; control lines are not copied."""
         return self if mask.all() else Frames(self.data, self.positions[:, mask], (), self.consumed)
 
     def subject(self, index: int) -> bytes:
@@ -119,7 +119,7 @@ class Frames:
 
 
 def scan(data: Bytes, length: int) -> Frames:
-    """Every complete frame in `data[:length]`; the bytes from `consumed` on belong to a frame still to come."""
+    """Every complete frame in `data[:length]`; the bytes from `consumed` on belong to an incomplete frame."""
     if length >= _PLAIN_BELOW:
         frames = _scan_vector(data, length)
         if frames is not None:
@@ -128,7 +128,7 @@ def scan(data: Bytes, length: int) -> Frames:
 
 
 def scan_plain(data: Bytes, length: int) -> Frames:
-    """The reference loop: one frame after the other. Raises ProtocolError on anything that is no frame."""
+    """The reference loop: one frame after the other. Raises ProtocolError on anything that is not a frame."""
     view = data[:length].tobytes()
     rows: list[int] = []
     controls: list[bytes] = []
@@ -171,7 +171,7 @@ def _control_line(line: bytes) -> bytes:
 
 
 def bytes_of_first(data: Bytes, length: int) -> int:
-    """How long the message frame at the start of the buffer is, as soon as its line is there; else 0."""
+    """The length of the message frame at the start of the buffer; 0 while its line is incomplete."""
     line = _MESSAGE_LINE.match(data[: min(length, _LONGEST_LINE)].tobytes())
     return line.end() + int(line[6]) + 2 if line else 0
 
@@ -186,9 +186,9 @@ def _scan_vector(data: Bytes, length: int) -> Frames | None:
 
 
 def _scan_pairs(data: Bytes, newline: Ints) -> Frames | None:
-    """The frames, when all are deliveries without headers whose payloads hold no line feed; else None.
+    """The frames, if all are deliveries without headers and without a line feed in the payload; else None.
 
-    Then each frame has two line feeds, and nothing has to be looked for: half the cost of telling lines apart.
+    Then each frame has exactly two line feeds, and no search is needed: half the cost of `_scan_lines`.
     """
     line_end, ends = newline[: newline.size & -2 : 2] - 1, newline[1::2] - 1
     starts = np.empty_like(ends)
@@ -198,7 +198,7 @@ def _scan_pairs(data: Bytes, newline: Ints) -> Frames | None:
     if starts[-1] >= len(verbs) or not (verbs[starts] == _MSG_START).all():
         return None
     consumed = int(ends[-1]) + 2
-    if newline.size % 2:  # one line more: of a message that is still to come, or of anything else
+    if newline.size % 2:  # one extra line: of an incomplete message, or of anything else
         line = _MESSAGE_LINE.match(data[consumed : newline[-1] + 1].tobytes())
         if line is None or line[1]:
             return None
@@ -211,7 +211,7 @@ def _scan_pairs(data: Bytes, newline: Ints) -> Frames | None:
 
 
 def _scan_lines(data: Bytes, length: int, newline: Ints) -> Frames | None:
-    """The frames of any kind, from every line that starts like one."""
+    """Frames of any kind, from every line that starts like a frame."""
     starts = np.empty_like(newline)
     starts[0] = 0
     starts[1:] = newline[:-1] + 1
@@ -219,7 +219,7 @@ def _scan_lines(data: Bytes, length: int, newline: Ints) -> Frames | None:
     starts = starts[lines]
     if starts.size == 0 or starts[0] != 0:
         return None
-    word = words(data, np.minimum(starts, len(data) - 8))  # one nearer to the end matches nothing
+    word = words(data, np.minimum(starts, len(data) - 8))  # a start nearer to the end matches nothing
     is_msg, is_hmsg = word & _FOUR_BYTES == _MSG, word & _FIVE_BYTES == _HMSG
     known = is_msg | is_hmsg
     if not known.all():
@@ -241,7 +241,7 @@ def _scan_lines(data: Bytes, length: int, newline: Ints) -> Frames | None:
         return None
     consumed = int(frame_end[-1]) if whole[-1] else int(starts[-1])
     if whole[-1] and newline[-1] >= consumed:
-        return None  # a whole line stands there that is no frame: the plain loop says which
+        return None  # there is a complete line that is not a frame: the plain loop reports it
     if not whole[-1] and message[-1]:
         positions, tails = positions[:, :-1], None if tails is None else tails[:-1]
     ends = positions[_PAYLOAD_END]
@@ -256,7 +256,7 @@ def _scan_lines(data: Bytes, length: int, newline: Ints) -> Frames | None:
 def _message_positions(
     data: Bytes, starts: Ints, line_end: Ints, is_hmsg: npt.NDArray[np.bool_]
 ) -> tuple[Ints | None, Bytes | None]:
-    """Positions and tails of `Frames` for these message lines; no positions when one of them is not understood."""
+    """Positions and tails of `Frames` for these message lines; no positions if one of them cannot be parsed."""
     if len(starts) < _MANY:
         return _by_spaces(data, starts, line_end, is_hmsg), None
     positions = np.empty((8, len(starts)), dtype=np.int64)
@@ -285,11 +285,11 @@ def _message_positions(
 def _like_first(
     data: Bytes, starts: Ints, line_end: Ints, is_hmsg: npt.NDArray[np.bool_], positions: Ints
 ) -> tuple[npt.NDArray[np.bool_], Bytes | None]:
-    """Read all lines as if they were laid out as the first one, a delivery; returns of which that is true, and tails.
+    """Parse all lines with the layout of the first one, a delivery; returns which lines have it, and tails.
 
-    Lines of one consumer differ in digits and in their subjects only, until a number gets one digit more. So everything
-    behind the subject stands where it stands in the first line, counted from the line's end: a third of the cost of
-    looking for the blanks. That the server puts no blank into a subject or a reply is taken for granted here.
+    Lines of one consumer differ only in digits and subjects, until a number gains a digit. So everything after the
+    subject is at the same offset as in the first line, counted from the line's end: a third of the cost of searching
+    for blanks. This assumes that the server puts no blank into a subject or a reply.
     """
     line = _MESSAGE_LINE.match(data[starts[0] : line_end[0] + 2].tobytes())
     reply = (line[4] or b"") if line else b""
@@ -299,7 +299,7 @@ def _like_first(
     sid, header, size = (len(line[group] or b"") for group in (3, 5, 6))
     sizes = size + (header + 1 if header else 0)
     width = len(line[0]) - 2 - line.start(4) - len(reply.rsplit(b".", 5 + ACK_SHAPES[dots])[0])
-    tails = rows_before(data, line_end, width + 8 + -width % 8)  # eight digits are looked at however few there are
+    tails = rows_before(data, line_end, width + 8 + -width % 8)  # eight digits are read even if there are fewer
     width = tails.shape[1]
     reply_end, reply_start, body = positions[_REPLY_END], positions[_REPLY], positions[_HEADER]
     np.subtract(line_end, sizes + 1, out=reply_end)
@@ -325,7 +325,7 @@ def _like_first(
 
 
 def _one_by_one(data: Bytes, starts: Ints, line_end: Ints, is_hmsg: npt.NDArray[np.bool_]) -> Ints | None:  # noqa: ARG001
-    """The positions for a few lines: statuses between deliveries, and whatever else is like no other."""
+    """The positions for a few lines: statuses between deliveries, and other lines with a unique layout."""
     rows: list[int] = []
     for start, end in zip(starts.tolist(), line_end.tolist(), strict=True):
         line = _MESSAGE_LINE.fullmatch(data[start : end + 2].tobytes())
@@ -341,7 +341,7 @@ def _one_by_one(data: Bytes, starts: Ints, line_end: Ints, is_hmsg: npt.NDArray[
 
 
 def _by_spaces(data: Bytes, starts: Ints, line_end: Ints, is_hmsg: npt.NDArray[np.bool_]) -> Ints | None:
-    """The positions for lines of any kind, by the blanks in them."""
+    """The positions for lines of any kind, found by their blanks."""
     lines, offsets = compact(data, starts, line_end)
     first, last = offsets[:-1], offsets[1:]
     spaces = np.flatnonzero(lines == _SPACE)
@@ -383,9 +383,9 @@ def binary_array(data: Bytes, starts: Ints, ends: Ints) -> pa.Array:
     """The slices [starts, ends) of the buffer as one Arrow binary array that owns its memory.
 
     Slices must be in order and not overlap: then slices and the gaps between them are a valid zero-copy binary array
-    over the buffer, of which `take` copies out every second value (0.5 us a message less than building by hand).
-    Arrow makes room for so many values of the mean length, and copies everything once more where that is too little:
-    so the last gap, which nobody takes, reaches as far into an unused part of the buffer as makes the mean right.
+    over the buffer, of which `take` copies every second value (0.5 us per message less than building it in Python).
+    Arrow reserves space by the mean length of all values, and copies everything again if that is too little: so the
+    last gap, which is never taken, extends into an unused part of the buffer far enough to make the mean right.
     """
     n = len(starts)
     offsets = np.empty(2 * n + 1, dtype=np.int32)
@@ -397,7 +397,7 @@ def binary_array(data: Bytes, starts: Ints, ends: Ints) -> pa.Array:
 
 
 def compact(data: Bytes, starts: Ints, ends: Ints) -> tuple[Bytes, Ints]:
-    """The slices back to back, and the n + 1 offsets of them: later passes then touch no payload."""
+    """The slices in one contiguous buffer, and their n + 1 offsets: later passes then read no payload."""
     if len(starts) == 0:
         return np.empty(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
     _, offsets, values = binary_array(data, starts, ends).buffers()
@@ -406,7 +406,7 @@ def compact(data: Bytes, starts: Ints, ends: Ints) -> tuple[Bytes, Ints]:
 
 
 def uints(data: Bytes, starts: Ints, ends: Ints, digits: int = LONGEST_NUMBER) -> Ints | None:
-    """The decimal numbers at [starts, ends), or None when one is no number, too long, or does not fit 64 bits."""
+    """The decimal numbers at [starts, ends), or None if one is not a number, too long, or does not fit 64 bits."""
     if len(starts) == 0:
         return np.empty(0, dtype=np.int64)
     width = ends - starts
@@ -415,7 +415,7 @@ def uints(data: Bytes, starts: Ints, ends: Ints, digits: int = LONGEST_NUMBER) -
         return None
     value = np.zeros(len(starts), dtype=np.int64)
     wrong = np.zeros(len(starts), dtype=bool)
-    at = ends - widest  # may lie before a shorter number, where its digit counts as zero
+    at = ends - widest  # may be before a shorter number, where a digit counts as zero
     for column in range(widest, 0, -1):
         digit = data[at] - np.uint8(_ZERO)
         if column > narrowest:

@@ -1,4 +1,4 @@
-"""What opening a data connection needs whether it blocks or not: TLS or not, and which error the server meant."""
+"""Shared by blocking and async data connections on opening: the TLS decision, and typed errors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from parti.errors import AuthFailed, ConnectionFailed, PartiError, TlsFailed
 from parti.wire.address import ServerAddress
 from parti.wire.options import ConnectOptions
 
-# What a failed try at one server raises; another server of the list may still answer.
+# The errors of a failed attempt at one server; another server of the list may still work.
 OPEN_FAILURES = (ConnectionFailed, AuthFailed, TlsFailed)
 
 
 def upgrade_wanted(options: ConnectOptions, address: ServerAddress, info: Mapping[str, Any]) -> bool:
-    """Whether the connection must now be encrypted; raises TlsFailed rather than go on in the clear when it cannot."""
+    """Whether the connection must now be encrypted; raises TlsFailed if it cannot, never continues in clear text."""
     if options.tls_first:
-        return False  # it is already
+        return False  # it is already encrypted
     wanted = bool(info.get("tls_required")) or options.ssl_context() is not None
     if wanted and not (info.get("tls_required") or info.get("tls_available")):
         raise TlsFailed(f"{address} offers no TLS, though it is asked for: enable it there, or use nats:// here")
@@ -25,7 +25,7 @@ def upgrade_wanted(options: ConnectOptions, address: ServerAddress, info: Mappin
 
 
 def all_failed(failures: Sequence[PartiError]) -> PartiError:
-    """One error for a list of servers none of which could be opened; a refusal says more than an unreachable host."""
+    """One error for a list of servers that all failed; a refusal is preferred to an unreachable host."""
     refusals = [failure for failure in failures if not isinstance(failure, ConnectionFailed)]
     if refusals or len(failures) == 1:
         return (refusals or list(failures))[0]

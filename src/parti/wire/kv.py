@@ -29,17 +29,17 @@ from parti.wire.stored import StoredMessage
 from parti.wire.watch import KvWatch
 
 _NANOSECONDS = 1_000_000_000
-# A create that finds a marker tries again on the marker's revision; each further round means that somebody else was
-# faster in between, so that a few rounds show that the key is contended.
+# A create that finds a marker retries on the marker's revision; each further round means that another client was
+# faster, so that after a few rounds the key is contended.
 _CREATE_ROUNDS = 8
-_DEFAULT_MARKER_TTL = 3600  # far longer than any disconnect that a lease survives
+_DEFAULT_MARKER_TTL = 3600  # seconds; far longer than any disconnect that a lease survives
 
 
 class KeyValue:
-    """One bucket. Every write tells its revision; a write whose answer is lost raises `UnknownOutcome`, once.
+    """One bucket. Every write returns its revision; a write whose reply is lost raises `UnknownOutcome`.
 
-    Nothing is retried silently. Reads come from the stream's leader: replicas were stale in 3.5 to 15 % of the reads
-    right after a write (docs/evidence/cluster.md#c5).
+    Nothing is retried silently. Reads go to the stream's leader: replicas were stale in 3.5 to 15 % of the reads right
+    after a write (docs/evidence/cluster.md#c5).
     """
 
     def __init__(self, api: JetStreamApi, bucket: str, *, shortest_ttl: int = 1) -> None:
@@ -49,7 +49,7 @@ class KeyValue:
         self.bucket = check_bucket(bucket)
         self.stream = f"KV_{bucket}"
         self._subjects = f"$KV.{bucket}."
-        # With a JetStream domain or prefix, writes must travel through it as well (ADR-8).
+        # With a JetStream domain or prefix, writes must use it too (ADR-8).
         self._writes = self._subjects if api.prefix == "$JS.API" else f"{api.prefix}.{self._subjects}"
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ class KeyValue:
 
     @classmethod
     async def open(cls, api: JetStreamApi, bucket: str) -> KeyValue:
-        """An existing bucket; raises `StreamNotFound` where there is none."""
+        """Open an existing bucket; raises `StreamNotFound` if there is none."""
         info = await api.stream_info(cls(api, bucket).stream)
         return cls(api, bucket, shortest_ttl=_shortest_ttl(info["config"]))
 
@@ -75,12 +75,12 @@ class KeyValue:
         max_value_size: int = -1,
         description: str = "",
     ) -> KeyValue:
-        """The bucket, created where it does not exist; the configuration of an existing one is never changed.
+        """The bucket, created if it does not exist; the configuration of an existing one is never changed.
 
-        `ttl` seconds bound every value's life; each write may give its own besides. `marker_ttl` is how long the
-        server's markers of expired keys stay (0: no markers): watchers that are away for longer, and those of a bucket
-        without markers, learn of an expiry by comparison, later. By default a bucket without history has markers for
-        an hour and one with history has none, since with both the server raises every TTL to that of the markers.
+        `ttl` limits every value's lifetime in seconds; each write may set its own too. `marker_ttl` is how long the
+        server keeps markers of expired keys (0: no markers): watchers disconnected for longer, or of a bucket without
+        markers, detect an expiry later, by comparison. By default a bucket without history keeps markers for an hour;
+        one with history has none, since with both the server raises every TTL to that of the markers.
         """
         api.require((2, 11, 0), "a bucket with TTL per key")
         if marker_ttl is None:
@@ -125,7 +125,7 @@ class KeyValue:
         return self._live(key, message)
 
     async def get_revision(self, key: str, revision: int) -> Entry:
-        """The value that the key had at `revision`, if the bucket's history still holds it."""
+        """The value of the key at `revision`, if the bucket's history still holds it."""
         missing = KeyNotFound(f"the key {key!r} of {self.bucket} has no revision {revision}", key=key)
         try:
             message = await self.api.msg_get(self.stream, seq=revision)
@@ -142,18 +142,18 @@ class KeyValue:
         return Entry(key, message.data, message.seq, message.time_ns)
 
     async def put(self, key: str, value: bytes, *, ttl: int | None = None) -> int:
-        """The revision of the new value, whatever was there before. `ttl` is in whole seconds."""
+        """Write unconditionally; returns the new revision. `ttl` is in whole seconds."""
         return await self._write(key, value, expectations(ttl=self._lease(ttl)))
 
     async def update(self, key: str, value: bytes, revision: int, *, ttl: int | None = None) -> int:
-        """The revision of the new value, if `revision` is still the key's last one; else `WrongLastSequence`.
+        """Write if `revision` is still the key's last one, and return the new revision; else `WrongLastSequence`.
 
-        `ttl` starts anew with each update: that is how a lease is renewed. Without it the value stays for ever.
+        `ttl` restarts with each update: that is how a lease is renewed. Without it the value never expires.
         """
         return await self._write(key, value, expectations(last_subject_seq=revision, ttl=self._lease(ttl)))
 
     async def create(self, key: str, value: bytes, *, ttl: int | None = None) -> int:
-        """The revision of the value, if the key had none (never written, deleted or expired); else `KeyExists`."""
+        """Write if the key has no value (never written, deleted or expired), return the revision; else `KeyExists`."""
         revision = 0
         for _ in range(_CREATE_ROUNDS):
             try:
@@ -174,12 +174,12 @@ class KeyValue:
         )
 
     async def delete(self, key: str, *, revision: int | None = None) -> int:
-        """Leave a delete marker; with `revision` only if it is still the last one, else `WrongLastSequence`."""
+        """Write a delete marker; with `revision` only if it is still the last one, else `WrongLastSequence`."""
         headers = expectations(last_subject_seq=revision) | {"KV-Operation": "DEL"}
         return await self._write(key, b"", headers)
 
     async def purge(self, key: str, *, revision: int | None = None, ttl: int | None = None) -> int:
-        """Remove the key's history and leave a marker, which goes after `ttl` seconds; `revision` as in `delete`."""
+        """Remove the key's history and write a marker, which expires after `ttl` seconds; `revision` as in `delete`."""
         headers = expectations(last_subject_seq=revision, ttl=self._lease(ttl)) | {
             "KV-Operation": "PURGE",
             "Nats-Rollup": "sub",
@@ -199,20 +199,20 @@ class KeyValue:
         return ack.seq
 
     def watch(self, pattern: str = ">", **settings: Any) -> AsyncGenerator[Change | SnapshotDone, None]:
-        """The state of every key that matches, then `SnapshotDone`, then each change as it comes; see `KvWatch`."""
+        """Yields the state of every matching key, then `SnapshotDone`, then each change; see `KvWatch`."""
         return KvWatch(self.api, self.stream, self._subjects, check_pattern(pattern), **settings).changes()
 
     async def entries(self, pattern: str = ">") -> list[Entry]:
-        """The live entries that match, as of now."""
+        """The current live entries that match."""
         found = [change async for change in self._snapshot(pattern) if change.value is not None]
         return [Entry(change.key, change.value or b"", change.revision, change.time_ns) for change in found]
 
     async def states(self, pattern: str = ">") -> list[Change]:
-        """The last state of every key that matches, as of now: also of those that were removed and left a marker."""
+        """The current state of every matching key, including removed keys that left a marker."""
         return [change async for change in self._snapshot(pattern)]
 
     async def keys(self, pattern: str = ">") -> list[str]:
-        """The live keys that match, as of now, sorted."""
+        """The current live keys that match, sorted."""
         return sorted([c.key async for c in self._snapshot(pattern, values=False) if c.operation is Operation.PUT])
 
     async def _snapshot(self, pattern: str, *, values: bool = True) -> AsyncIterator[Change]:

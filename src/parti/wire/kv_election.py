@@ -1,7 +1,7 @@
-"""Elections on real NATS: performs what `control.election` decides. One leader at a time, which knows it by its clock.
+"""Elections on real NATS: performs what `control.election` decides. At most one leader at a time, by its own clock.
 
-`Elector` performs the effects, over whatever holds the leader's record. `KvElection` is one with a key of a bucket for
-itself: it watches the key, ticks, and gives the lead back when it is told to stop.
+`Elector` performs the effects, over any store of the leader's record. `KvElection` is an election on its own key of a
+bucket: it watches the key, ticks, and resigns when it is stopped.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _LOOK_EVERY = 0.2
 
 
 class LeaderStore(Protocol):
-    """Where the leader's record stands."""
+    """Stores the leader's record."""
 
     async def leader(self) -> tuple[LeaderRecord | None, int]:
-        """The record and its revision; None with the revision of its marker, or 0, where there is none."""
+        """The record and its revision; without a record None and the revision of the delete marker, or 0."""
         ...
 
     async def write_leader(self, record: LeaderRecord, expected: int) -> int | None:
-        """By compare-and-set (0: there is none); the new revision, or None when it was refused."""
+        """Write by compare-and-set (0: no record); returns the new revision, or None when refused."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionEvents:
-    """What an elector reports, and what it asks."""
+    """The callbacks of an elector."""
 
     elected: Callable[[int], None]
-    """With the term."""
+    """Called with the term."""
     deposed: Callable[[int, str], None]
-    """With the term and the reason (`RESIGNED`: by itself)."""
+    """Called with the term and the reason (`RESIGNED`: voluntarily)."""
     failed: Callable[[PartiError], None] = lambda _error: None
     """May raise an error that ends the election."""
     may_write: Callable[[], bool] = lambda: True
@@ -57,7 +57,7 @@ class ElectionEvents:
 
 
 class Elector:
-    """One member's part in an election. Every answer of the bucket becomes one step."""
+    """One member's part in an election. Every reply of the bucket becomes one step."""
 
     def __init__(
         self,
@@ -87,18 +87,18 @@ class Elector:
 
     @property
     def leading(self) -> bool:
-        """Whether this member leads now, by its own clock: also right after a freeze."""
+        """Whether this member leads now, by its own clock: correct even right after a freeze."""
         return self.state.may_lead(self._clock.now())
 
     def tick(self) -> None:
         self._step(election.Tick(self._clock.now()))
 
     def seen(self, record: LeaderRecord | None, revision: int, floor: int = 0) -> None:
-        """The record, from a watch or a read; `floor`: the highest term found in any other record."""
+        """Handle the record from a watch or a read; `floor`: the highest term found in any other record."""
         self._step(election.LeaderSeen(self._clock.now(), record, revision, floor))
 
     async def resign(self) -> None:
-        """Leave the term behind, so that the next leader need not wait for a lease to run out. Nothing is led later."""
+        """Give up the term, so that the next leader need not wait for a lease to expire. Never leads again."""
         waited, self._resigned = self.state.hold.waiting, True
         self.state, effects = election.step(self.state, election.Resign(self._clock.now()))
         for effect in effects:
@@ -112,7 +112,7 @@ class Elector:
                 await self._withdraw()
 
     async def _withdraw(self) -> None:
-        """A write of ours was on its way, and may have come first: a leader that is not there would be waited for."""
+        """Undo a write of ours that may have succeeded: other members would wait for a leader that is gone."""
         with suppress(PartiError):
             record, revision = await self._store.leader()
             if record is not None and record.leader == self.state.me:
@@ -139,7 +139,7 @@ class Elector:
         try:
             record, revision = await self._store.leader()
         except PartiError as error:
-            self._failed(error)  # the next tick asks again
+            self._failed(error)  # the next tick retries
             return
         self._heard(record, revision)
 
@@ -174,11 +174,11 @@ class LeaderKey:
         unreadable: Callable[[Unreadable], LeaderRecord] = _somebody,
         ttl: int | None = None,
     ) -> None:
-        """`unreadable`: what to take a record for that cannot be read, or raises: by default that of somebody unknown,
-        who renews it or not.
+        """`unreadable`: returns the record to assume for an unreadable one, or raises; by default one of an unknown
+        member, which may renew it or not.
 
-        `ttl`: seconds after which the server drops a record that is not renewed; then the term goes with it, and who
-        resigns removes it. For those who have no use for terms.
+        `ttl`: seconds after which the server drops a record without renewal; its term is lost with it, and resigning
+        removes it. Only for users that need no terms.
         """
         self.kv = kv
         self.key = key
@@ -211,7 +211,7 @@ class LeaderKey:
 
 
 class KvElection:
-    """Stands for election under one key from `run` until `stop` is set; then the lead is given back."""
+    """Takes part in the election on one key from `run` until `stop` is set; then it resigns."""
 
     def __init__(
         self,
@@ -266,23 +266,23 @@ class KvElection:
         self._tasks.create_task(work, name=name)
 
     async def _watch(self) -> None:
-        """Every change of the record as an event; the election reads it by itself as well."""
+        """Feed every change of the record into the election, which also reads the record itself."""
         async for change in self._record.kv.watch(self._record.key):
             if isinstance(change, Change):
                 self._elector.seen(self._record.decode(change.value), change.expected)
 
 
 def _next_tick(state: election.Election) -> float:
-    """While a write is on its way, its answer is waited for; but a leader's time runs out meanwhile."""
+    """While a write is in flight, wait for its reply, but at most until the leader's lease expires."""
     if not state.hold.waiting:
         return state.next_tick
     return state.hold.fence.deadline if state.leading else math.inf
 
 
 async def renewing_leader(record: LeaderKey, clock: Clock, within: float) -> LeaderRecord | None:
-    """The record of whoever leads now: one that changes within its time has a holder. None for one that died with it.
+    """The record of the current leader: a record that changes within its lease has a live holder. None if it is dead.
 
-    A record without a leader says at once that nobody leads. One that is given back while we look may be taken over.
+    A record without a leader returns None at once. If the leader resigns meanwhile, a new one may take over.
     """
     first: int | None = None
     until = clock.now() + within

@@ -1,4 +1,4 @@
-"""The values of a key-value bucket: entries, changes, and what a message in the bucket's stream means."""
+"""The value types of a key-value bucket: entries, changes, and the meaning of messages in the bucket's stream."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Operation(StrEnum):
     DELETE = "delete"
     PURGE = "purge"
     EXPIRED = "expired"
-    """Its TTL ran out: the server left a marker."""
+    """Its TTL expired: the server left a marker."""
     VANISHED = "vanished"
-    """It is gone without a trace in the stream (bucket purged or recreated, or a marker that ran out unseen)."""
+    """The key is gone without a marker (bucket purged or recreated, or a marker that expired unseen)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The live value of a key; `revision` is what a compare-and-set names."""
+    """The live value of a key; `revision` is the one for a compare-and-set."""
 
     key: str
     value: bytes = field(repr=False)
@@ -41,7 +41,7 @@ class Entry:
 class Change:
     """One new state of a key; `value` is None unless `operation` is PUT.
 
-    `revision` is the stream sequence of the change; for VANISHED it is the last one known of the key.
+    `revision` is the stream sequence of the change; for VANISHED it is the key's last known one.
     """
 
     key: str
@@ -52,13 +52,13 @@ class Change:
 
     @property
     def expected(self) -> int:
-        """What the next compare-and-set has to name: what vanished without a trace is created."""
+        """The revision for the next compare-and-set; 0 (create) for a key that vanished without a marker."""
         return 0 if self.operation is Operation.VANISHED else self.revision
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDone:
-    """Every key's state at the start of the watch was told; what follows is new. `revision` is the highest told."""
+    """Every key's state at the start of the watch was yielded; changes follow. `revision` is the highest yielded."""
 
     revision: int
 
@@ -75,7 +75,7 @@ class KeyNotFound(PartiError):
 
 
 class KeyExists(PartiError):
-    """The key has a value already: read it, then decide. `revision` is that of the value."""
+    """The key already has a value: read it, then decide. `revision` is that of the value."""
 
     category: ClassVar[Category] = Category.POLICY
 
@@ -86,7 +86,7 @@ class KeyExists(PartiError):
 
 
 def operation_of(headers: Mapping[str, str]) -> Operation:
-    """What a message in a bucket's stream did; a marker that the server itself left counts as a removal."""
+    """The operation of a message in a bucket's stream; a marker written by the server counts as a removal."""
     if reason := headers.get("Nats-Marker-Reason"):
         return {"MaxAge": Operation.EXPIRED, "Purge": Operation.PURGE}.get(reason, Operation.DELETE)
     return {"DEL": Operation.DELETE, "PURGE": Operation.PURGE}.get(headers.get("KV-Operation", ""), Operation.PUT)

@@ -1,4 +1,4 @@
-"""Names of streams and consumers; apart from the API calls, whose client a Spark task would import in half a second."""
+"""Checks names of streams and consumers; separate from the API calls, whose import costs a Spark task half a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How to reach NATS, in one value: used by the async client, the blocking data connections and Spark tasks alike."""
+"""Connection options in one value, shared by the async client, the blocking data connections and Spark tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SECRET = frozenset({"password", "token", "nkey_seed", "creds"})
 _DURATIONS = frozenset({"connect_timeout", "request_timeout", "reconnect_wait", "ping_interval"})
 _INTEGERS = frozenset({"max_reconnects", "max_outstanding_pings"})
 _FLAGS = frozenset({"tls_first"})
-# Each way to prove who we are; exactly one may be used, and one given by the caller replaces any found elsewhere.
+# The authentication methods; exactly one may be used, and one given by the caller replaces any found elsewhere.
 AUTH_FIELDS = ("user", "password", "token", "nkey_seed", "nkey_file", "creds_file", "creds")
 _ALIASES = {"url": "servers", "server": "servers"}
 
@@ -31,7 +31,7 @@ _ALIASES = {"url": "servers", "server": "servers"}
 class ConnectOptions:
     """Everything needed to open a connection; immutable, picklable, and its repr shows no secret.
 
-    Credentials inside a url are moved into `user`, `password` or `token` at once, so that `servers` may be printed.
+    Credentials inside a url are moved into `user`, `password` or `token` at once, so `servers` is safe to print.
     """
 
     servers: tuple[str, ...] = (DEFAULT_SERVER,)
@@ -39,18 +39,18 @@ class ConnectOptions:
     password: str | None = None
     token: str | None = None
     nkey_seed: str | None = None
-    """The seed itself; `nkey_file` names a file that holds it."""
+    """The seed itself; `nkey_file` names a file with the seed."""
     nkey_file: str | None = None
     creds_file: str | None = None
     creds: str | None = None
-    """The content of a credentials file, for machines that lack the file (Spark executors)."""
+    """The content of a credentials file, for machines without the file (Spark executors)."""
     tls_ca: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_first: bool = False
     """Encrypt before the server's greeting; needs `handshake_first` on the server."""
     tls_hostname: str | None = None
-    """The name to expect in the server's certificate, when it is not the host of the url."""
+    """The expected name in the server's certificate, if it is not the host of the url."""
     domain: str | None = None
     api_prefix: str | None = None
     inbox_prefix: str = defaults.INBOX_PREFIX
@@ -122,7 +122,7 @@ class ConnectOptions:
         return list(parse_servers(self.servers)[0])
 
     def identity(self) -> NkeyIdentity | None:
-        """The key that signs the server's nonce, or None when auth is by password, token, certificate or not at all."""
+        """The key that signs the server's nonce, or None for auth by password, token, certificate, or no auth."""
         if self.creds:
             return NkeyIdentity.from_creds(self.creds, source="the creds option")
         if self.creds_file:
@@ -136,7 +136,7 @@ class ConnectOptions:
         return None
 
     def self_contained(self) -> ConnectOptions:
-        """The same options with the credentials and nkey files read in, for machines that lack those files."""
+        """The same options with the content of the credentials and nkey files, for machines without those files."""
         if self.creds_file:
             return replace(self, creds_file=None, creds=read_secret_file(self.creds_file, what="credentials file"))
         if self.nkey_file:
@@ -147,11 +147,11 @@ class ConnectOptions:
 
     @property
     def wants_tls(self) -> bool:
-        """Whether the options ask for TLS; then a connection without it must not be used, whatever the server says."""
+        """Whether the options require TLS; then never use a connection without TLS, whatever the server offers."""
         return bool(self.tls_ca or self.tls_cert or self.tls_first) or any(a.tls for a in self.server_list())
 
     def ssl_context(self, *, required: bool = False) -> ssl.SSLContext | None:
-        """The TLS settings, or None when nothing asks for TLS; `required` is the server's own `tls_required`."""
+        """The TLS settings, or None when TLS is not needed; `required` is the server's own `tls_required`."""
         if not (required or self.wants_tls):
             return None
         try:
@@ -161,7 +161,7 @@ class ConnectOptions:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.tls_cert and self.tls_key:
             try:
-                # An encrypted key would ask for its pass phrase on the terminal: refuse it instead of waiting there.
+                # An encrypted key would prompt for its pass phrase on the terminal: refuse it instead.
                 context.load_cert_chain(os.path.expanduser(self.tls_cert), _path(self.tls_key), password=_no_phrase)
             except (OSError, ssl.SSLError) as error:
                 raise ConfigError(
@@ -170,7 +170,7 @@ class ConnectOptions:
         return context
 
     def connect_frame(self, info: Mapping[str, Any], *, name: str | None = None, verbose: bool = False) -> bytes:
-        """The CONNECT line that answers the server's INFO, credentials and signature included: never log it."""
+        """The CONNECT line in reply to the server's INFO, with credentials and signature: never log it."""
         body: dict[str, Any] = {
             "verbose": verbose,
             "pedantic": False,
@@ -187,7 +187,7 @@ class ConnectOptions:
             body |= {"user": self.user, "pass": self.password or ""}
         if self.token is not None:
             body["auth_token"] = self.token
-        # A server that offers no nonce checks no signature; sending one made of nothing would be refused by others.
+        # A server that sends no nonce checks no signature; other servers would refuse a signature of an empty nonce.
         if (nonce := info.get("nonce")) and (identity := self.identity()):
             body["sig"] = identity.sign(nonce)
             body |= {"jwt": identity.jwt} if identity.jwt else {"nkey": identity.public_key()}
@@ -195,11 +195,11 @@ class ConnectOptions:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> ConnectOptions:
-        """Options from a config table or Spark's options; unknown names are refused with the nearest known one."""
+        """Options from a config table or Spark's options; an unknown name is refused, with the nearest known one."""
         return cls(**parse_mapping(mapping))
 
     def to_mapping(self) -> dict[str, str]:
-        """What differs from the defaults, as text that `from_mapping` reads back. It contains the secrets."""
+        """The fields that differ from the defaults, as text for `from_mapping`. It contains the secrets."""
         texts: dict[str, str] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -217,7 +217,7 @@ class ConnectOptions:
 
         See `parti.wire.context` for the names and the exact precedence.
         """
-        from parti.wire.context import resolve_settings  # it builds on this module
+        from parti.wire.context import resolve_settings  # it imports this module
 
         return cls(**resolve_settings(parse_mapping(explicit or {}), os.environ if env is None else env))
 
@@ -225,7 +225,7 @@ class ConnectOptions:
 def parse_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Field values from texts; names may carry the prefix `nats.` and are matched without case, `_` and `-`.
 
-    Spark lower-cases option names, so that `nats.credsFile` arrives as `nats.credsfile`.
+    Spark lower-cases option names, so `nats.credsFile` arrives as `nats.credsfile`.
     """
     known = {_fold(field.name): field.name for field in fields(ConnectOptions)} | _ALIASES
     values: dict[str, Any] = {}

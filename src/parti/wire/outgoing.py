@@ -1,8 +1,8 @@
-"""Arrow columns into publish frames, thousands at a time, without a Python object per message.
+"""Converts Arrow columns into publish frames, thousands at a time, without a Python object per message.
 
-Three promises: a row that the server could not take as it is, or would take as something else (a blank in a subject,
-a line break in a header), is refused here with its number; the same rows are cut into the same chunks and get the
-same ids whatever Arrow batches they came in; and nothing of a row is dropped but the headers named in `NOT_COPIED`.
+Three guarantees: a row that the server would reject or misread (a blank in a subject, a line break in a header) is
+refused here with its number; the same rows are cut into the same chunks and get the same ids, whatever Arrow batches
+they arrived in; and nothing of a row is dropped except the headers in `NOT_COPIED`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from parti.errors import ConfigError, FatalError
 from parti.subjects import validate_subject
 from parti.wire.errors import MessageTooLarge
 
-CHUNK_ROWS = 1000  # the server's limit of an atomic batch (ADR-50)
-CHUNK_BYTES = 2 << 20  # a few of these are in flight per task; the server cuts a connection with 64 MB pending
+CHUNK_ROWS = 1000  # the server's limit for an atomic batch (ADR-50)
+CHUNK_BYTES = 2 << 20  # a few of these are in flight per task; the server closes a connection with 64 MB pending
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 NOT_COPIED = "Nats-Msg-Id, Nats-Expected-*, Nats-Batch-*, Nats-Stream, Nats-Subject, Nats-Sequence, Nats-Time-Stamp"
-"""Headers of a row that are left out: they speak of the message's first publish, and would steer ours."""
+"""Headers of a row that are left out: they belong to the message's first publish, and would affect ours."""
 _LEFT_OUT = r"(?i)\A(nats-msg-id|nats-(expected|batch)-.*|nats-(stream|subject|sequence|time-stamp))\z"
 _BAD_SUBJECT = r"(\A|\.)(\.|\z)|[\s\x00]|(\A|\.)[*>](\.|\z)|\A\$(JS|SYS)\."
 _BAD_KEY = r"\A\z|[\x00-\x20:\x7f]"
@@ -57,7 +57,7 @@ class Rows:
         return Rows(*(column if column is None else column.slice(start, length) for column in self.columns))
 
     def joined(self, following: Rows) -> Rows:
-        """These rows and then those."""
+        """These rows followed by the others."""
         pairs = zip(self.columns, following.columns, strict=True)
         return Rows(*(None if a is None or b is None else pa.concat_arrays([a, b]) for a, b in pairs))
 
@@ -67,7 +67,7 @@ class Rows:
 
 
 def checked(rows: Rows, first: int = 0) -> Rows:
-    """The same rows, each fit to be sent; RowRefused names the first that is not, counted from `first`."""
+    """The same rows, each valid to send; RowRefused names the first invalid one, counted from `first`."""
     for name, column in (("value", rows.value), ("subject", rows.subject)):
         if column.null_count:
             row = _first(pc.is_null(column))
@@ -85,7 +85,7 @@ def checked(rows: Rows, first: int = 0) -> Rows:
 
 
 def check_sizes(frames: OutgoingFrames, rows: Rows, limit: int, first: int = 0) -> None:
-    """MessageTooLarge when a message with its headers exceeds the server's max_payload, which cuts the connection."""
+    """MessageTooLarge if a message with headers exceeds max_payload: the server would close the connection."""
     if len(frames.sizes) and int(frames.sizes.max()) > limit:
         row = int(np.flatnonzero(frames.sizes > limit)[0])
         raise MessageTooLarge(
@@ -95,7 +95,7 @@ def check_sizes(frames: OutgoingFrames, rows: Rows, limit: int, first: int = 0) 
 
 
 def chunks(batches: Iterable[Rows], most: int = CHUNK_ROWS) -> Iterator[Rows]:
-    """The rows again, cut where `most` rows or 2 MiB are full: a function of the rows alone, not of their batches."""
+    """The rows cut into chunks of at most `most` rows or 2 MiB: depends on the rows alone, not on their batches."""
     rest: Rows | None = None
     for batch in batches:
         rows = batch if rest is None or not len(rest) else rest.joined(batch)
@@ -105,7 +105,7 @@ def chunks(batches: Iterable[Rows], most: int = CHUNK_ROWS) -> Iterator[Rows]:
             done = int(ends[start - 1]) if start else 0
             by_bytes = int(np.searchsorted(ends, done + CHUNK_BYTES, side="right"))
             end = max(min(by_bytes, start + most), start + 1)
-            # A chunk is known to be full only when a further row exists that did not fit.
+            # A chunk is known to be full only when there is a further row that did not fit.
             if end >= len(rows):
                 break
             yield rows.slice(start, end - start)
@@ -118,10 +118,10 @@ def chunks(batches: Iterable[Rows], most: int = CHUNK_ROWS) -> Iterator[Rows]:
 def chunk_id(scope: str, number: int, rows: Rows, salt: str = "") -> str:
     """`scope-number-digest`: the same for the same rows at the same place, and never the same for other rows.
 
-    `salt` is what the scope abbreviates; it goes into the digest.
+    `salt` is the full text that the scope abbreviates; it is part of the digest.
 
-    The digest is what makes a replay with *other* rows safe. Ids by place alone would make the stream drop a row that
-    came out of a shuffle in another order than at the first try; so it is stored, at worst twice.
+    The digest makes a replay with *other* rows safe. With ids by place alone the stream would drop a row whose place a
+    shuffle changed since the first attempt; with the digest it is stored, at worst twice.
     """
     digest = hashlib.blake2b(f"{salt} {scope}".encode(), digest_size=8)
     for column in rows.columns:
@@ -139,7 +139,7 @@ def row_ids(rows: Rows, chunk: str) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingFrames:
-    """Publish frames, one a row, and the bytes that each counts against max_payload."""
+    """Publish frames, one per row, and the bytes that each counts against max_payload."""
 
     frames: pa.Array
     sizes: npt.NDArray[np.int64]
@@ -159,17 +159,17 @@ def build(rows: Rows, replies: pa.Array, extra: pa.Array) -> OutgoingFrames:
 
 
 def single_frames(rows: Rows, inbox: str, first_reply: int, chunk: str, constant: bytes) -> OutgoingFrames:
-    """Each row with its id, and answered at `inbox.N` from `first_reply` on."""
+    """Each row with its id, acknowledged at `inbox.N`, counting from `first_reply`."""
     replies = _join(_bytes(f"{inbox}.".encode()), _decimal(np.arange(first_reply, first_reply + len(rows))))
     ids = _join(_bytes(constant + b"Nats-Msg-Id: "), row_ids(rows, chunk), _bytes(b"\r\n"))
     return build(rows, replies, ids)
 
 
 def atomic_frames(rows: Rows, inbox: str, first_reply: int, batch: str, chunk: str, constant: bytes) -> OutgoingFrames:
-    """The rows as one atomic batch; its first row is answered at `first_reply`, its last (the commit) at the next.
+    """The rows as one atomic batch; its first row is acknowledged at `first_reply`, its last (the commit) at the next.
 
-    Without ids of the rows' own only the first message carries one: as all are stored or none, it stands for all, and
-    the server remembers one id in place of a thousand.
+    If the rows have no own ids, only the first message carries one: as all are stored or none, it covers all, and the
+    server remembers one id instead of a thousand.
     """
     n = len(rows)
     replies = np.full(n, b"", dtype=object)
@@ -203,7 +203,7 @@ def header_blocks(headers: pa.Array) -> pa.Array:
 
 
 def joined_bytes(frames: pa.Array) -> pa.Buffer:
-    """The frames back to back, as they go to the socket, without a copy."""
+    """The frames as one contiguous buffer for the socket, without a copy."""
     if not len(frames):
         return pa.py_buffer(b"")
     _, offsets, data = frames.buffers()
@@ -251,7 +251,7 @@ def _first(mask: pa.Array) -> int:
 
 
 def _sizes(rows: Rows) -> npt.NDArray[np.int64]:
-    """Bytes a row brings; rows not yet checked may hold nulls, which count as nothing."""
+    """Bytes per row; unchecked rows may contain nulls, which count as 0."""
     total = np.zeros(len(rows), dtype=np.int64)
     for column in (rows.value, rows.subject):
         total += np.asarray(pc.fill_null(pc.binary_length(column), 0), dtype=np.int64)
@@ -263,7 +263,7 @@ def _sizes(rows: Rows) -> npt.NDArray[np.int64]:
 
 
 def _update(digest: hashlib.blake2b, column: pa.Array) -> None:
-    """Lengths before bytes, and null apart from empty, so that no two columns look alike."""
+    """Hash lengths before bytes, and null different from empty, so that no two different columns hash alike."""
     if pa.types.is_list(column.type):
         digest.update(np.asarray(pc.fill_null(pc.list_value_length(column), -1)).tobytes())
         _update(digest, pc.list_flatten(column))

@@ -1,8 +1,8 @@
-"""Publish chunks of rows exactly once, whenever they are repeated: each chunk moves a marker in its own atomic batch.
+"""Publishes chunks of rows exactly once, even if repeated: each chunk moves a marker in its own atomic batch.
 
-The marker is a message of the same stream on a subject of the writer's own. It says which chunk was stored last, and
-the server stores a chunk only while the marker is where the writer has seen it. So a chunk is stored with its marker
-or not at all, a repeated chunk finds the marker behind it, and of two writers at the same chunk one is refused and
+The marker is a message of the same stream on the writer's own subject. It names the chunk stored last, and the server
+stores a chunk only while the marker is the one that the writer has seen. So a chunk is stored with its marker or not at
+all, a repeated chunk finds that the marker already covers it, and of two writers at the same chunk one is refused and
 finds the other's marker. No duplicate window is involved.
 """
 
@@ -41,12 +41,12 @@ log = get_logger("wire.progress")
 
 
 class RowsChanged(FatalError):
-    """A repeated write has other rows, or the same in another order: make the order of the rows certain (sort them)."""
+    """A repeated write has other rows, or the same in another order: make the order deterministic (sort the rows)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """How far a writer is: the chunk of a step that was stored last, and what all chunks of the step up to it held."""
+    """The progress of a writer: the last stored chunk of a step, and the digest of all chunks of the step up to it."""
 
     sequence: int
     step: int = -1
@@ -63,7 +63,7 @@ class ProgressPublisher(Replying):
     def __init__(
         self, options: ConnectOptions, *, stream: str, subject: str, step: int, patience: float, name: str
     ) -> None:
-        """`subject` is the marker's; `step` rises with everything that this writer ever writes."""
+        """`subject` is the marker's; `step` increases with everything that this writer ever writes."""
         super().__init__(options, name)
         self.published = PublishResult()
         self._stream = stream
@@ -82,7 +82,7 @@ class ProgressPublisher(Replying):
         return f"<ProgressPublisher {self._subject} step={self._step} chunk={self._chunk}>"
 
     def publish(self, rows: Rows, chunk: str) -> None:
-        """When this returns, the rows are stored, by this call or by an earlier one; `chunk` tells their content."""
+        """When this returns, the rows are stored, by this call or by an earlier one; `chunk` names their content."""
         rows = checked(rows, self._rows)
         self._chain.update(chunk.encode())
         self._deadline = time.monotonic() + self._patience
@@ -100,7 +100,7 @@ class ProgressPublisher(Replying):
                 break
             except (WrongLastSequence, AtomicPublishIncomplete, TransientError) as error:
                 trouble = error
-            self._marker = None  # somebody may have moved it, or the answer was lost: look before the next try
+            self._marker = None  # another writer may have moved it, or the reply was lost: read it before the retry
             if time.monotonic() > self._deadline:
                 raise NotAcknowledged(
                     f"rows {self._rows} to {self._rows + len(rows) - 1} were not stored within {self._patience:g} s: "
@@ -112,16 +112,16 @@ class ProgressPublisher(Replying):
         self._rows += len(rows)
 
     def flush(self) -> PublishResult:
-        """Forget the markers before the last; each call of `publish` has been answered already."""
+        """Remove all markers but the last; every `publish` call is already acknowledged."""
         if self._chunk and self._connection is not None:
             try:
                 self._connection.api(f"STREAM.PURGE.{self._stream}", {"filter": self._subject, "keep": 1})
-            except PartiError as error:  # the last one counts, however many there are
+            except PartiError as error:  # only the last marker counts, however many there are
                 log.warning("progress.markers_kept", subject=self._subject, error=str(error))
         return self.published
 
     def _read(self) -> Marker:
-        """The marker as the stream's leader has it; never by Direct Get, which a lagging replica may answer."""
+        """The marker from the stream's leader; never by Direct Get, which a lagging replica may answer."""
         try:
             found = self._connected().api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": self._subject})["message"]
         except MessageNotFound:
@@ -149,7 +149,7 @@ class ProgressPublisher(Replying):
             found = found.select(found.sid == self._sid)
             for index in range(len(found)):
                 if found.subject(index) != reply.encode() or not (found.payload(index) or found.header(index)):
-                    continue  # an answer to an earlier try, or the empty one to a batch's first message
+                    continue  # a reply to an earlier attempt, or the empty one to a batch's first message
                 sequence = self._answer(found.header(index), found.payload(index), len(rows))
                 return Marker(sequence, self._step, self._chunk, self._chain.hexdigest())
 
@@ -169,7 +169,7 @@ class ProgressPublisher(Replying):
 def progress_frames(
     rows: Rows, reply: str, stream: str, subject: str, expected: int, body: dict[str, object]
 ) -> OutgoingFrames:
-    """The rows and behind them the marker, as one atomic batch that is refused unless the marker is at `expected`."""
+    """The rows followed by the marker, as one atomic batch that is refused unless the marker is at `expected`."""
     marker = Rows(
         value=pa.array([json.dumps(body).encode()], pa.binary()),
         subject=pa.array([subject.encode()], pa.binary()),

@@ -1,8 +1,8 @@
-"""Publish many messages over one blocking connection: all in flight at once, each acknowledged by its stream.
+"""Publishes many messages over one blocking connection: all in flight at once, each acknowledged by its stream.
 
-When `flush` returns, the stream has stored every row handed over; when anything else happens, an error was raised.
-Rows without an answer are sent again with the same ids, over a new connection if need be, so that inside the stream's
-duplicate window each is stored once. Memory is bounded by `max_in_flight` rows (2 MiB for each thousand of them).
+When `flush` returns, the stream has stored every published row; otherwise an error is raised. Rows without an ack are
+sent again with the same ids, over a new connection if needed, so that within the stream's duplicate window each is
+stored once. Memory is bounded by `max_in_flight` rows (2 MiB for each thousand of them).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from parti.wire.outgoing import CHUNK_ROWS, Rows, atomic_frames, check_sizes, ch
 from parti.wire.replying import Replying
 from parti.wire.target import Target, find_target, target_of
 
-MAX_IN_FLIGHT = 4 * CHUNK_ROWS  # the server sheds a stream's load above 10,000 waiting messages (10167)
+MAX_IN_FLIGHT = 4 * CHUNK_ROWS  # the server rejects publishes above 10,000 waiting messages per stream (10167)
 PATIENCE = 30.0  # seconds without any acknowledgement before giving up; a leader election takes up to 6
 _STORED = np.frombuffer(b'{"stream":"', dtype=np.uint8)
 
@@ -50,22 +50,22 @@ class NotAcknowledged(TransientError):
 
 @dataclass(slots=True)
 class PublishResult:
-    """What a publisher has had acknowledged."""
+    """What the stream has acknowledged."""
 
     messages: int = 0
     duplicates: int = 0
-    """Of those, the messages that the stream held already: a replay."""
+    """Of those, the messages that the stream already held: a replay."""
 
 
 class _Unit:
-    """Rows sent together: which of them are not stored yet, and which of those have an answer under way."""
+    """Rows sent together: which of them are not stored yet, and which of those wait for a reply."""
 
     def __init__(self, rows: Rows, chunk: str, first: int, *, atomic: bool) -> None:
         self.rows = rows
         self.chunk = chunk
         self.first = first
         self.atomic = atomic
-        self.base = 0  # reply numbers of the last send: a row each, or first and last of an atomic batch
+        self.base = 0  # reply numbers of the last send: one per row, or first and last of an atomic batch
         self.missing = np.ones(len(rows), dtype=bool)
         self.waiting = np.zeros(len(rows), dtype=bool)
 
@@ -74,7 +74,7 @@ class _Unit:
         return 2 if self.atomic else len(self.rows)
 
     def answered_by(self, place: int) -> npt.NDArray[np.bool_]:
-        """The rows that the answer at this place speaks for."""
+        """The rows that the reply at this place acknowledges."""
         return np.ones(len(self.rows), dtype=bool) if self.atomic else np.arange(len(self.rows)) == place
 
     def described(self, place: int) -> str:
@@ -85,7 +85,7 @@ class _Unit:
 
 
 class Publisher(Replying):
-    """Sends chunks of rows and follows their acknowledgements; for one thread. Close it, or use it as a context."""
+    """Sends chunks of rows and tracks their acknowledgements; for one thread. Close it, or use it as a context."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class Publisher(Replying):
     ) -> None:
         """`stream` makes the server refuse any subject of another one; `atomic` uses batches if the stream has them.
 
-        `expect` is a fence: while the last message of that subject has not that sequence, the server refuses every
-        publish with WrongLastSequence, in the same step in which it would have stored it.
+        `expect` is a fence: unless the last message of that subject has that sequence, the server refuses every publish
+        with WrongLastSequence, atomically with storing it.
         """
         super().__init__(options, name)
         self.published = PublishResult()
@@ -114,7 +114,7 @@ class Publisher(Replying):
                 f"Nats-Expected-Last-Subject-Sequence-Subject: {subject}\r\n"
             ).encode()
         self._atomic = atomic
-        self._batchable: SubjectFilter | None = None  # the subjects of a stream that takes atomic batches
+        self._batchable: SubjectFilter | None = None  # the subjects of a stream that accepts atomic batches
         self._looked_up = not atomic
         self._window = max_in_flight
         self._patience = patience
@@ -131,14 +131,14 @@ class Publisher(Replying):
         return f"<Publisher in_flight={self._in_flight} acknowledged={self.published.messages}>"
 
     def publish(self, rows: Rows, chunk: str) -> None:
-        """Send up to 1000 rows whose ids derive from `chunk`; returns when they are under way, not when stored."""
+        """Send up to 1000 rows whose ids derive from `chunk`; returns when they are sent, not when stored."""
         if not len(rows):
             return
         unit = _Unit(checked(rows, self._rows), chunk, self._rows, atomic=len(rows) > 1 and self._takes_batch(rows))
         self._rows += len(rows)
         self._drain(max(self._window - len(rows), 0))
         if not self._in_flight:
-            self._progress = time.monotonic()  # patience counts from when something is asked for
+            self._progress = time.monotonic()  # patience counts from a publish with nothing in flight
         self._units.append(unit)
         self._in_flight += len(rows)
         try:
@@ -162,17 +162,17 @@ class Publisher(Replying):
         return bool(self._batchable.mask(rows.subject.cast("string")).all())
 
     def _target(self, subject: str) -> Target | None:
-        """The stream, or None when we may not ask. An outage is waited out: guessing here would change the ids."""
+        """The stream, or None without permission to ask. It waits during an outage: a guess would change the ids."""
         try:
             return find_target(self.options, stream=self._expected, subject=subject, patience=self._patience)
         except AuthFailed:
             return None
 
     def _send(self, unit: _Unit) -> None:
-        """Send what of the unit is neither stored nor under way."""
+        """Send the rows of the unit that are neither stored nor in flight."""
         connection = self._connected()
         if unit.atomic or not unit.base:
-            # A batch sent again gets new numbers: a late refusal of the first try must not count for the second. A
+            # A batch sent again gets new numbers: a late refusal of the first attempt must not count for the second. A
             # single row keeps its number, so that a late acknowledgement does count.
             unit.base, self._next_reply = self._next_reply, self._next_reply + unit.numbers
         todo = unit.missing & ~unit.waiting
@@ -186,18 +186,18 @@ class Publisher(Replying):
         connection.send(joined_bytes(built.frames if todo.all() else built.frames.filter(todo)).to_pybytes())
 
     def _drain(self, limit: int) -> None:
-        """Follow answers until at most `limit` rows are unacknowledged."""
+        """Process replies until at most `limit` rows are unacknowledged."""
         while self._in_flight > limit:
             try:
                 self._resend()
                 self._take(self._connected().frames(self.options.request_timeout))
             except TransientError as error:
-                if error is self._refusal:  # it was tried again for as long as patience lasted
+                if error is self._refusal:  # it was retried until patience ended
                     raise
                 self._setback(error)
 
     def _resend(self) -> None:
-        """Send refused and lost rows once more, after a wait that grows while nothing is acknowledged."""
+        """Send refused and lost rows again, after a wait that grows while nothing is acknowledged."""
         late = [unit for unit in self._units if (unit.missing & ~unit.waiting).any()]
         if not late:
             return
@@ -209,7 +209,7 @@ class Publisher(Replying):
             self._send(unit)
 
     def _setback(self, error: TransientError) -> None:
-        """The connection broke or fell silent: everything unanswered has to be sent again over a new one."""
+        """The connection broke or is silent: every row without an ack must be sent again over a new connection."""
         self.close()
         for unit in self._units:
             unit.waiting[:] = False
@@ -251,7 +251,7 @@ class Publisher(Replying):
     ) -> None:
         for index in np.flatnonzero(inside):
             if not unit.waiting.any():
-                return  # a refused batch is answered twice: at its first message and at its commit
+                return  # a refused batch gets two replies: to its first message and to its commit
             if stored[index]:
                 count = json.loads(frames.payload(int(index))).get("count")
                 if count != len(unit.rows):
@@ -275,13 +275,13 @@ class Publisher(Replying):
             self._refusal = None
 
     def _refused(self, unit: _Unit, place: int, frames: Frames, index: int) -> None:
-        """Raise what cannot be cured by sending again; mark the rest for that."""
+        """Raise an error that a retry cannot fix; mark other rows for a retry."""
         error = _answer_error(frames, index, unit.described(place))
         if isinstance(error, AtomicPublishDuplicate) and unit.rows.msg_id is None:
-            self._done(unit, duplicates=len(unit.rows))  # one id stood for all: the batch is stored, as it was sent
+            self._done(unit, duplicates=len(unit.rows))  # one id covered all: the batch is stored as it was sent
             return
         if isinstance(error, AtomicPublishDuplicate | AtomicPublishDisabled | AtomicPublishUnsupportedHeader):
-            # Some ids are known and some are not, or the stream takes no such batch any more: one by one decides.
+            # Some ids are known and some are not, or the stream no longer accepts batches: send them one by one.
             unit.atomic, unit.base = False, 0
             unit.waiting[:] = False
             if not isinstance(error, AtomicPublishDuplicate):
@@ -296,7 +296,7 @@ class Publisher(Replying):
         unit.waiting[:] = unit.waiting & ~unit.answered_by(place)
 
     def _check_stream_exists(self, unit: _Unit, place: int) -> None:
-        """Tell a stream without a leader, which comes back, from a subject that no stream takes."""
+        """Distinguish a stream without a leader, which recovers, from a subject that belongs to no stream."""
         subject = unit.rows.subject_at(place)
         try:
             with BlockingConnection.open(self.options, name=self._name) as connection:
@@ -304,11 +304,11 @@ class Publisher(Replying):
         except StreamNotFound as error:
             raise StreamNotFound(f"{unit.described(place)}: {error}", code=404) from None
         except (AuthFailed, TransientError):
-            return  # nobody can say: patience decides
+            return  # unknown: patience decides
 
 
 def _is_stored(frames: Frames) -> npt.NDArray[np.bool_]:
-    """True where the answer is a stream's positive acknowledgement, told by how it begins."""
+    """True where the reply is a stream's positive acknowledgement, recognised by its first bytes."""
     size = len(_STORED)
     found: npt.NDArray[np.bool_] = (frames.payload_end - frames.payload_start > size) & (
         frames.header_start == frames.payload_start

@@ -1,7 +1,7 @@
-"""The live pull loop of one consumer: keeps enough messages asked for, and hands over what comes, a read at a time.
+"""The live pull loop of one consumer: keeps enough messages requested, and passes them on, one read at a time.
 
-It decides nothing about the consumer's life: whatever ends or endangers the flow (deleted, leader changed, heartbeats
-missed, a delivery lost) is told to its owner through `on_trouble`, which resyncs and starts a new pull.
+It does not manage the consumer: every event that ends or endangers the flow (consumer deleted, leader changed,
+heartbeats missed, delivery lost) is reported to its owner through `on_trouble`, which resyncs and starts a new pull.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from parti.wire.live import LiveConnection
 _END_OF_PULL = frozenset({404, 408})
 _EXCEEDS = "Exceeds MaxBytes"
 _ACK = b"$JS.ACK."
-_NUMBERS_AT = {9: 4, 11: 6, 12: 6}  # tokens of an ack subject -> where delivered, stream and consumer sequence begin
-_FEW = 64  # messages of one read below which a plain loop is quicker than the columns (0.3 ms of fixed cost)
+_NUMBERS_AT = {9: 4, 11: 6, 12: 6}  # tokens of an ack subject -> index of delivered, stream and consumer sequence
+_FEW = 64  # messages of one read below which a plain loop is faster than columns (0.3 ms of fixed cost)
 
 Item = tuple[bytes, bytes, bytes, bytes, int, int, int]
 """Subject, reply, headers, payload, delivered count, stream sequence, nanoseconds since 1970."""
@@ -35,7 +35,7 @@ _PIN = re.compile(rb"\r\nNats-Pin-Id: *(\S+)\r\n")
 
 
 def items_of(deliveries: Deliveries) -> list[Item]:
-    """A large read, message by message, cut out of one copy of it: the receive buffer is used again."""
+    """The messages of a large read, cut out of one copy of it, because the receive buffer is reused."""
     frames = deliveries.frames
     first = int(frames.subject_start[0])
     raw = frames.data[first : int(frames.payload_end[-1])].tobytes()
@@ -56,31 +56,31 @@ def items_of(deliveries: Deliveries) -> list[Item]:
 
 
 class DeliveryLost(TransientError):
-    """The consumer sequence jumped: a delivery got lost on its way. Resync before anything else is processed."""
+    """The consumer sequence has a gap: a delivery was lost. Resync before anything else is processed."""
 
 
 class HeartbeatMissed(TransientError):
-    """Nothing came from the consumer for two heartbeats: it, its leader or the connection is gone. Resync."""
+    """Nothing arrived from the consumer for two heartbeats: it, its leader or the connection is gone. Resync."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullSettings:
-    """How much to ask for, and for how long."""
+    """How many messages to request, and for how long."""
 
-    batch: int = 500  # one request of 500 costs what one of 1 does; larger ones only delay a filter change
+    batch: int = 500  # a pull of 500 costs as much as a pull of 1; larger ones only delay a filter change
     prefetch: int = 1000  # two batches: the server fills one while we work on the other
     # seconds; must be shorter than the lease, or a frozen owner swallows messages (docs/evidence/cluster.md#c13)
     expires: float = 5.0
-    heartbeat: float = 1.0  # a dead consumer is noticed after two of them
+    heartbeat: float = 1.0  # a dead consumer is detected after two of them
     group: str | None = None  # priority group, for pinned consumers
-    max_bytes: int = 0  # of one pull; 0: no limit. A message that is larger comes by itself
+    max_bytes: int = 0  # of one pull; 0: no limit. A larger message is pulled alone
 
 
 class LivePull:
     """Pulls from one consumer until stopped. Deliveries reach `on_batch` in the order the server sent them.
 
-    `capacity()` says how many more messages the owner can hold; no more than that is ever asked for. Call `kick()`
-    after capacity was freed or filters were changed: a waiting pull is not woken by a filter update
+    `capacity()` returns how many more messages the owner can hold; never more than that is requested. Call `kick()`
+    after capacity was freed or filters were changed: a filter update does not wake a waiting pull
     (docs/evidence/jetstream.md#j3).
     """
 
@@ -107,15 +107,15 @@ class LivePull:
         self._on_few = on_few
         self._on_trouble = on_trouble
         self._capacity = capacity
-        self._next = next_sequence  # None: take the first as it comes
-        self._exclusive = exclusive  # the only puller: then consumer sequences must be consecutive
+        self._next = next_sequence  # None: accept any first sequence
+        self._exclusive = exclusive  # the only client that pulls: then consumer sequences must be consecutive
         self._inbox = connection.new_inbox()
         self._sid: int | None = None
         self._withdrawn = False
         self._pulls: dict[bytes, int] = {}
         self._asked = 0
-        self._oversized = False  # the next message is larger than one pull may bring
-        self._fresh: set[bytes] = set()  # pulls that brought nothing yet
+        self._oversized = False  # the next message is larger than the limit of one pull
+        self._fresh: set[bytes] = set()  # pulls without any message so far
         self._loop = asyncio.get_running_loop()
         self._last_seen = self._loop.time()
         self._watchdog: asyncio.TimerHandle | None = None
@@ -127,11 +127,11 @@ class LivePull:
 
     @property
     def outstanding(self) -> int:
-        """Messages asked for that have not come yet."""
+        """Messages requested and not yet received."""
         return sum(self._pulls.values())
 
     def start(self) -> None:
-        """Begin to pull."""
+        """Start to pull."""
         self._sid = self.connection.subscribe(f"{self._inbox}.*", self._on_frames)
         self._seen()
         self._due = self._last_seen
@@ -139,7 +139,7 @@ class LivePull:
         self.kick()
 
     def stop(self) -> None:
-        """After this returns nothing more reaches `on_batch`; messages on their way stay pending at the server."""
+        """After this returns, nothing more reaches `on_batch`; messages in transit stay pending at the server."""
         if self._sid is not None:
             self.connection.unsubscribe(self._sid)
             self._sid = None
@@ -147,14 +147,14 @@ class LivePull:
             self._watchdog.cancel()
 
     async def withdraw(self) -> None:
-        """Stop without leaving anything on its way: what the server had sent before is still handed to `on_batch`.
+        """Stop without leaving messages in transit: those that the server has already sent still reach `on_batch`.
 
-        Raises the connection's error when it is lost meanwhile; the pull is stopped then too.
+        Raises the connection's error if it is lost meanwhile; the pull is stopped then too.
         """
         if self._sid is None:
             return
         self._withdrawn = True
-        # Not `unsubscribe`: frames that are on their way must still find their handler.
+        # Not `unsubscribe`: frames in transit must still reach their handler.
         self.connection.write(f"UNSUB {self._sid}\r\n".encode())
         try:
             await self.connection.ping()
@@ -162,21 +162,21 @@ class LivePull:
             self.stop()
 
     def tune(self, batch: int, prefetch: int) -> None:
-        """Ask with these sizes from the next pull on."""
+        """Use these sizes from the next pull on."""
         self._settings = replace(self._settings, batch=batch, prefetch=prefetch)
 
     def kick(self) -> None:
-        """Ask for more, if there is room."""
+        """Request more messages, if there is capacity."""
         settings = self._settings
         while self._sid is not None and not self._withdrawn:
             outstanding = self.outstanding
             room = min(settings.prefetch, self._capacity()) - outstanding
-            # Small requests cost as much as large ones: refill by whole batches, and at once only when nothing is due.
+            # Small pulls cost as much as large ones: refill by whole batches, and at once only when nothing is due.
             if room <= 0 or (outstanding and room < min(settings.batch, settings.prefetch // 2)):
                 return
             if self._oversized:
                 if outstanding:
-                    return  # the large one alone, so that nothing else comes without a limit
+                    return  # the large message alone, so that no other comes without a limit
                 self._ask(1)
                 self._oversized = False
                 continue
@@ -217,7 +217,7 @@ class LivePull:
         self.kick()
 
     def _few(self, frames: Frames, take: Callable[[list[Item], int], None]) -> None:
-        """A small read without columns: near the tail of a stream most reads bring one to three messages."""
+        """Handle a small read without columns: near the tail of a stream most reads have one to three messages."""
         rows = frames.positions.T.tolist()
         first = rows[0][0]
         raw = frames.data[first : rows[-1][7]].tobytes()
@@ -248,7 +248,7 @@ class LivePull:
             self._status(inbox, header)
 
     def _in_sequence(self, sequences: list[int]) -> bool:
-        """Whether these deliveries follow the ones before; if not, one got lost, and the owner is told."""
+        """Whether these deliveries follow the previous ones; if not, one was lost, and the owner is notified."""
         if not self._exclusive:
             return True
         count, first, last = len(sequences), sequences[0], sequences[-1]
@@ -293,9 +293,9 @@ class LivePull:
         self._fresh.discard(reply)
         if status == 409 and _EXCEEDS in description:
             self._oversized = self._oversized or fresh
-            return  # it is full; one that brought nothing was too small for the next message
+            return  # the pull is filled; an empty one was too small for the next message
         if status == 423:
-            self.pin = None  # another client is pinned: pulls with our old pin would be refused for ever
+            self.pin = None  # another client is pinned: pulls with our old pin would always be refused
         if status in _END_OF_PULL or "Batch Completed" in description:
             return
         self._on_trouble(status_error(status, description, request=f"pull from {self.consumer!r}"))
@@ -304,13 +304,13 @@ class LivePull:
         self._last_seen = self._loop.time()
 
     def _watch(self) -> None:
-        """One timer a heartbeat, not one a message: look when something last came."""
+        """One timer per heartbeat, not per message: check when something last arrived."""
         if self._sid is None:
             return
         limit = 2 * self._settings.heartbeat
         now = self._loop.time()
         if now - self._due > self._settings.heartbeat / 2:
-            # We were the ones who were busy: what came may wait unread.
+            # This process was busy: messages may have arrived and be unread.
             self._last_seen = max(self._last_seen, now - self._settings.heartbeat)
         silent = now - self._last_seen
         if silent >= limit and self._pulls:
@@ -318,7 +318,7 @@ class LivePull:
             self._on_trouble(HeartbeatMissed(f"{self.consumer}: nothing came for {silent:.1f} s"))
             return
         if not self._pulls:
-            self._seen()  # nothing is due, so that silence says nothing
+            self._seen()  # nothing is due, so silence is not an error
         self._due = now + max(limit - silent, 0.01)
         self._watchdog = self._loop.call_at(self._due, self._watch)
 

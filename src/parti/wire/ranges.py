@@ -1,16 +1,16 @@
 """The range reader: `read (after, to] of these subjects, in order, complete`.
 
-This is the heart of the data plane: Spark batches, take-overs, catch-up, audits and replays are all range reads. A read
-ends in one of two ways: every message of the range that the stream still holds was yielded once, in order; or an
-error was raised. It never ends short. That needs care, because the server gives no such promise
+This is the core of the data plane: Spark batches, take-overs, catch-up, audits and replays are all range reads. A read
+ends in one of two ways: every message of the range that the stream still holds was yielded once, in order; or an error
+was raised. It never ends short. That needs care, because the server gives no such guarantee
 (docs/evidence/spark.md#s11):
 
 - a lagging replica answers "nothing more", and an expired consumer answers 404, without any error. So a range is done
-  only when its last sequence was seen, or when the stream *leader* says that nothing is left below it;
-- a replica that lags, or lost a part of its store, leaves messages out, and a mirror answers Direct Get in its origin's
-  name. So every gap in the sequences is proven by the leader (`witness`), and a mirror's answer is not taken;
-- deliveries can be lost when a connection or a leader changes. So consumer sequences must be consecutive, else the
-  read starts anew behind the last message that was yielded.
+  only when its last sequence was seen, or when the stream *leader* confirms that nothing is left below it;
+- a replica that lags, or lost a part of its store, omits messages, and a mirror answers Direct Get in its origin's
+  name. So the leader must confirm every gap in the sequences (`witness`), and a mirror's answer is discarded;
+- deliveries can be lost when a connection or a leader changes. So consumer sequences must be consecutive, else the read
+  restarts after the last message that was yielded.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from parti.wire.witness import OnLoss, Witness
 
 Path = Literal["auto", "consumer", "direct"]
 
-# a Direct Get of few messages is quicker than creating and deleting a consumer (docs/evidence/spark.md#s8)
+# a Direct Get of few messages is faster than creating and deleting a consumer (docs/evidence/spark.md#s8)
 DIRECT_BELOW = 500
-# below this share of matches a filter on the server is cheaper than reading everything (docs/evidence/spark.md#s19)
+# below this share of matches a server-side filter is cheaper than reading everything (docs/evidence/spark.md#s19)
 SELECTIVE = 0.15
-_DIRECT_TRIES = 4  # Direct Gets that a mirror may answer, or the leader contradict, before another way is taken
+_DIRECT_TRIES = 4  # Direct Gets that a mirror answers, or the leader contradicts, before another path is used
 PATIENCE = 30.0  # seconds without any progress before a read gives up; a leader election takes up to 6
-BEHIND = 10.0  # ... or that a leader may take to learn of the range's end, before the end is taken for a mistake
+BEHIND = 10.0  # ... or that a leader may take to reach the range's end, before the end counts as wrong
 
 __all__ = ["BehindLeader", "Leaderless", "Path", "RangeReader", "ReadEnded", "StreamState"]
 
 
 class Leaderless(TransientError):
-    """The stream has no leader now, and a replica answered with what it knows: ask again."""
+    """The stream has no leader now, and a replica answered from its own state: retry."""
 
 
 class BehindLeader(TransientError):
-    """The leader that answered does not know the range's end yet, as after an election: ask again."""
+    """The leader does not know the range's end yet, for example after an election: retry."""
 
 
 class ReadEnded(FatalError):
-    """The read was ended by `cancel()` or `close()` before it was complete."""
+    """`cancel()` or `close()` ended the read before it was complete."""
 
 
 class RangeReader:
@@ -72,7 +72,7 @@ class RangeReader:
         self.patience = patience
         self._name = name
         self._connection: BlockingConnection | None = None
-        self._side: BlockingConnection | None = None  # for questions while messages come on the other one
+        self._side: BlockingConnection | None = None  # for requests while messages arrive on the other one
         self._closed = False
         self._cancelled = threading.Event()
 
@@ -81,30 +81,30 @@ class RangeReader:
 
     @property
     def connection(self) -> BlockingConnection:
-        """The live connection, opened anew when there is none."""
+        """The live connection, reopened if there is none."""
         if self._connection is None or self._connection.closed:
             self._connection = BlockingConnection.open(self.options, name=self._name)
-        if self._closed:  # looked at after opening, so that a `close` meanwhile leaves no connection behind
+        if self._closed:  # checked after opening, so that a `close` meanwhile leaves no connection open
             self._connection.close()
             raise UsageError("this reader is closed: make a new one")
         return self._connection
 
     def cancel(self) -> None:
-        """End the read under way with ReadEnded, also if it waits for the network; the reader can be used again."""
+        """End the current read with ReadEnded, even if it waits for the network; the reader can be used again."""
         self._cancelled.set()
         for connection in (self._connection, self._side):
             if connection is not None:
                 connection.close()
 
     def close(self) -> None:
-        """End the connection and any read under way; the reader cannot be used again."""
+        """End the connection and any current read; the reader cannot be used again."""
         self._closed = True
         self.cancel()
 
     def check(self) -> None:
-        """After this returns the cached connection is alive: a dead one was replaced.
+        """After this returns, the cached connection is alive: a dead one was replaced.
 
-        A server drops a connection whose PINGs nobody answers, so one that idled for minutes may be gone.
+        A server drops a connection that does not answer PINGs, so one that was idle for minutes may be gone.
         """
         try:
             self.connection.ping()
@@ -116,7 +116,7 @@ class RangeReader:
         return _state(self.connection, validate_token(stream, what="stream"))
 
     def next_sequence(self, stream: str, at_least: int, subject: str = ">") -> int | None:
-        """The first sequence >= `at_least` that holds a message of `subject`, asked of the leader; None for none."""
+        """The first sequence >= `at_least` with a message of `subject`, from the leader; None if there is none."""
         try:
             answer = self.connection.api(f"STREAM.MSG.GET.{stream}", {"seq": at_least, "next_by_subj": subject})
         except MessageNotFound:
@@ -139,13 +139,13 @@ class RangeReader:
     ) -> Generator[pa.RecordBatch, None, None]:
         """The messages with `after` < sequence <= `to` whose subject matches, in order, each exactly once, all of them.
 
-        Raises DataLoss when the stream has removed messages of the range from its front before they were read, and
-        when that cannot be ruled out; not on a work queue, and not where messages go one by one (`StreamState.loses`).
-        With `on_loss` that is called instead, for each run of sequences, and the read goes on; with `allow_gone`
-        nobody is told. With `open_start` the read begins at the first message that is there when it begins: what went
-        before is no loss. Messages deleted one by one never are. With `created`, DataLoss also when the stream of that
-        creation time was deleted and made anew. Faults are retried until `patience` seconds pass without progress;
-        then the last one is raised.
+        Raises DataLoss when the stream has removed messages of the range from its front before they were read, or when
+        that cannot be ruled out; not on a work queue, nor where messages are removed one by one (`StreamState.loses`).
+        With `on_loss` that is called instead, for each run of sequences, and the read continues; with `allow_gone`
+        losses are not reported. With `open_start` the read begins at the first message present at its start: earlier
+        ones are not lost. Messages deleted one by one never count as lost. With `created`, DataLoss also when the
+        stream of that creation time was deleted and recreated. Faults are retried until `patience` seconds pass without
+        progress; then the last one is raised.
         """
         validate_token(stream, what="stream")
         if unknown := set(columns) - set(SCHEMA.names):
@@ -163,7 +163,7 @@ class RangeReader:
         self._cancelled.clear()
         waits = FAST.delays()
         last_progress = time.monotonic()
-        refused = 0  # Direct Gets in a row that led nowhere
+        refused = 0  # consecutive Direct Gets without progress
         while not cursor.done:
             before = cursor.position
             failure: PartiError = ReadInterrupted(
@@ -189,7 +189,7 @@ class RangeReader:
             except AnsweredElsewhere as error:
                 failure = error
                 refused = refused if cursor.position == before else 0
-                if refused < _DIRECT_TRIES:  # whom the server asks is by chance: at once again
+                if refused < _DIRECT_TRIES:  # the answering replica is random: retry at once
                     continue
             except PartiError as error:
                 self._raise_if_ended(stream, cursor)
@@ -212,9 +212,9 @@ class RangeReader:
             raise ReadEnded(f"the read of {stream!r} was ended at sequence {cursor.position} of {cursor.to}")
 
     def _nothing_left(self, state: StreamState, cursor: Cursor, served: str) -> bool:
-        """Whether the leader holds nothing of what the server was asked for between position and end.
+        """Whether the leader holds no requested message between position and end.
 
-        Only the leader that knew the range's end when the attempt began: one that was elected since may not yet.
+        Only a leader that knew the range's end when the attempt began counts: a newly elected one may not know it yet.
         """
         following = self.next_sequence(state.name, cursor.position + 1, served)
         if following is not None and following <= cursor.to:
@@ -222,7 +222,7 @@ class RangeReader:
         return state.replicas == 1 or self.state(state.name).leader == state.leader
 
     def _begin(self, stream: str, cursor: Cursor, created: str | None) -> StreamState:
-        """The stream's state before an attempt; what is gone from its front by now is passed over or reported."""
+        """The stream's state before an attempt; messages gone from its front are skipped or reported."""
         state = self.state(stream)
         if created is not None and state.created != created:
             raise DataLoss(
@@ -243,7 +243,7 @@ class RangeReader:
         return state
 
     def _ask_aside(self, stream: str, witness: Witness) -> StreamState:
-        """The stream's state now, asked on a connection of its own: messages of the read are on their way."""
+        """The stream's state now, read over a separate connection: messages of the read are in transit on the other."""
         if self._side is None or self._side.closed:
             self._side = BlockingConnection.open(self.options, name=f"{self._name}-aside")
         state = _state(self._side, stream)

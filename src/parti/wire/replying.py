@@ -1,4 +1,4 @@
-"""A publisher's own connection: opened when it is needed, again after it was lost, with an inbox for the answers."""
+"""A publisher's own connection: opened on demand, reopened after a loss, with an inbox for the replies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parti.wire.options import ConnectOptions
 
 
 class Replying:
-    """What stores rows and hears how that ended. Close it, or use it as a context."""
+    """Base of publishers that store rows and receive acks. Close it, or use it as a context."""
 
     def __init__(self, options: ConnectOptions, name: str) -> None:
         self.options = options

@@ -1,8 +1,8 @@
-"""Request and reply over one inbox: every call ends with an answer or with a typed error, also when the link breaks.
+"""Request and reply over one inbox: every call ends with a reply or a typed error, even if the connection breaks.
 
-nats-py's own `request` lets a call wait for its whole timeout when the connection breaks under it, and queues calls
-made while there is none, so that they reach the server long after the caller gave up. Here the first fails at once
-with `ConnectionLost` (the outcome is unknown), the second with `ConnectionFailed` (nothing was sent).
+nats-py's own `request` waits for its whole timeout when the connection breaks during a call, and queues calls made
+while disconnected, so that they reach the server long after the caller gave up. Here the first fails at once with
+`ConnectionLost` (the outcome is unknown), the second with `ConnectionFailed` (nothing was sent).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _NO_RESPONDERS = 503
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer; `status` is 0 for a plain message."""
+    """One reply; `status` is 0 for a plain message."""
 
     data: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
     subject: str = ""
     reply: str = ""
-    """Where the server wants an answer: the ack subject of a delivered message."""
+    """The reply subject: for a delivered message its ack subject."""
 
     @property
     def status(self) -> int:
@@ -54,12 +54,12 @@ class Reply:
 
 
 def _headers_size(headers: Mapping[str, str]) -> int:
-    """Bytes of the header block as nats-py writes it, at most."""
+    """Upper bound of the header block's bytes as nats-py writes it."""
     return 12 + sum(len(name.encode()) + len(value.encode(errors="replace")) + 4 for name, value in headers.items())
 
 
 def reply_of(message: Any) -> Reply:
-    """A message of nats-py as ours."""
+    """A nats-py message as a `Reply`."""
     return Reply(message.data, message.headers or {}, message.subject, message.reply)
 
 
@@ -67,7 +67,7 @@ Handler = Callable[["Reply | PartiError"], None]
 
 
 class Requests:
-    """The requests in flight of one connection; each is answered once or failed once."""
+    """The requests in flight of one connection; each gets one reply or fails once."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -85,9 +85,9 @@ class Requests:
     async def call(
         self, subject: str, payload: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout: float
     ) -> Reply:
-        """The answer to one request; raises `RequestTimeout`, `NoResponders`, `ConnectionLost`, `ConnectionFailed`.
+        """The reply to one request; raises `RequestTimeout`, `NoResponders`, `ConnectionLost`, `ConnectionFailed`.
 
-        `AuthFailed` when the server says that we may not publish there: it answers no such request.
+        `AuthFailed` when the server denies the publish permission: it sends no reply to such a request.
         """
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
@@ -114,12 +114,12 @@ class Requests:
         return reply
 
     async def expect(self, handle: Handler) -> tuple[str, str]:
-        """A fresh inbox: each message sent *to it* goes to `handle`, and so does a break of the connection.
+        """A new inbox: each message sent *to it* is passed to `handle`, and so is a loss of the connection.
 
-        It is not for pull consumers: their deliveries arrive under the subject of the stream, so that one inbox
-        cannot tell them apart.
+        It is not for pull consumers: their deliveries arrive under the stream's subjects, so that one inbox cannot
+        distinguish them.
 
-        Returns the token for `forget`, which the caller must call in the end, and the inbox's subject.
+        Returns the token for `forget`, which the caller must call at the end, and the inbox's subject.
         """
         if not self._connection.is_connected:
             raise ConnectionFailed("not connected: nothing was sent; try again when the connection is back")
@@ -142,10 +142,10 @@ class Requests:
     async def send(
         self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
-        """Hand one message to the connection; nats-py's refusals become typed errors."""
+        """Pass one message to the connection; nats-py's errors become typed errors."""
         size = len(payload) + (_headers_size(headers) if headers else 0)
         if size > self._connection.max_payload > 0:
-            # nats-py counts the payload alone; the server counts both, and cuts the connection of everybody.
+            # nats-py counts only the payload; the server counts both, and closes the connection for all its users.
             raise UsageError(
                 f"{size} bytes for {subject}, headers included, exceed the server's max_payload of "
                 f"{self._connection.max_payload}: split the message, or raise the limit"
@@ -175,7 +175,7 @@ class Requests:
             and (refused := _REFUSED.search(str(event.error).lower())) is not None
         ):
             for token, subject in list(self._asked.items()):
-                if subject.lower() == refused[1]:  # nats-py tells it in lower case
+                if subject.lower() == refused[1]:  # nats-py reports it in lower case
                     text = f"{event.server} refused a publish to {subject}: grant the user that permission"
                     self._handlers[token](AuthFailed(text))
         if event.kind in (ConnectionEventKind.DISCONNECTED, ConnectionEventKind.CLOSED):

@@ -1,4 +1,4 @@
-"""What a stream's leader says of it."""
+"""The state of a stream, as reported by its leader."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from parti.wire.digits import Ints
 
 _STREAM_LIMITS = ("max_age", "max_msgs", "max_bytes")
-# With one of these, messages go one by one in the normal course: superseded, expired, or done.
+# With one of these, messages are normally removed one by one: superseded, expired, or done.
 _ONE_BY_ONE = ("allow_msg_ttl", "allow_msg_schedules")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """What a range read must know of its stream, as the stream's leader said it."""
+    """What a range read must know about its stream, as reported by the stream's leader."""
 
     name: str
     first_seq: int
@@ -32,17 +32,17 @@ class StreamState:
     subjects: tuple[str, ...]
     last_time: datetime | None
     num_deleted: int = 0
-    """How many sequences between the first and the last are not there."""
+    """How many sequences between the first and the last are missing."""
     loses: bool = True
-    """Whether what goes from the front may be a message that somebody has yet to read.
+    """Whether a message removed from the front may be one that still has to be read.
 
-    Not on a work queue, where it is work done. Not on a stream without limits of its own whose messages are superseded
-    by later ones of their subject, or expire, one by one: inside the stream nobody could tell it from a deletion.
+    Not on a work queue, where it is done. Not on a stream without own limits whose messages are superseded by later
+    ones of their subject, or expire, one by one: inside the stream that looks the same as a deletion.
     """
     leader: str | None = None
     """The server that leads the stream."""
     deleted: Ints | None = field(default=None, compare=False, repr=False)
-    """Those sequences in order; None when nobody asked for them."""
+    """The deleted sequences in order; None if not requested."""
 
     @classmethod
     def from_info(cls, info: dict[str, Any]) -> StreamState:

@@ -1,4 +1,4 @@
-"""A message as it rests in a stream, from the two ways to read one: the leader's JSON and Direct Get's headers."""
+"""A message as stored in a stream, from the two ways to read one: the leader's JSON and Direct Get's headers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from parti.errors import ProtocolError, TransientError
 
-if TYPE_CHECKING:  # Spark tasks parse times here, and must not wait for the asyncio client to be imported
+if TYPE_CHECKING:  # Spark tasks parse times here, and should not import the asyncio client
     from parti.wire.requests import Reply
 
 _OWN_HEADERS = frozenset(
@@ -19,12 +19,12 @@ _OWN_HEADERS = frozenset(
 
 
 class AnsweredElsewhere(TransientError):
-    """A mirror answered, which may lack messages or have some that are deleted: ask again, or ask the leader."""
+    """A mirror answered, which may lack messages or still have deleted ones: retry, or ask the leader."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One message of a stream; `headers` are the publisher's, without those that Direct Get adds."""
+    """One message of a stream; `headers` are the publisher's, without those added by Direct Get."""
 
     subject: str
     seq: int
@@ -42,7 +42,7 @@ class StoredMessage:
 
     @classmethod
     def from_direct(cls, reply: Reply) -> StoredMessage:
-        """From one answer of DIRECT.GET."""
+        """From one reply of DIRECT.GET."""
         headers = reply.headers
         try:
             subject, seq, time = headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers["Nats-Time-Stamp"]
@@ -53,7 +53,7 @@ class StoredMessage:
 
 
 def parse_time(text: str) -> int:
-    """Unix nanoseconds of an RFC 3339 time; datetime alone would cut the last three digits."""
+    """Unix nanoseconds of an RFC 3339 time; datetime alone would drop the last three digits."""
     whole, _, rest = text.partition(".")
     fraction = ""
     if rest:
@@ -68,7 +68,7 @@ def parse_time(text: str) -> int:
 
 
 def parse_headers(block: bytes) -> dict[str, str]:
-    """The headers of a NATS/1.0 block; of a name that comes twice the last value counts, as in nats-py."""
+    """The headers of a NATS/1.0 block; for a repeated name the last value counts, as in nats-py."""
     headers: dict[str, str] = {}
     for line in block.split(b"\r\n")[1:]:
         name, colon, value = line.partition(b":")

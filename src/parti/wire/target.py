@@ -1,4 +1,4 @@
-"""The stream that a publisher writes to: found by name or by subject, with what it allows."""
+"""The stream that a publisher writes to, found by name or by subject, with its relevant settings."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from parti.wire.options import ConnectOptions
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a publisher must know of a stream before it sends."""
+    """What a publisher must know about a stream before it sends."""
 
     stream: str
     subjects: tuple[str, ...]
     allow_atomic: bool
     no_ack: bool
-    """The stream confirms nothing: no publish to it can be proven."""
+    """The stream sends no acks: no publish to it can be confirmed."""
     duplicate_window: float
     """Seconds for which the stream remembers message ids; a replay after that is stored again."""
 
@@ -39,12 +39,12 @@ class Target:
 
 
 def target_named(connection: BlockingConnection, stream: str) -> Target:
-    """The stream of this name; StreamNotFound when there is none."""
+    """The stream with this name; StreamNotFound if there is none."""
     return Target.from_info(connection.api(f"STREAM.INFO.{stream}"))
 
 
 def target_of(connection: BlockingConnection, subject: str) -> Target:
-    """The stream that takes this subject; StreamNotFound when none does."""
+    """The stream that stores this subject; StreamNotFound if there is none."""
     names = connection.api("STREAM.NAMES", {"subject": subject}).get("streams") or ()
     if not names:
         raise StreamNotFound(
@@ -54,7 +54,7 @@ def target_of(connection: BlockingConnection, subject: str) -> Target:
 
 
 def find_target(options: ConnectOptions, *, stream: str | None, subject: str, patience: float) -> Target:
-    """The stream by its name, or else the one that takes `subject`; outages are waited out for `patience` seconds."""
+    """The stream by its name, or else the one that stores `subject`; retries for `patience` seconds in an outage."""
     deadline = time.monotonic() + patience
     never = threading.Event()
     for wait in PATIENT.delays():

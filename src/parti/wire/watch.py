@@ -1,9 +1,9 @@
-"""Watching a bucket: every state of every key once and in order, whatever happens to connection, server and consumer.
+"""Watches a bucket: every state of every key once and in order, whatever happens to connection, server and consumer.
 
-The stream is read by an ephemeral pull consumer of our own. Each of these ends in a resync, which creates a new
-consumer right behind the last revision told: a gap in the consumer's own sequence, a deleted consumer, a change of
-leader, a missed heartbeat, a lost connection. nats-py's watch was blind for 15 to 20 s after a restart of the server
-or a deletion of its consumer (docs/evidence/jetstream.md#j21).
+It reads the stream with its own ephemeral pull consumer. Each of these causes a resync, which creates a new consumer
+right after the last yielded revision: a gap in the consumer sequence, a deleted consumer, a leader change, a missed
+heartbeat, a lost connection. nats-py's watch received nothing for 15 to 20 s after a server restart or a deletion of
+its consumer (docs/evidence/jetstream.md#j21).
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from parti.wire.requests import Reply, reply_of
 log = get_logger("wire")
 
 _NANOSECONDS = 1_000_000_000
-_BATCH = 256  # messages a pull may bring; no more than these wait in memory
+_BATCH = 256  # messages per pull; at most these wait in memory
 _PULL_BYTES = 4 * 1024 * 1024
 _PULL_EXPIRES = 30.0
 _HEARTBEAT_STATUS = 100
-_INACTIVE = 30.0  # the server removes a consumer that we could not delete
+_INACTIVE = 30.0  # seconds until the server removes a consumer that we could not delete
 _DELETE_TIMEOUT = 1.0
 
 
 class Resync(TransientError):
-    """The consumer cannot be trusted any more: create another one behind the last revision told."""
+    """The consumer is no longer reliable: create another one after the last yielded revision."""
 
 
 class KvWatch:
-    """The changes of the keys that match one pattern, told once each and in the order of their revisions per key.
+    """The changes of the keys that match one pattern, each yielded once and in revision order per key.
 
-    What is promised, over any number of resyncs: no state that stays is missed, no revision is told twice, a key that
-    was told alive and is gone is told gone. States that were overwritten while the connection was down may be skipped,
-    as the bucket's history keeps only the last ones. The memory used is the keys told alive, and one pull.
+    Guarantees, over any number of resyncs: no state that persists is missed, no revision is yielded twice, and the
+    removal of a key that was yielded as live is always yielded. States overwritten while the connection was down may be
+    skipped, as the bucket's history keeps only the last ones. Memory holds the live keys and one pull.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class KvWatch:
         backoff: Backoff | None = None,
         recreated: Callable[[], None] = lambda: None,
     ) -> None:
-        """`relist_every`: how often to look for keys that went without a marker, by comparing with the leader.
+        """`relist_every`: how often to compare with the leader, to find keys that vanished without a marker.
 
-        `recreated`: called when the stream is another one of the same name, or has lost its end: revisions start over.
+        `recreated`: called when the stream was recreated with the same name, or has lost its end: revisions restart.
         """
         self._api = api
         self._stream = stream
@@ -86,26 +86,26 @@ class KvWatch:
         self._consumer = ""
         self._consumer_seq = 0
         self._awaited = 0
-        """Messages that the running pull may still bring; 0 when there is none."""
+        """Messages that the current pull may still deliver; 0 if there is no pull."""
         self._created = ""
-        """When the stream was created: another time means another stream of the same name."""
+        """The stream's creation time: another time means another stream of the same name."""
         self._last_seq = 0
         self._alive: dict[str, int] = {}
         self._orphans: dict[str, int] = {}
-        """Keys of an earlier stream of this name that the present one has not told yet."""
+        """Keys of an earlier stream of this name that the current one has not yielded yet."""
         self._snapshot: int | None = None
-        """Messages of the snapshot still to come; None when it is complete."""
+        """Remaining messages of the snapshot; None when it is complete."""
         self._announced = False
         self._relist_at = 0.0
         self._heard = True
-        """Whether the present consumer has worked at all; if not, the next one waits for its turn."""
+        """Whether the current consumer has worked at all; if not, the next one is created after a backoff."""
         self._waits = self._backoff.delays()
 
     async def changes(self) -> AsyncGenerator[Change | SnapshotDone, None]:
-        """Iterate for as long as wanted; closing the iterator removes the consumer from the server.
+        """Iterate without end; closing the iterator removes the consumer from the server.
 
-        Raises `StreamNotFound` when the bucket does not exist at the start, and `ConnectionFailed` when the
-        connection was closed for good; anything else is waited out.
+        Raises `StreamNotFound` when the bucket does not exist at the start, and `ConnectionFailed` when the connection
+        was closed permanently; any other error is retried.
         """
         unlisten = self._api.connection.add_listener(self._on_event)
         try:
@@ -125,11 +125,11 @@ class KvWatch:
             await self._drop_consumer()
 
     async def _start(self) -> list[Change | SnapshotDone]:
-        """Create the consumer behind what was told; returns what the comparison with the stream told at once."""
+        """Create the consumer after the last yielded revision; returns changes found by comparing with the stream."""
         info = await self._api.stream_info(self._stream)
         resumed = bool(self._created)
-        # Also a stream whose last sequence went back has lost its end (a crash before the disk was synced): revisions
-        # start over below ours, and would pass for old ones.
+        # A stream whose last sequence decreased has lost its end (a crash before the disk was synced): revisions
+        # restart below ours, and would look like old ones.
         if resumed and (info["created"] != self._created or info["state"]["last_seq"] < self._last_seq):
             log.warning("watch.stream_recreated", stream=self._stream, last_seq=self._last_seq)
             self._on_recreated()
@@ -149,8 +149,8 @@ class KvWatch:
             "num_replicas": 1,
             "inactive_threshold": int(_INACTIVE * _NANOSECONDS),
             "headers_only": not self._values,
-            # An interrupted snapshot is taken anew and what was told of it is dropped by revision; reading on from
-            # the last sequence instead would bring older values of a bucket with history.
+            # An interrupted snapshot is restarted, and parts already yielded are dropped by revision; continuing from
+            # the last sequence instead would yield older values of a bucket with history.
             **(
                 {"deliver_policy": "last_per_subject"}
                 if fresh
@@ -171,7 +171,7 @@ class KvWatch:
         return found_changes
 
     async def _listen(self) -> None:
-        """A new inbox and queue, so that late messages of an earlier consumer cannot mix in."""
+        """Create a new inbox and queue, so that late messages of an earlier consumer cannot mix in."""
         queue: asyncio.Queue[Reply | PartiError] = asyncio.Queue()
 
         async def receive(message: Any) -> None:
@@ -184,7 +184,7 @@ class KvWatch:
             raise ConnectionFailed(f"cannot subscribe: {error}") from error
 
     async def _step(self) -> list[Change | SnapshotDone]:
-        """Wait for the next message, heartbeat or turn to compare, and return what is to be told because of it."""
+        """Wait for the next message, heartbeat or comparison, and return the changes to yield."""
         if self._clock.now() >= self._relist_at and self._snapshot is None:
             self._relist_at = self._clock.now() + self._relist_every
             return await self._relist()
@@ -192,7 +192,7 @@ class KvWatch:
             await self._pull()
         patience = 2.5 * self._heartbeat
         try:
-            message = self._queue.get_nowait()  # a burst of thousands needs no timer for each
+            message = self._queue.get_nowait()  # a burst of thousands needs no timer per message
         except asyncio.QueueEmpty:
             try:
                 async with asyncio.timeout(patience):
@@ -215,7 +215,7 @@ class KvWatch:
             sent = int(message.headers.get("Nats-Last-Consumer", self._consumer_seq))
             if sent != self._consumer_seq:
                 raise Resync(f"{self._consumer} has sent {sent} messages, and {self._consumer_seq} arrived")
-            # A key that expired before its turn in the snapshot never comes: an idle, empty consumer ends it.
+            # A key that expired before it was read never arrives: an idle, empty consumer ends the snapshot.
             if self._snapshot is not None:
                 info = await self._api.consumer_info(self._stream, self._consumer)
                 if info["num_pending"] == 0 and info["delivered"]["consumer_seq"] == self._consumer_seq:
@@ -266,7 +266,7 @@ class KvWatch:
         return Change(key, None, revision, Operation.VANISHED, int(self._clock.wall() * _NANOSECONDS))
 
     async def _relist(self) -> list[Change | SnapshotDone]:
-        """Keys told alive that the leader does not hold any more: gone with no marker, or with one that ran out."""
+        """Keys yielded as live that the leader no longer holds: removed without a marker, or with an expired one."""
         before = dict(self._alive)
         present: set[str] = set()
         async for page in self._api.stream_subjects(self._stream, self._filter):
@@ -279,7 +279,7 @@ class KvWatch:
         return found_changes
 
     async def _is_gone(self, key: str) -> bool:
-        # Pages of a changing listing may skip a subject, so that each one is asked for by itself.
+        # Pages of a changing listing may skip a subject, so each missing one is read individually.
         try:
             await self._api.msg_get(self._stream, last_by_subj=self._prefix + key)
         except MessageNotFound:
@@ -298,7 +298,7 @@ class KvWatch:
         self._awaited = _BATCH
 
     async def _recover(self, reason: PartiError) -> list[Change | SnapshotDone]:
-        """Start again, for as long as it takes; only a connection closed for good ends the watch."""
+        """Restart, with retries; only a permanently closed connection ends the watch."""
         log.info("watch.resync", stream=self._stream, consumer=self._consumer, last_seq=self._last_seq, why=str(reason))
         worked, self._heard = self._heard, False
         while True:
@@ -315,11 +315,11 @@ class KvWatch:
                 log.info("watch.retry", stream=self._stream, why=str(error))
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, but not longer than until the connection is back."""
+        """Wait, but at most until the connection is back."""
         await first_of(self._clock.sleep(seconds), self._reconnected.wait())
 
     async def _drop_consumer(self) -> None:
-        """Stop listening and delete the consumer; one that cannot be reached removes itself after a while."""
+        """Stop listening and delete the consumer; the server removes an unreachable one after a while."""
         subscription, self._subscription = self._subscription, None
         consumer, self._consumer = self._consumer, ""
         if subscription is not None and not self._api.connection.is_closed:

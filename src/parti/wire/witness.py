@@ -1,8 +1,8 @@
-"""What became of the sequences that did not come: deleted, lost, or still there and withheld by whoever answered.
+"""Classifies missing sequences: deleted, lost, or still stored but missing at the replica that answered.
 
-No answer of the server says so. A replica that lags behind, or that lost a block, answers without an error, and a
-message that aged out under a read looks like one that was deleted long ago. So the stream's leader is the witness: its
-list of deleted sequences from before the read, and its state after the gap was seen.
+No reply of the server says which. A replica that lags, or that lost a block, answers without an error, and a message
+that aged out during a read looks like one that was deleted long ago. So the stream's leader decides: by its list of
+deleted sequences from before the read, and its state after the gap was seen.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from parti.errors import DataLoss
 from parti.wire.digits import Ints
 from parti.wire.state import StreamState
 
-LISTED = 10_000  # deleted sequences that are asked for in one answer: 80 KB of JSON
+LISTED = 10_000  # deleted sequences requested in one reply: 80 KB of JSON
 
 _NONE: Ints = np.empty(0, dtype=np.int64)
 
 OnLoss = Callable[[int, int], None]
-"""Told which sequences are gone, both included."""
+"""Called with the first and last sequence of a lost run, both included."""
 
 
 def gaps(sequence: Ints, position: int, to: int) -> Ints:
-    """The runs (2 x n: first, last) of sequences behind `position`, up to the last of `sequence` or `to`, not in it."""
+    """The runs (2 x n: first, last) of sequences after `position`, up to the last of `sequence` or `to`, not in it."""
     steps = np.diff(sequence, prepend=position)
     at = np.flatnonzero(steps != 1)
     first, last = sequence[at] - steps[at] + 1, np.minimum(sequence[at] - 1, to)
@@ -59,10 +59,10 @@ def above(runs: Ints, first: int) -> Ints:
 
 
 class Witness:
-    """Judges the gaps of one read. Afterwards each is proven to be a deletion, or it was reported as lost.
+    """Classifies the gaps of one read. Afterwards each is proven to be a deletion, or was reported as lost.
 
-    With `open_start` a read begins at the first message that is there when its first messages come; what went before
-    that is no loss.
+    With `open_start` a read begins at the first message present when its first messages arrive; earlier ones are not
+    lost.
     """
 
     def __init__(
@@ -78,39 +78,39 @@ class Witness:
         self._on_loss = on_loss
         self.open = open_start
         self.begins_behind = 0
-        """With an open start: the last sequence that was found gone. What came before it is gone by now as well."""
+        """With an open start: the last sequence found to be gone. All sequences before it are gone too."""
         self._state: StreamState | None = None
-        self._deleted = _NONE  # all that the leader ever listed: its list forgets what its front has passed
+        self._deleted = _NONE  # all that the leader ever listed: its list omits sequences below its first one
 
     def know(self, state: StreamState) -> None:
-        """What the leader said before the next messages were asked for."""
+        """Store the leader's state from before the next messages are requested."""
         self._state = state
         if state.deleted is not None:
             self._deleted = np.union1d(self._deleted, state.deleted) if self._deleted.size else state.deleted
 
     def wants_deleted(self, state: StreamState) -> bool:
-        """Whether the list of deleted sequences is worth asking for."""
+        """Whether the list of deleted sequences is worth a request."""
         needed = state.replicas > 1 or (state.loses and not self._allow_gone)
         return needed and 0 < state.num_deleted <= LISTED
 
     def stale(self, sequence: Ints) -> npt.NDArray[np.bool_] | None:
-        """True for messages that the leader has deleted, but the replica that sent them has not; None for none."""
+        """True for messages that the leader has deleted, but the sending replica has not; None if there are none."""
         if self._state is None or self._state.replicas == 1 or not self._deleted.size:
             return None
         found = np.isin(sequence, self._deleted, assume_unique=True)
         return found if found.any() else None
 
     def gone_at_start(self, position: int, to: int) -> None:
-        """The stream begins behind the position that a read was to begin at."""
+        """Handle a stream that begins after the start position of a read."""
         assert self._state is not None
         first = self._state.first_seq
         if first > position + 1 and self._state.loses:
             self._lost(np.array([[position + 1], [min(first - 1, to)]]), first)
 
     def examine(self, runs: Ints, *, filtered: bool = False) -> int | None:
-        """Judge gaps; returns the first sequence in them that the leader holds, so that they are none.
+        """Classify gaps; returns the first sequence in them that the leader holds, which makes them invalid.
 
-        `filtered`: the server left out what does not match, so that most gaps are none, and only the loss counts.
+        `filtered`: the server omitted messages that do not match, so most gaps are normal, and only losses count.
         """
         state = self._state
         assert state is not None
@@ -146,7 +146,7 @@ class Witness:
 
 
 def data_loss(stream: str, runs: Ints, first_available: int) -> DataLoss:
-    """The error that says exactly which sequences are gone."""
+    """The error that names exactly which sequences are gone."""
     count, first, last = int((runs[1] - runs[0] + 1).sum()), int(runs[0, 0]), int(runs[1, -1])
     whole = count == last - first + 1
     which = f"sequence {first}" if count == 1 else f"sequences {first} to {last}"

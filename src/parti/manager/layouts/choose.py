@@ -1,4 +1,4 @@
-"""Which plane serves which layout and consumer; both layouts are held to the same proofs."""
+"""Chooses the plane for a layout and consumer; both layouts must pass the same proofs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from parti.worker import WorkerConsumer
 
 
 def check_layout(layout: str, consumer: Any, source: PartitionSource) -> None:
-    """ConfigError when the consumer or the source does not fit the layout: at once, not when a partition comes."""
+    """ConfigError when the consumer or the source does not fit the layout: at startup, not at the first partition."""
     if not isinstance(consumer, WorkerConsumer):
         return
     template = consumer.config.subject_template
@@ -36,14 +36,14 @@ def check_layout(layout: str, consumer: Any, source: PartitionSource) -> None:
 
 
 def capacity_of(layout: str, consumer: Any) -> int:
-    """Partitions that a worker can carry at most: what its lease tells the leader; 0 says nothing."""
+    """The most partitions a worker can own; its lease reports this to the leader; 0 means no limit is stated."""
     if isinstance(consumer, WorkerConsumer) and Layout(layout) is Layout.PER_WORKER:
         return consumer.config.max_subjects
     return 0
 
 
 def overlap_check(consumer: Any, source: PartitionSource) -> Check:
-    """Refuses partitions that share subjects; any consumer but parti's own judges its subjects itself."""
+    """Refuses partitions that share subjects; a user-supplied consumer checks its subjects itself."""
     if not isinstance(consumer, WorkerConsumer):
         return lambda partitions: None  # noqa: ARG005 - the protocol's signature
     template = consumer.config.subject_template
@@ -53,7 +53,7 @@ def overlap_check(consumer: Any, source: PartitionSource) -> Check:
         if isinstance(source, SlotSource):
             refuse_overlaps((p.id, source.subjects_of(p.id)) for p in partitions)
         elif not single or len({len(p.keys) for p in partitions}) > 1:
-            # Of partitions with as many keys each, two differ in a literal token of the same place.
+            # Two partitions with the same number of keys differ in a literal token at the same place.
             refuse_overlaps((p.id, subjects_of(template, p.id)) for p in partitions)
 
     return check

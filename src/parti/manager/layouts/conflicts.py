@@ -1,7 +1,7 @@
-"""Who filters a subject of a work queue that we want (10100): the durable of an owner that is gone, or somebody else's.
+"""Resolves filter conflicts on a work queue (10100): deletes a dead owner's durable, reports one of another namespace.
 
-A work queue keeps what is not acknowledged whatever becomes of a consumer, so that a durable which nobody uses any more
-is deleted as a whole. Taking single filters off it would be a read and a write without a lock between several workers.
+A work queue keeps unacknowledged messages when a consumer is deleted, so an unused durable is deleted as a whole.
+Removing single filters from it would be an unlocked read-modify-write by several workers.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from parti.worker.seal import Seal
 
 @dataclass(frozen=True, slots=True)
 class OwnDurables:
-    """How the durables of our namespace are told from those of others."""
+    """How the durables of this namespace are distinguished from all others."""
 
     prefix: str
     namespace: str
     old: OldNames
     own: str
-    """Ours, in use."""
+    """The name of this member's own durable."""
     own_old: str = ""
-    """What ours would have been called by an earlier version."""
+    """The name that an earlier version would have given to it."""
 
     def worker_of(self, info: dict[str, Any]) -> str | None:
-        """The worker id of a durable of this namespace; empty for one of a partition; None for what is not ours."""
+        """The worker id of a durable of this namespace; empty for a partition's durable; None for any other durable."""
         seal = Seal.read(info["config"])
         ours = seal is not None and seal.namespace == self.namespace
         stem = consumer_stem(self.prefix, self.namespace)
         return seal.worker if ours and seal and info["name"].startswith(stem) else None
 
     async def is_old(self, info: dict[str, Any]) -> bool:
-        """Whether an earlier version of this namespace made it."""
+        """Whether an earlier version of parti created this durable for this namespace."""
         return info["name"].startswith(f"{self.prefix}-") and await self.old.is_ours(info)
 
 
 async def clear_conflicts(
     js: JetStreamApi, stream: str, subjects: Collection[str], ours: OwnDurables, *, in_use: Callable[[str], bool]
 ) -> int:
-    """After this returns no durable of a gone worker of this namespace filters these subjects; how many went for it.
+    """After this, no durable of a dead worker of this namespace filters these subjects; returns the number deleted.
 
-    Call it only for partitions whose claim names us: nobody else may own them. `in_use`: whether somebody else holds a
-    worker id; such a worker drops the filter itself. `ForeignDurable` when a consumer that is not of this namespace has
-    a subject.
+    Call it only for partitions whose claim names this worker as owner. `in_use`: whether another process holds a worker
+    id; such a worker drops the filter itself. Raises `ForeignDurable` when a consumer outside this namespace filters
+    one of the subjects.
     """
     removed = 0
     for info in await js.consumer_list(stream):

@@ -1,8 +1,7 @@
-"""Any object with `update_worker_consumer` in place of parti's own consumer: told what it owns, whole each time.
+"""Drives any object with `update_worker_consumer` instead of parti's consumer: each call has the full set it owns.
 
-What is promised then: one owner per partition and epoch, revoke before grant, the latest assignment last, failures
-tried again until they succeed (docs/evidence/go-library.md#w17). Positions are the object's own affair, and so are the
-messages.
+Guarantees: one owner per partition and epoch, revoke before grant, the latest assignment last, failed calls retried
+until they succeed (docs/evidence/go-library.md#w17). The object itself is responsible for positions and messages.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class UpdaterSilent(TransientError):
 
 
 class UpdaterPlane(SlotPlane):
-    """Performs the effects of `control.slot` with updates of somebody else's consumer."""
+    """Performs the effects of `control.slot` by updating a user-supplied consumer."""
 
     def __init__(self, host: Host, member: Member, updater: Any) -> None:
         super().__init__(host, member)
@@ -73,9 +72,9 @@ class UpdaterPlane(SlotPlane):
         return await self._tell_the_end()
 
     async def _tell_the_end(self) -> bool:
-        """It owns nothing any more. Somebody else's code must not keep a worker from leaving, so this has an end.
+        """Update the object to own nothing. User code must not block a worker from leaving, so this call is bounded.
 
-        True when it was told and said that this is so.
+        True when the object was called and confirmed it.
         """
         waits = PATIENT.delays()
         try:
@@ -115,7 +114,7 @@ class UpdaterPlane(SlotPlane):
                 self._host.revoked(lease)
 
     async def _update_loop(self) -> None:
-        """One call at a time, the newest state only."""
+        """One call at a time, always with the newest state only."""
         waits = PATIENT.delays()
         while not self._closed:
             await self._wake.wait()
@@ -124,7 +123,7 @@ class UpdaterPlane(SlotPlane):
             if wanted != self._applied:
                 try:
                     await self._tell(wanted)
-                except Exception as error:  # somebody else's code: whatever it raises, it is tried again
+                except Exception as error:  # user code: retry whatever it raises
                     self._host.failed(error)
                     self._wake.set()
                     await self._host.clock.sleep(next(waits))

@@ -1,9 +1,8 @@
 """The per-worker layout: one durable per worker, filters that follow the claims, catch-up by range reads.
 
-Decisions are those of `parti.control.per_worker_partition`, one state per partition; messages are the
-WorkerConsumer's, which holds,
-reads ranges, notices gaps and resyncs by itself. So this module translates: a filter that is wanted becomes an update
-of the consumer, a grant becomes `take_over`, and the consumer's exact cursor is the one that a claim is given.
+`parti.control.per_worker_partition` decides, one state per partition. The WorkerConsumer handles the messages: it
+holds, reads ranges, detects gaps and resyncs. This module translates: a wanted filter becomes an update of the
+consumer, a grant becomes `take_over`, and the consumer's exact cursor goes into the claim.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from parti.worker.errors import ForeignDurable
 from parti.worker.routing import SubjectTemplate, consumer_name
 from parti.worker.updates import Pace
 
-_DROPS = 4  # update intervals that a filter nobody needs any more may wait for one that somebody does
+_DROPS = 4  # update intervals that the removal of an unused filter may wait for an addition
 
 
 class PerWorkerPlane:
@@ -62,14 +61,14 @@ class PerWorkerPlane:
         self._holdings: dict[PartitionId, PerWorkerPartition] = {}
         self._adding: dict[PartitionId, int] = {}
         self._catching: dict[PartitionId, tuple[int, int]] = {}
-        """Partition -> (up to, ticket) of a take-over that the consumer is working on."""
+        """Partition -> (up to, ticket) of a take-over that the consumer is performing."""
         self._applied: frozenset[PartitionId] = frozenset()
         self._ahead: dict[PartitionId, Ahead | None] = {}
-        """What was done above the cursor of a partition that was stopped."""
+        """Messages done above the cursor of a stopped partition."""
         self._claimed: set[PartitionId] = set()
-        """Partitions with a claim, up to when we begin."""
+        """Partitions with a claim; filled until `begin`."""
         self._inherited: set[PartitionId] = set()
-        """Filtered by the process before us, and nobody knows whose: see `_inherit`."""
+        """Partitions that the previous process filtered, with unknown owner: see `_inherit`."""
         self._wake = asyncio.Event()
         config = consumer.config
         self._pace = Pace(window=config.update_coalescing_window, interval=config.min_update_interval, clock=host.clock)
@@ -85,7 +84,7 @@ class PerWorkerPlane:
     # -- what the agent asks ------------------------------------------------------------------------------------------
 
     def claim_seen(self, claim: Claim, revision: int) -> None:
-        if not claim.lost:  # a mislaid claim does not say whose filter keeps the messages of the partition
+        if not claim.lost:  # a lost claim does not say whose filter keeps the partition's messages
             self._inherited.discard(claim.partition)
             if not self._consumer.worker_id:
                 self._claimed.add(claim.partition)
@@ -93,7 +92,7 @@ class PerWorkerPlane:
             self._feed(claim.partition, ClaimSeen(claim, revision))
 
     def _concerns_us(self, claim: Claim) -> bool:
-        """Most claims are other workers' affair, and every worker hears of all: no state is kept for those."""
+        """Every worker sees all claims, and most concern only other workers: no state is kept for those."""
         return any(
             m is not None and m.worker == self._member.worker for m in (claim.owner, claim.pending, claim.previous)
         )
@@ -103,7 +102,7 @@ class PerWorkerPlane:
             self._feed(partition, ClaimLost(revision, expected))
 
     def spoken(self, revision: int) -> int:
-        if not self._closed:  # while it stops nothing is heard any more, and its last positions are not stored yet
+        if not self._closed:  # while stopping, events are ignored: the last positions are not stored yet
             unspoken = (h.unspoken - 1 for h in self._holdings.values() if h.unspoken is not None)
             self._spoken = min([revision, *unspoken])
         return self._spoken
@@ -133,7 +132,7 @@ class PerWorkerPlane:
         return found
 
     def tick(self, now: float) -> None:  # noqa: ARG002 - the protocol's signature
-        """A take-over that is through is told: everything up to T is processed, not only read."""
+        """Report each completed take-over: everything up to T is processed, not only read."""
         self._let_retired_go()
         for partition, (upto, ticket) in list(self._catching.items()):
             held = self._holdings[partition]
@@ -157,7 +156,7 @@ class PerWorkerPlane:
         final |= {p: h.unreleased for p, h in self._holdings.items() if h.unreleased is not None}
         try:
             await self._consumer.close()
-        except Exception as bug:  # it ended the worker before, and was reported then: the positions count all the same
+        except Exception as bug:  # it ended the worker earlier and was reported then; the positions are still valid
             self._host.failed(bug)
         return final
 
@@ -214,9 +213,9 @@ class PerWorkerPlane:
                 self._host.revoked(lease)
 
     def _engage(self, partition: PartitionId) -> None:
-        """Where the lease is ours: begin at the cursor, go on from where we had stopped, or just carry the new epoch.
+        """If we have the lease: begin at the cursor, continue where we had stopped, or only adopt the new epoch.
 
-        A partition that a move gave up and an abort gave back may have to wait for its filter: told again, it begins.
+        A partition that an aborted move gives back may have to wait for its filter: it begins at the next call.
         """
         held = self._holdings[partition]
         lease = held.lease
@@ -239,10 +238,10 @@ class PerWorkerPlane:
             cursor = await self._consumer.stop_partition(partition)
             self._ahead[partition] = self._consumer.ahead_of(partition)
         except UsageError:
-            # A move that was given up after its filter had gone is tried again before it is on again: nothing of the
-            # partition is here, and what we said of it last still holds.
+            # An aborted move whose filter was already removed is retried before the filter is back: nothing of the
+            # partition is held here, and its last reported position is still valid.
             cursor = self._holdings[partition].cursor
-        # What had not started is dropped here as well: the next owner reads it behind the cursor.
+        # Messages that had not started are dropped here too: the next owner reads them after the cursor.
         self._feed(partition, LaneStopped(cursor, cursor + 1))
         self._feed(partition, MessageDone(cursor))
 
@@ -258,9 +257,9 @@ class PerWorkerPlane:
         self._feed(partition, LastRead(last, ticket))
 
     def _want_update(self, *, urgent: bool) -> None:
-        """Urgent is what somebody waits for without an owner; the rest is gathered (docs/requirements.md#r-112).
+        """An update is urgent when a partition has no owner meanwhile; others are batched (docs/requirements.md#r-112).
 
-        While the next owner prepares, the old one goes on: waiting a little costs a planned move no pause.
+        While the next owner prepares, the old one continues: a short wait causes no pause in a planned move.
         """
         self._wake.set()
         self._pace.changed(urgent=urgent)
@@ -268,7 +267,7 @@ class PerWorkerPlane:
     # -- the durable --------------------------------------------------------------------------------------------------
 
     async def _update_loop(self) -> None:
-        """One update at a time, always with the whole set; what changes meanwhile goes into the next."""
+        """One update at a time, always with the whole set; changes made meanwhile go into the next update."""
         waits = FOREVER.delays()
         while not self._closed:
             await self._wake.wait()
@@ -296,21 +295,21 @@ class PerWorkerPlane:
                 await self._host.clock.sleep(next(waits))
 
     def _tell_dropped(self) -> None:
-        """Nothing is to be changed: a filter that somebody waits for to be gone was not even on."""
+        """No update is needed: report filters as dropped that were never applied."""
         for partition, held in list(self._holdings.items()):
             if held.phase is Phase.RELEASING and not held.filtered and partition not in self._applied:
                 self._feed(partition, FilterDropped())
 
     def _patience(self) -> int:
-        """Who gives a partition away drops its filter one round trip after the other added it. Waiting a little for the
-        next partition that comes makes one update of the two, and in a storm there always is one.
+        """The old owner drops a filter one round trip after the new owner added it. Waiting a little for the next
+        partition to add merges both into one update, and during many moves there always is a next one.
         """
-        # Elsewhere a filter that is on keeps messages alive, so that one that is not needed goes as soon as it can.
+        # On other retention policies a filter keeps messages stored, so an unused one is removed as soon as possible.
         return 1 if self._adding or self._retention is not Retention.LIMITS else _DROPS
 
     async def _inherit(self) -> None:
-        """Keep the filters of partitions whose records are gone: on an interest stream our durable is what keeps their
-        messages alive until somebody finds them, and the process before us had them."""
+        """Keep the filters of partitions without records, which the previous process had: on an interest stream only
+        our durable keeps their messages until an owner is found."""
         consumer = self._consumer
         name = consumer_name(consumer.config.consumer_prefix, self._member.worker, self._host.config.namespace)
         try:
@@ -332,7 +331,7 @@ class PerWorkerPlane:
             )
 
     def _let_retired_go(self) -> None:
-        """A partition that the assignment does not speak of needs nobody's filter."""
+        """Drop the filter of a partition that is not in the assignment: no worker needs it."""
         assignment = self._host.assignment
         retired = [p for p in self._inherited if p not in assignment.owners] if assignment.version else []
         for partition in retired:
@@ -345,7 +344,7 @@ class PerWorkerPlane:
         limit = self._consumer.config.max_subjects
         if len(wanted) <= limit:
             return wanted
-        # More than one consumer can carry: what we have stays, the rest is not accepted and goes to somebody else.
+        # More subjects than one consumer can have: owned partitions stay, the rest is not accepted and goes to others.
         extra = sorted(wanted - self._applied)[max(0, limit - len(wanted & self._applied)) :]
         self._host.failed(MaxSubjectsExceeded(f"{len(wanted)} partitions are more than worker.max_subjects ({limit})"))
         return wanted - set(extra)
@@ -355,7 +354,7 @@ class PerWorkerPlane:
         try:
             await self._update(wanted)
         except WorkQueueFilterNotUnique:
-            # A durable of a dead owner still has the filter. The claim says that nobody else may own these.
+            # A dead owner's durable still has the filter. By the claim, no other worker may own these partitions.
             try:
                 removed = await self._clear_conflicts(wanted - self._applied)
             except ForeignDurable as foreign:
@@ -370,7 +369,7 @@ class PerWorkerPlane:
         for partition, ticket in adding.items():
             if partition in wanted and self._adding.get(partition) == ticket:
                 target = await self._target(partition, fresh=partition not in again)
-                if self._adding.get(partition) == ticket:  # else it was asked for anew meanwhile, or not any more
+                if self._adding.get(partition) == ticket:  # else it was requested again meanwhile, or withdrawn
                     del self._adding[partition]
                     self._feed(partition, FilterAdded(target, ticket))
 
@@ -404,7 +403,7 @@ class PerWorkerPlane:
         )
 
     async def _target(self, partition: PartitionId, *, fresh: bool) -> int:
-        """T of a partition whose filter is in force: everything above it reaches us through our own consumer."""
+        """T of a partition whose filter is applied: our own consumer delivers everything above T."""
         where = self._consumer.position(partition)
         if fresh and where.target is not None:
             return where.target

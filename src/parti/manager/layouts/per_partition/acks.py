@@ -1,9 +1,9 @@
-"""Acks that are certain: what a slot's owner acknowledged has been applied by the consumer before the slot is released.
+"""Confirmed acks: the consumer has applied every ack of a slot's owner before the slot is released.
 
-An ack is sent without waiting for an answer, so one can get lost on its way. On limits nothing depends on it: the
-position travels in the claim. A work queue and an interest stream keep the message, and whoever makes the consumer anew
-(servers below 2.14) is given it again. So before a release the last ack is asked for with an answer, and what the
-consumer's ack floor does not cover is acknowledged again.
+An ack is sent without waiting for a reply, so it can get lost. On limits nothing depends on it: the claim carries the
+position. A work queue and an interest stream keep the message, and deliver it again when the consumer is recreated
+(servers below 2.14). So before a release the last ack is sent as a request, and every message that the consumer's ack
+floor does not cover is acknowledged again.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from parti.model import Retention
 from parti.wire.acks import ACK
 from parti.wire.live import LiveConnection
 
-_EACH = 0.5  # seconds for one answer: a consumer that changes its leader gives none (docs/evidence/cluster.md#c7)
-_BUDGET = 2.0  # seconds altogether, a part of the prepare timeout: a release must not fail because of this
+_EACH = 0.5  # seconds for one reply: a consumer that changes its leader sends none (docs/evidence/cluster.md#c7)
+_BUDGET = 2.0  # seconds in total, part of the prepare timeout: this must not make a release fail
 
 
 class AcksUnconfirmed(UnknownOutcome):
-    """The consumer did not confirm the acks. The position is in the claim, so only storage may be left behind."""
+    """The consumer did not confirm the acks. The position is in the claim, so at worst done messages stay stored."""
 
 
 async def confirm(connection: LiveConnection, flow: SlotFlow, durable: SlotDurable, retention: Retention) -> None:
-    """When this returns every ack of the slot since its last reset is applied; AcksUnconfirmed within two seconds."""
+    """When this returns, every ack of the slot since its last reset is applied; AcksUnconfirmed within two seconds."""
     try:
         async with asyncio.timeout(_BUDGET):
             await _confirmed(connection, flow, durable, retention)
@@ -37,10 +37,10 @@ async def confirm(connection: LiveConnection, flow: SlotFlow, durable: SlotDurab
 
 
 async def _confirmed(connection: LiveConnection, flow: SlotFlow, durable: SlotDurable, retention: Retention) -> None:
-    """An answer says that everything before it on this connection is applied, unless the consumer's leader changed.
+    """A reply confirms every earlier ack on this connection, unless the consumer's leader changed.
 
-    So what the ack floor does not cover is sent once more, and that is enough: with lanes of keys the floor stays
-    below a message that is still in its handler, however much above it is done.
+    So acks above the ack floor are sent once more, and once is enough: with one lane per key the floor stays below a
+    message that is still in its handler, even if many messages above it are done.
     """
     await _answered(connection, flow.acks_above(0)[-1:])
     if retention is not Retention.LIMITS:
@@ -56,7 +56,7 @@ async def _answered(connection: LiveConnection, replies: list[bytes]) -> None:
 
 
 async def _ack_answered(connection: LiveConnection, replies: list[bytes]) -> bool:
-    """Acknowledge these, the last one with an answer, which the consumer gives after it has applied it."""
+    """Acknowledge these, the last one as a request: the consumer replies after it has applied it."""
     answered = asyncio.Event()
     inbox = connection.new_inbox()
     sid = connection.subscribe(inbox, lambda _: answered.set())

@@ -1,4 +1,4 @@
-"""The durable of one partition: made where it is missing, and set to an exact position before anything is pulled."""
+"""The durable of one partition: created if missing, and set to an exact position before anything is pulled."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from parti.worker.runtime import Runtime
 from parti.worker.seal import Seal, foreign
 
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-")
-_LONGEST: Final = 255  # characters of a consumer's name, by the server
+_LONGEST: Final = 255  # characters in a consumer name, the server's limit
 
 
 def slot_name(prefix: str, partition: PartitionId, namespace: str = "") -> str:
-    """`<prefix>-<namespace>-slot-<partition>`; earlier versions had no namespace in it.
+    """`<prefix>-<namespace>-slot-<partition>`; earlier versions used no namespace.
 
-    What a consumer name may not hold is written as _XX, so that no two are equal; a name that would be too long ends
-    in a digest instead.
+    Characters that a consumer name must not contain are written as _XX, so that all names stay distinct; a name that
+    would be too long ends in a digest instead.
     """
     name = "".join(c if c in _PLAIN else "".join(f"_{b:02X}" for b in c.encode()) for c in partition)
     whole = f"{consumer_stem(prefix, namespace)}-slot-{name}"
@@ -48,7 +48,7 @@ def slot_name(prefix: str, partition: PartitionId, namespace: str = "") -> str:
 
 
 def subjects_of(template: str, partition: PartitionId) -> list[str]:
-    """The subjects that the template names, with commas between them."""
+    """The subjects in the template, which separates them by commas."""
     texts = [text.strip() for text in template.split(",") if text.strip()]
     checked = Partition(tuple(partition.split(".")))
     return [
@@ -58,25 +58,25 @@ def subjects_of(template: str, partition: PartitionId) -> list[str]:
 
 
 class SlotIdentity:
-    """What the durables of one member's slots share: the seal they carry, and those of earlier versions."""
+    """What the durables of one member's slots share: their seal, and the durables of earlier versions."""
 
     def __init__(self, runtime: Runtime, bucket: str, stream_created: str) -> None:
-        """`bucket`: the stream of the namespace's bucket; `stream_created`: of the stream that positions speak of."""
+        """`bucket`: the stream of the namespace's bucket; `stream_created`: when the positions' stream was created."""
         self.stream_created = stream_created
         self.old = OldNames(runtime.js, runtime.config.stream, bucket)
         self.refused: set[str] = set()
-        """Durables under our names that are somebody else's."""
+        """Durables with this namespace's names that belong to another namespace."""
         self._runtime = runtime
         self._created = ""
 
     async def seal(self, *, again: bool = False) -> Seal:
-        """`again`: a durable of ours vanished, as all do with their stream."""
+        """`again`: one of our durables is missing, maybe because its stream was deleted; read the stream again."""
         if again or not self._created:
             self._created = (await self._runtime.js.stream_info(self._runtime.config.stream))["created"]
         return Seal(self._runtime.namespace, self._created)
 
     async def seal_for(self, config: Mapping[str, Any]) -> Seal:
-        """The seal that an existing durable should have: its own, unless that is of another stream."""
+        """The seal that an existing durable should have: its present one, unless that names another stream."""
         found, ours = Seal.read(config), await self.seal()
         if found is not None and found.stream != ours.stream:
             ours = await self.seal(again=True)
@@ -107,23 +107,23 @@ class SlotDurable:
 
     @property
     def filters(self) -> tuple[str, ...]:
-        """What it filters, in order."""
+        """Its filter subjects, in order."""
         return tuple(sorted(self._subjects))
 
     async def set_to(self, sequence: int) -> None:
-        """When this returns the next delivery is the first message at or behind `sequence`, with consumer sequence 1.
+        """When this returns, the next delivery is the first message at or after `sequence`, with consumer sequence 1.
 
-        Retried until it is answered (docs/evidence/cluster.md#c8): the caller gives up by being cancelled.
+        Retried until the server replies (docs/evidence/cluster.md#c8); cancel the call to give up.
         """
         await self._until_done("iterate", lambda: self._attempt(sequence))
 
     async def ensure(self, sequence: int) -> None:
-        """When this returns the consumer exists: on an interest stream nothing is kept for one that is to come."""
+        """When this returns, the consumer exists: an interest stream keeps no messages for a missing consumer."""
         if not self._known:
             await self._until_done("create", lambda: self._look(sequence))
 
     async def floor(self) -> int:
-        """Everything that was delivered up to this stream sequence is acknowledged, by the consumer's own word."""
+        """The consumer's ack floor: every message delivered up to this stream sequence is acknowledged."""
         info = await self._runtime.js.consumer_info(self._runtime.config.stream, self.name)
         return int(info["ack_floor"]["stream_seq"])
 
@@ -149,25 +149,25 @@ class SlotDurable:
                 recorder.worked(Part.UPDATE, self._runtime.clock.now())
 
     async def _look(self, sequence: int) -> bool:
-        """Whether it was there before; it is now, with our subjects, and that of an earlier version is not any more.
+        """Ensure it exists with our subjects, delete an earlier version's durable; returns whether it existed before.
 
-        The position is that of the claim, whichever of the two kept the messages meanwhile: an ack floor may have been
-        moved by another namespace that had the old name too.
+        The claim's position counts, whichever of the two durables kept the messages: another namespace that used the
+        old name too may have moved the ack floor.
         """
         js, stream = self._runtime.js, self._runtime.config.stream
         old = None
         if self._old_name != self.name:
             old = await self._identity.old.find(self._old_name, self._runtime.clock.now())
         if old is not None and filters_of(old["config"]) != tuple(sorted(self._subjects)):
-            old = None  # other subjects: not what this partition was
+            old = None  # other subjects: not a durable of this partition
         info = await self._info()
         if info is None:
             seal = await self._identity.seal(again=self._known)
             if self._identity.stream_created and seal.stream != self._identity.stream_created:
-                # It may have gone with its stream: our position means nothing on another one.
+                # It may have been deleted with its stream: our position is invalid on another stream.
                 raise StreamReplacedUnderWorker(f"stream {stream!r} was made anew at {seal.stream}")
             if old is not None and self._retention is Retention.WORKQUEUE:
-                await self._retire_old()  # it refuses ours (10100); a work queue keeps what is left in it
+                await self._retire_old()  # it blocks ours (10100); a work queue keeps its messages
                 old = None
             metrics = self._runtime.recorder.metrics
             if self._known:
@@ -180,12 +180,12 @@ class SlotDurable:
             if filters_of(info["config"]) != tuple(sorted(self._subjects)) or seal != Seal.read(info["config"]):
                 metadata = (info["config"].get("metadata") or {}) | seal.metadata()
                 changes = {"filter_subjects": self._subjects, "metadata": metadata}
-                if js.can_reset:  # an ack floor that other filters moved would count for ours (decision 9)
+                if js.can_reset:  # an ack floor moved under other filters would count for ours (decision 9)
                     with contextlib.suppress(ConsumerInvalidReset):
                         await js.consumer_reset(stream, self.name, max(1, sequence))
                 try:
                     await js.consumer_update(stream, info["config"] | changes)
-                except ConsumerFilesGone:  # nothing can change it any more
+                except ConsumerFilesGone:  # it can no longer be updated
                     await self._remake(sequence, seal)
         self._known = True
         if old is not None:
@@ -193,7 +193,7 @@ class SlotDurable:
         return info is not None
 
     async def _info(self) -> dict[str, Any] | None:
-        """A missing consumer does not answer a reset at all, so that is asked first; and whose it is."""
+        """A missing consumer never answers a reset, so check first that it exists, and who owns it."""
         stream = self._runtime.config.stream
         try:
             info = await self._runtime.js.consumer_info(stream, self.name)
@@ -213,12 +213,12 @@ class SlotDurable:
                 runtime.config.stream,
                 self._subjects,
                 OwnDurables(runtime.config.consumer_prefix, runtime.namespace, self._identity.old, own=self.name),
-                in_use=lambda _: True,  # whose partition it was is not known here: only what is foreign is told
+                in_use=lambda _: True,  # the former owner is not known here: only foreign durables are reported
             )
             raise
 
     async def _retire_old(self) -> None:
-        """Ours is there, or nothing depends on a consumer: the one of the earlier version goes."""
+        """Delete the earlier version's durable: ours exists, or no message depends on a consumer."""
         with contextlib.suppress(ConsumerNotFound, ConsumerDoesNotExist):
             await self._runtime.js.consumer_delete(self._runtime.config.stream, self._old_name)
         recorder = self._runtime.recorder
@@ -229,10 +229,10 @@ class SlotDurable:
         if not js.can_reset:
             if await self._look(sequence):
                 await self._remake(sequence, await self._identity.seal())
-        elif await self._look(sequence) or self._retention is Retention.WORKQUEUE:  # else it was made just there
+        elif await self._look(sequence) or self._retention is Retention.WORKQUEUE:  # else it was just created there
             try:
                 await js.consumer_reset(stream, self.name, max(1, sequence))
-            except ConsumerInvalidReset:  # it was made to begin later, for another stream of this name or by hand
+            except ConsumerInvalidReset:  # it starts later: made for another stream of this name, or manually
                 await self._remake(sequence, await self._identity.seal())
 
     async def _remake(self, sequence: int, seal: Seal) -> None:
@@ -243,7 +243,7 @@ class SlotDurable:
     def _config(self, sequence: int, seal: Seal) -> dict[str, Any]:
         config = self._runtime.config
         start: dict[str, Any] = {"deliver_policy": "all"}
-        if self._retention is not Retention.WORKQUEUE and sequence > 1:  # a work queue begins at what is left (10101)
+        if self._retention is not Retention.WORKQUEUE and sequence > 1:  # a work queue starts at its first (10101)
             start = {"deliver_policy": "by_start_sequence", "opt_start_seq": sequence}
         return {
             "name": self.name,

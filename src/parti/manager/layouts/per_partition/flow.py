@@ -1,4 +1,4 @@
-"""Messages of one partition with a durable of its own: pulled, queued in its lanes, acknowledged when they are done."""
+"""Messages of one partition with its own durable: pulled, queued in its lanes, acknowledged when done."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from parti.worker.runtime import Runtime
 
 
 class SlotOwner(Protocol):
-    """Who decides about the partition's messages, and is told what becomes of its pull."""
+    """Decides about the partition's messages, and is notified of the events of its pull."""
 
     def deliver(self, partition: PartitionId, sequence: int, consumer_sequence: int, inbox: int) -> DeliveryVerdict:
-        """What to do with one delivery."""
+        """Decide what to do with one delivery."""
         ...
 
     def deliver_new(self, partition: PartitionId, sequences: list[int], consumer_sequence: int, inbox: int) -> bool:
-        """All of one read at once, where each is to be processed; else False, and nothing is noted as delivered."""
+        """Accept all messages of one read if each is to be processed; else False, and none is recorded as delivered."""
         ...
 
     def skipped(self, partition: PartitionId) -> None:
-        """A message came that an owner before us had done."""
+        """A message arrived that an earlier owner had done."""
         ...
 
     def gap(self, partition: PartitionId) -> None:
-        """What comes can no longer be trusted to be complete."""
+        """A delivery is missing: what arrives may be incomplete from now on."""
         ...
 
     def may_pull(self) -> bool: ...
 
 
 class SlotFlow:
-    """One partition's pull and lanes. `ticket` names the inbox: what an older one brings is not ours any more."""
+    """One partition's pull and lanes. `ticket` names the inbox: messages from an older inbox are ignored."""
 
     def __init__(
         self,
@@ -64,25 +64,25 @@ class SlotFlow:
         self._pool = pool
         self._inbox = inbox
         self._owner = owner
-        self._asked = 0  # as the inbox knows it
+        self._asked = 0  # as counted in the inbox
         self._following = 1  # the consumer sequence of the next delivery
         self._pull: LivePull | None = None
         self._connection: LiveConnection | None = None
         self._stable: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._keyed = runtime.config.lanes == "key"
-        # Acks are sent without waiting for an answer. On limits only the last one is asked about; elsewhere no more
-        # than max_ack_pending can be unanswered, because the server delivers no more.
+        # Acks are sent without waiting for a reply. On limits only the last one is confirmed; elsewhere at most
+        # max_ack_pending can be unconfirmed, because the server delivers no more.
         remembered = 1 if retention is Retention.LIMITS else runtime.config.max_ack_pending
         self._acks: deque[tuple[int, bytes]] = deque(maxlen=remembered)
         self._void: set[int] = set()
-        """In hand when the durable was reset: an ack of that delivery says nothing, only one of the next does."""
+        """In flight when the durable was reset: only an ack of the next delivery counts, not one of that delivery."""
 
     def __repr__(self) -> str:
         return f"<SlotFlow {self.partition} open={len(self.state.open)} {'pulling' if self._pull else 'idle'}>"
 
     def info(self, cursor: int) -> PartitionInfo:
-        """The partition as it stands here; everything up to `cursor` is done."""
+        """The partition's state on this worker; everything up to `cursor` is done."""
         state = self.state
         return PartitionInfo(
             partition=state.partition,
@@ -100,7 +100,7 @@ class SlotFlow:
     # -- pulling ------------------------------------------------------------------------------------------------------
 
     def begin(self, connection: LiveConnection, durable: str, ticket: int) -> None:
-        """Pull into a new inbox; the durable was just reset, so its first delivery has the sequence 1."""
+        """Pull into a new inbox; the durable was just reset, so its first delivery has consumer sequence 1."""
         self.end_pull()
         config = self._runtime.config
         self._connection = connection
@@ -118,7 +118,7 @@ class SlotFlow:
             next_sequence=1,
         )
         self._pull.start()
-        # Silent and without trouble for longer than the watchdog needs: it works, there is just nothing to do.
+        # No message and no error for longer than the watchdog interval: the pull works, the partition is idle.
         self._stable = self._loop.call_later(3 * config.idle_heartbeat, self._inbox.works)
 
     @property
@@ -134,17 +134,17 @@ class SlotFlow:
         return self._inbox.room(self.partition, asked, own=len(self.state.open), kick=self.kick)
 
     def resetting(self) -> None:
-        """The durable is about to be reset, which makes every delivery before void."""
+        """The durable is about to be reset, which invalidates every earlier delivery."""
         self.end_pull()
         self._void.update(self.state.open)
 
     @property
     def acked_in_vain(self) -> list[int]:
-        """Done, but acknowledged by a delivery that a reset had made void, and not delivered again since."""
+        """Messages done and acknowledged on a delivery that a reset had invalidated, and not delivered again since."""
         return sorted(sequence for sequence in self._void if sequence not in self.state.open)
 
     def removed(self, sequence: int) -> None:
-        """The server has let go of it by another way."""
+        """The message was removed from the stream in another way."""
         self._void.discard(sequence)
 
     def end_pull(self) -> None:
@@ -157,7 +157,7 @@ class SlotFlow:
             self._asked = 0
 
     def look(self) -> None:
-        """Ask again where nothing is asked for; what is asked for leads to the next question when it comes or ends."""
+        """Send a pull if none is outstanding; an outstanding pull leads to the next one when it is filled or ends."""
         if self._pull is not None and not self._pull.outstanding:
             self._pull.kick()
 
@@ -167,14 +167,14 @@ class SlotFlow:
 
     def _on_trouble(self, error: PartiError) -> None:
         if isinstance(error, TooManyPulls | MaxAckPendingReached):
-            return  # only this pull ended; the next tick asks again
+            return  # only this pull ended; the next tick pulls again
         self._inbox.trouble(error, self.partition)
         self._owner.gap(self.partition)
 
     def _take(self, items: list[Item], ticket: int) -> None:
-        """Everything of one read. Most reads bring nothing but new messages: those are judged all at once."""
+        """Handle all messages of one read. Most reads have only new messages: these are decided all at once."""
         following = self._following
-        self._following += len(items)  # the pull has looked: consumer sequences have no gap
+        self._following += len(items)  # the pull has checked: consumer sequences have no gap
         sequences = [item[5] for item in items]
         if self.state.ahead is None and self._owner.deliver_new(self.partition, sequences, following, ticket):
             self._queue(items)
@@ -185,7 +185,7 @@ class SlotFlow:
         self._inbox.works()
 
     def _take_one(self, item: Item, consumer_sequence: int, ticket: int) -> bool:
-        """Whether it was dropped, because it is done, or in hand already."""
+        """Returns whether it was dropped, because it is done or already in flight."""
         sequence, reply = item[5], item[1]
         verdict = self._owner.deliver(self.partition, sequence, consumer_sequence, ticket)
         if verdict is DeliveryVerdict.PROCESS:
@@ -203,7 +203,7 @@ class SlotFlow:
         if verdict is DeliveryVerdict.ACK_WHEN_DONE and (held := self.state.open.get(sequence)) is not None:
             held._reply = reply  # after a reset only the newest delivery can be acknowledged
         elif verdict in (DeliveryVerdict.ACK, DeliveryVerdict.ACK_WHEN_DONE):
-            # Done: also one above the cursor, where another key's message is not (its first ack may be void).
+            # Done, or done above the cursor while another key's message is not (its first ack may be void).
             self._acks.append((sequence, reply))
             self._write(ACK_FRAME % reply)
         else:
@@ -212,7 +212,7 @@ class SlotFlow:
         return True
 
     def _queue(self, items: list[Item]) -> None:
-        """These are ours to do: into hand, and into their lanes."""
+        """These are to be processed: record them as in flight, and queue them in their lanes."""
         state, push, keyed, size = self.state, self._pool.push, self._keyed, 0
         received, now, worker_id = time.time(), self._loop.time(), self._runtime.recorder.worker_id
         for subject, reply, head, data, count, sequence, stamp in items:
@@ -237,7 +237,7 @@ class SlotFlow:
     # -- lanes --------------------------------------------------------------------------------------------------------
 
     def go(self, lease: Lease, ahead: Ahead | None) -> None:
-        """Handlers may start under this lease. `ahead`: what the claim says is done above its cursor."""
+        """Handlers may start under this lease. `ahead`: messages above the claim's cursor that it lists as done."""
         known = self.state.ahead
         if ahead is not None and (known is None or known.upto < ahead.upto):
             self.state.ahead = ahead
@@ -245,9 +245,9 @@ class SlotFlow:
         self._pool.resume(self.state)
 
     def stop(self) -> tuple[int, int | None]:
-        """Start nothing more but what has to be finished, and drop the rest: (last to be finished, first dropped).
+        """Start only what has to be finished, and drop the rest; returns (last to be finished, first dropped).
 
-        Where it is stopped already, the drain that is under way decides what else is dropped, and says so before.
+        If it is already stopped, the running drain decides what else is dropped, and reports that first.
         """
         self.end_pull()
         if self.state.stopped:
@@ -256,14 +256,14 @@ class SlotFlow:
         return self._dropped(sequence for sequence in self.state.open if sequence > self.state.finish_through)
 
     async def drained(self) -> tuple[int, int | None]:
-        """Nothing of the stopped partition runs any more. What took longer than `drain_timeout` is dropped as well."""
+        """When this returns, no handler of the partition runs. After `drain_timeout` open messages are dropped."""
         await self._pool.drained(self.state, self._runtime.config.drain_timeout)
         if self.state.stopped:
             self.state.look_ahead()
         return self._dropped(self.state.open if self.state.stopped else ())
 
     def _dropped(self, sequences: Iterable[int]) -> tuple[int, int | None]:
-        """Forget these, unacked; returns the last that is left to be finished, and the first of these."""
+        """Drop these without an ack; returns the last message left to be finished, and the first of these."""
         dropped = sorted(sequences)
         for sequence in dropped:
             message = self.state.open.pop(sequence)
@@ -274,11 +274,11 @@ class SlotFlow:
         if dropped:
             self.state.received_through = min(
                 self.state.received_through, dropped[0] - 1
-            )  # else they would pass for done (`look_ahead`)
+            )  # else they would count as done (`look_ahead`)
         return max(self.state.open, default=0), dropped[0] if dropped else None
 
     def discard(self) -> None:
-        """Forget everything, unacked: it is not ours."""
+        """Drop everything without an ack: this worker does not own it."""
         self.end_pull()
         self._pool.fence(self.state)
         self.state.stopped, self.state.finish_through, self.state.highest_done = True, 0, 0
@@ -293,7 +293,7 @@ class SlotFlow:
         self._pool.forget(self.state)
 
     def done(self, message: Message) -> bool:
-        """The message is finished: acknowledge it. False when it had been taken from us before."""
+        """The message is finished: acknowledge it. False when this worker had already lost it."""
         state = self.state
         if state.open.get(message.sequence) is not message:
             return False
@@ -301,13 +301,13 @@ class SlotFlow:
         self._inbox.let_go(message)
         state.done += 1
         state.highest_done = max(state.highest_done, message.sequence)
-        if message.sequence not in self._void:  # nobody answers an ack of a void delivery
+        if message.sequence not in self._void:  # the server never confirms an ack of a void delivery
             self._acks.append((message.sequence, message._reply))
         self._write(ACK_FRAME % message._reply)
         return True
 
     def acks_above(self, floor: int) -> list[bytes]:
-        """Where the acks went that were sent for messages above `floor`, in stream order."""
+        """The ack subjects used for messages above `floor`, in stream order."""
         return [reply for sequence, reply in sorted(self._acks) if sequence > floor]
 
     @property
@@ -316,11 +316,11 @@ class SlotFlow:
         return max((sequence for sequence, _ in self._acks), default=0)
 
     def finished_up_to(self, queued: int) -> int:
-        """Everything up to here is done; what runs or waits lies above, and so does what was dropped."""
+        """Every message up to here is done; running, waiting and dropped messages are above it."""
         return min(self.state.open) - 1 if self.state.open else min(queued, self.state.received_through)
 
     def heartbeat(self, older_than: float) -> None:
-        """In-progress for what is held for longer than this."""
+        """Send in-progress acks for messages in flight for longer than this."""
         until = self._loop.time() - older_than
         frames = [IN_PROGRESS_FRAME % m._reply for m in self.state.open.values() if m._held_since <= until]
         if frames:

@@ -1,6 +1,6 @@
-"""What the partitions of one worker share in the per-partition layout: the limit of what is in hand, and the metrics.
+"""What the partitions of one worker share in the per-partition layout: the limit on messages in flight, and metrics.
 
-The same figures under the same names as in the per-worker layout, so that a dashboard does not care which one runs.
+The metrics have the same names as in the per-worker layout, so one dashboard serves both layouts.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from parti.worker.runtime import Runtime
 
 
 class SlotInbox:
-    """Counts what is in hand: at most `config.capacity` messages and `config.max_bytes` bytes, as memory is bounded."""
+    """Bounds memory: at most `config.capacity` messages and `config.max_bytes` bytes are in flight."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.in_hand = 0
         self.bytes = 0
         self.asked = 0
-        """Messages that all partitions together have asked for and not got yet."""
+        """Messages that all partitions together have requested and not yet received."""
         self.flows = 1
-        """Partitions that pull: each may ask for its share, since what is on its way counts too."""
+        """Partitions that pull: each may request its share, because requested messages count too."""
         self._starved: dict[str, Callable[[], None]] = {}
-        """Partitions that would ask for more, and how to tell them that they may."""
+        """Partitions that want to request more, with the callback that lets them do so."""
         self._kick_due = False
         self._config = runtime.config
         self._recorder = runtime.recorder
@@ -35,18 +35,18 @@ class SlotInbox:
         self._loop = asyncio.get_running_loop()
         self._last_read = 0.0
         self._pending = 0
-        """Messages that waited at the server at the last look at the durables."""
+        """Messages pending at the server at the last check of the durables."""
 
     def __repr__(self) -> str:
         return f"<SlotInbox in_hand={self.in_hand} bytes={self.bytes} flows={self.flows}>"
 
     def room(self, partition: str, asked: int, *, own: int, kick: Callable[[], None]) -> int:
-        """How many messages one partition may have asked for; `asked`: so many it has, and `own` are in hand.
+        """How many messages one partition may request; it has requested `asked`, and `own` are in flight.
 
-        What all have asked for and what is in hand stay below the capacity, but one that has nothing at all may always
-        ask for one: with more partitions than capacity some would never get any. One that has its share in hand leaves
-        a quarter to the others, or partitions whose handlers hang would have all places for good. A whole share or
-        nothing: a pull for one message costs as much as one for many.
+        Requested and in-flight messages together stay below the capacity, except that a partition without any may
+        always request one: with more partitions than capacity some would starve. A partition with its share in flight
+        leaves a quarter to others, or partitions with hanging handlers would block all capacity permanently. It gets a
+        whole share or nothing: a pull for one message costs as much as a pull for many.
         """
         config = self._config
         share = max(1, config.capacity // self.flows)
@@ -62,7 +62,7 @@ class SlotInbox:
         return 0
 
     def settings(self) -> PullSettings:
-        """How one partition pulls. All of them together bring no more than the half that is not in hand."""
+        """The pull settings of one partition. All pulls together bring at most the half that is not in flight."""
         config = self._config
         return PullSettings(
             batch=config.pull_batch_size,
@@ -73,7 +73,7 @@ class SlotInbox:
         )
 
     def took(self, messages: int, size: int) -> None:
-        """So many came into hand, with so many bytes of payload and headers."""
+        """Count messages that became in flight, and their bytes of payload and headers."""
         self.in_hand += messages
         self.bytes += size
 
@@ -91,14 +91,14 @@ class SlotInbox:
         return capacity - self.in_hand - self.asked >= capacity // self.flows
 
     def _kick(self) -> None:
-        """Room was made while it was short: whoever wanted some may ask, once a turn of the loop."""
+        """Capacity became free while it was short: waiting partitions may request again, once per turn of the loop."""
         self._kick_due = False
         starved, self._starved = self._starved, {}
         for kick in starved.values():
             kick()
 
     def waits(self, pending: int) -> None:
-        """So many messages of our partitions wait at the server: a full worker reads nothing that would tell."""
+        """Set the number of messages pending at the server: a full worker reads no message that would show it."""
         self._pending = pending
         self._show()
 
@@ -106,7 +106,7 @@ class SlotInbox:
         self._recorder.metrics.set(m.INFLIGHT, self._pending + self.in_hand)
 
     def read(self, messages: int, again: int, dropped: int) -> None:
-        """One read of the socket brought so many."""
+        """Count the messages of one read of the socket."""
         metrics, now = self._recorder.metrics, self._loop.time()
         metrics.count(m.MESSAGES, messages)
         metrics.observe(m.PULL_BATCH, messages)
@@ -121,13 +121,13 @@ class SlotInbox:
             metrics.count(m.SKIPPED, dropped)
 
     def works(self) -> None:
-        """A pull brought something, or has been waiting without trouble."""
+        """A pull received messages, or has been waiting without an error."""
         now = self._clock.now()
         self._recorder.worked(Part.ITERATOR, now)
         self._recorder.worked(Part.RECREATION, now)
 
     def trouble(self, error: PartiError, partition: str) -> None:
-        """A pull ended in trouble, and begins anew after a reset."""
+        """A pull failed, and restarts after a reset."""
         reason = "heartbeat" if isinstance(error, HeartbeatMissed) else "transient"
         self._recorder.metrics.count(m.ITERATOR_RESTARTS, reason=reason)
         self._recorder.event("slot.trouble", op="iterate", result="reset", partition=partition, error=str(error))

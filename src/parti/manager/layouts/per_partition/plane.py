@@ -1,7 +1,7 @@
-"""The per-partition layout: one durable per partition keeps its position, a move resets it for the next owner.
+"""The per-partition layout: each partition's durable keeps its position, and a move resets it for the next owner.
 
 Decisions are those of `parti.control.per_partition`. All partitions of the worker share one connection, one pool of
-handlers and one limit of messages in hand.
+handlers and one limit on messages in flight.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from parti.worker.routing import consumer_name, consumer_stem
 from parti.worker.runtime import Runtime
 from parti.worker.watch import HandlerWatch
 
-_CLEARED: Final = 256  # leftovers of a subject looked at in one go
-_LOOK_EVERY: Final = 2.0  # seconds between two looks at the durables, all at once
-_REMOVALS: Final = 2.0  # seconds for one: a release must not fail because of it
+_CLEARED: Final = 256  # leftovers of a subject checked at once
+_LOOK_EVERY: Final = 2.0  # seconds between two checks of all durables
+_REMOVALS: Final = 2.0  # seconds for one removal: it must not make a release fail
 _RESETS: Final = 64  # in flight at once: a worker that takes over many partitions must not flood the server
 
 
@@ -89,7 +89,7 @@ class PerPartitionPlane(SlotProgress):
         self._resets = asyncio.Semaphore(_RESETS)
         self._filtered: set[str] = set()
         self._left_over: dict[str, int] = {}
-        """Subject -> the highest sequence that was done and still in the queue when that was looked at last."""
+        """Subject -> the highest sequence that was done and still in the queue at the last check."""
         self._next_beat = 0.0
 
     def _taken(self) -> tuple[int, list[PartitionState]]:
@@ -103,24 +103,24 @@ class PerPartitionPlane(SlotProgress):
         if claim.owner == self._member and claim.partition not in self._flows:
             try:
                 self._subjects(claim.partition)
-            except ConfigError as error:  # not accepted, so that somebody else gets it
+            except ConfigError as error:  # not accepted, so that another worker gets it
                 self._host.failed(error)
                 return
         self._feed(claim.partition, ClaimSeen(claim, revision))
 
     def begin(self) -> None:
-        """Nothing to prepare: a durable is touched when its partition is ours. From then on it is looked after."""
+        """Nothing to prepare: a durable is changed, and then checked, only while this worker owns its partition."""
         self._host.spawn(self._look_after_durables(), "parti-durables")
 
     async def _look_after_durables(self) -> None:
-        """A durable whose filters somebody edited is mended, and goes on from the partition's own position."""
+        """Repair a durable whose filters were edited; it continues from the partition's own position."""
         js, stream = self._runtime.js, self._runtime.config.stream
         while not self._closed:
             await self._host.clock.sleep(_LOOK_EVERY)
             try:
                 infos = {info["name"]: info for info in await js.consumer_list(stream)}
             except PartiError:
-                continue  # the pulls have the same trouble, and say so
+                continue  # the pulls fail in the same way, and report it
             ours = [infos.get(self._durables[p].name) for p in self.owned() if p in self._flows]
             self._inbox.waits(sum(int(info.get("num_pending") or 0) for info in ours if info is not None))
             filters = {name: filters_of(info["config"]) for name, info in infos.items()}
@@ -138,9 +138,9 @@ class PerPartitionPlane(SlotProgress):
                     await self._clear_leftovers()
 
     async def _clear_leftovers(self) -> None:
-        """What is done and stays in the queue, because its ack got lost, goes: the durable begins above it.
+        """Remove done messages that stay in the queue because their ack got lost: the durable begins above them.
 
-        Looked at when nothing is in hand, and only what was there at the last look already: an ack may be on its way.
+        Runs when nothing is in flight, and only on messages seen by the previous check too: an ack may still arrive.
         """
         js, stream, before = self._runtime.js, self._runtime.config.stream, self._left_over
         self._tell_all()
@@ -164,7 +164,7 @@ class PerPartitionPlane(SlotProgress):
                     at += 1
 
     def shown(self) -> Shown:
-        """What an operator asks first; the same as in the other layout."""
+        """The state that an operator needs first; the same fields as in the other layout."""
         self._tell_all()
         return Shown(
             worker_id=self._member.worker,
@@ -210,11 +210,11 @@ class PerPartitionPlane(SlotProgress):
         return await self._end() and self._attempts.handler.still
 
     async def _drain(self, partition: PartitionId) -> None:
-        """Within `drain_timeout` the lane has ended, or what runs is cancelled and left to the next owner."""
+        """Within `drain_timeout` the lanes end, or running handlers are cancelled and left to the next owner."""
         self._lane_stopped(partition, *await self._flows[partition].drained())
 
     def _lane_stopped(self, partition: PartitionId, last_started: int, dropped_from: int | None) -> None:
-        """What was dropped is not queued any more: the position must not pass it, whatever ends after this."""
+        """Dropped messages leave the queue: the position must not pass them, whatever finishes later."""
         if dropped_from is None:
             return
         if self._closed:
@@ -283,7 +283,7 @@ class PerPartitionPlane(SlotProgress):
         return self._host.may_act() and not self._closed
 
     def _share(self) -> None:
-        """Those that are about to begin here count too: the first must not ask for the places of all others."""
+        """Partitions about to begin here count too: the first must not request the capacity of all others."""
         claims = [held.claim for held in self._slots.values()]
         self._inbox.flows = max(1, sum(claim is not None and claim.owner == self._member for claim in claims))
 
@@ -293,7 +293,7 @@ class PerPartitionPlane(SlotProgress):
             self.skipped(partition)
 
     async def _write(self, claim: Claim, expected: int) -> None:
-        """Before a partition is taken its durable exists, so that whoever sees it owned may publish."""
+        """The durable exists before the claim is accepted, so that a producer that sees an owner may publish."""
         if claim.owner != self._member:
             ahead = self._flows[claim.partition].state.ahead if claim.partition in self._flows else None
             claim = replace(claim, ahead=ahead if ahead is not None and ahead.upto > claim.cursor else None)
@@ -308,7 +308,7 @@ class PerPartitionPlane(SlotProgress):
         return lambda: not self._closed and self._slots[partition].ticket == ticket
 
     async def _reset(self, partition: PartitionId, sequence: int, ticket: int) -> None:
-        """Close the inbox, set the durable, open a new inbox; an older question is not worth finishing."""
+        """Close the inbox, set the durable, open a new inbox; a reset that is still running is abandoned."""
         current = self._asked(partition, ticket)
         waits = FOREVER.delays()
         async with self._resets:
@@ -316,7 +316,7 @@ class PerPartitionPlane(SlotProgress):
                 try:
                     connection = await self._live()
                     if self._retention is not Retention.LIMITS:
-                        await self._confirm(partition, connection)  # a reset forgets what was acked and got lost
+                        await self._confirm(partition, connection)  # a reset forgets acks that got lost
                     await self._durables[partition].set_to(sequence)
                     break
                 except PartiError as error:
@@ -332,13 +332,13 @@ class PerPartitionPlane(SlotProgress):
                 self._flow(partition).begin(connection, self._durables[partition].name, ticket)
 
     async def _settle(self, partition: PartitionId, ticket: int) -> None:
-        """Every ack is applied; the exact position travels in the claim either way."""
+        """Confirm that every ack is applied; the claim carries the exact position in any case."""
         if self._connection is not None:
             await self._settled(partition, self._connection)
         self._feed(partition, Settled(ticket))
 
     async def _settled(self, partition: PartitionId, connection: LiveConnection) -> None:
-        """On a work queue nothing that is done stays behind: the next owner begins above it, and would never see it."""
+        """On a work queue no done message stays stored: the next owner begins above it, and would never see it."""
         await self._confirm(partition, connection)
         flow = self._flows[partition]
         for sequence in flow.acked_in_vain if self._retention is Retention.WORKQUEUE else ():
@@ -346,14 +346,14 @@ class PerPartitionPlane(SlotProgress):
                 async with asyncio.timeout(_REMOVALS):
                     await self._runtime.js.msg_delete(self._runtime.config.stream, sequence)
             except (MessageNotFound, SequenceNotFound):
-                pass  # its ack was applied after all
+                pass  # its ack was applied meanwhile
             except (PartiError, TimeoutError) as error:
                 self._runtime.recorder.event("slot.settle", op="ack", result="unknown", error=str(error), warn=True)
                 return
             flow.removed(sequence)
 
     def _bug(self, bug: BaseException) -> None:
-        """A lane that ended on a bug would stand still without a word: others get what this worker has instead."""
+        """A lane that ended on a bug would stall silently: other workers get this worker's partitions instead."""
         self._runtime.recorder.broke(bug, self._runtime.clock.now())
 
     async def _confirm(self, partition: PartitionId, connection: LiveConnection) -> None:

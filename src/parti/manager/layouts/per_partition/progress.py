@@ -1,7 +1,7 @@
-"""What came and what is done, told to the slots: a read at a time, since a step for each message costs more than it.
+"""Reports deliveries and done messages to the slots, one read at a time: a step per message would cost too much.
 
-A slot that is steady does nothing when a message is done. So it is told when somebody asks it, or tells it anything
-else, and never sees an event before it knows what was done until then: nobody can tell that it was told late.
+A steady slot does nothing when a message is done. So it learns of done messages only before it is asked or gets another
+event. It never handles an event without knowing everything done before it, so the delay is not observable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SlotProgress(SlotPlane):
         super().__init__(host, member)
         self._flows: dict[PartitionId, SlotFlow] = {}
         self._untold: set[PartitionId] = set()
-        """Something of these is done that their slot does not know yet."""
+        """Partitions with done messages that their slot does not know of yet."""
 
     def positions(self) -> dict[PartitionId, tuple[int, int]]:
         self._tell_all()
@@ -40,7 +40,7 @@ class SlotProgress(SlotPlane):
         return verdict
 
     def deliver_new(self, partition: PartitionId, sequences: list[int], consumer_sequence: int, inbox: int) -> bool:
-        """All of one read at once, where each would be processed; else False, and nothing is changed."""
+        """Accept all messages of one read if each would be processed; else False, and nothing is changed."""
         if self._closed:
             return False
         held, done = self._slots[partition], None
@@ -54,7 +54,7 @@ class SlotProgress(SlotPlane):
         return True
 
     def skipped(self, partition: PartitionId) -> None:
-        """Something is done, here or by an owner before us."""
+        """A message is done, here or by an earlier owner."""
         if self._slots[partition].steady and not self._closed:
             self._untold.add(partition)
         else:

@@ -1,6 +1,4 @@
-"""The part that planes over `parti.control.per_partition` have in common: one state per partition, stepped and asked
-about.
-"""
+"""Common part of the planes over `parti.control.per_partition`: one state per partition, with its steps and queries."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ class SlotPlane(ABC):
             self._feed(partition, ClaimLost(revision, expected))
 
     def spoken(self, revision: int) -> int:
-        if not self._closed:  # while it stops nothing is heard any more, and its last positions are not stored yet
+        if not self._closed:  # while stopping, events are ignored: the last positions are not stored yet
             unspoken = (s.unspoken - 1 for s in self._slots.values() if s.unspoken is not None)
             self._spoken = min([revision, *unspoken])
         return self._spoken
@@ -61,10 +59,10 @@ class SlotPlane(ABC):
 
     @abstractmethod
     def _perform(self, partition: PartitionId, effect: per_partition.Effect) -> None:
-        """Do what a step asked for."""
+        """Perform the effects of a step."""
 
     def _fence(self) -> None:
-        """Nothing is owned any more, and whoever was told of a lease is told of its end."""
+        """Nothing is owned any more, and every receiver of a lease is notified of its end."""
         self._closed = True
         for partition in list(self._slots):
             self._slots[partition], effects = per_partition.step(self._slots[partition], Fenced())
