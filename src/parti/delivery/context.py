@@ -1,4 +1,4 @@
-"""What every partition of a process shares: one place to look, one set of limits, one way out."""
+"""The parts that all partitions of a process share: one set of limits, one courier, one dead-letter writer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parti.delivery.recorder import DeliveryRecorder
 
 @dataclass(frozen=True, slots=True)
 class DeliveryContext:
-    """The parts that deliver; built once by the consumer."""
+    """The parts that deliver; the consumer builds them once."""
 
     config: DeliverSection
     names: DeliveryNames
