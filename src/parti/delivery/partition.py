@@ -276,7 +276,7 @@ class DeliveryPartition:
             if key not in looked:  # the first task is the head
                 looked.add(key)
                 held = self._park.read(tools.reader, stored)
-                if held.refusal is None and not tools.is_disabled(held):  # those are buried, and wait for nobody
+                if held.refusal is None and not tools.is_disabled(held):  # those become dead letters, without waiting
                     sleepers.place(key, tools.gate.line(held.host), held.first_seen)
         tools.gate.stir()
 

@@ -154,10 +154,10 @@ class TaskReader:
         time: float,
         ours: bool = False,
     ) -> Pending:
-        """The task of one message; what is wrong with it is its `refusal`.
+        """The task of one message; a problem with it becomes its `refusal`.
 
-        `ours` is a message that this library stored, in the park: only there do its headers say how often the task was
-        tried and where it came from. In the task stream anybody may write them.
+        `ours`: this library stored the message, in the park. Only there the headers for attempts and origin are
+        trusted: in the task stream anyone may write them.
         """
         held = Pending()
         held.data, held.sequence, held.first_seen = data, sequence, time
@@ -202,8 +202,8 @@ class TaskReader:
 def check_subject(held: Pending, stream: str) -> None:
     """Raise `Misrouted` unless the subject belongs to the task's document: the subject decides the partition.
 
-    A publisher that hashed a too long document name says so in the subject; then the other parts must match. One that
-    hashed the whole subject leaves nothing else to compare.
+    If the publisher hashed a too long document name, the task says so; then the other parts must match. If it hashed
+    the whole subject, only the hash can be compared.
     """
     task = held.task
     assert task is not None

@@ -273,7 +273,7 @@ class HttpTransport:
 
 
 def _drop_unsent(connection: Connection) -> bool:
-    """Whether data was still unsent: closing such a connection would wait until the peer reads it."""
+    """Abort the connection if data is still unsent; True if so. A plain close would wait for the peer to read it."""
     protocol = connection.protocol
     transport = protocol.transport if protocol is not None else None
     if transport is None or not transport.get_write_buffer_size():

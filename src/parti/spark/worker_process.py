@@ -1,4 +1,4 @@
-"""Spark's Python worker processes: what makes the next task in one of them cheaper."""
+"""Spark's Python worker processes: makes the next task in such a process cheaper."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections import Counter
 
 _TASKS: Counter[int] = Counter()  # by process, because workers are forked from a daemon
-_UNSETTLED = 3  # pyspark imports pandas and more only behind the first task's results
+_UNSETTLED = 3  # pyspark imports pandas and more only after the first task's results
 
 
 def settle() -> None:

@@ -1,4 +1,4 @@
-"""How far the next batch may go: pure decisions over what the stream holds and what the user allows."""
+"""How far the next batch may go: pure decisions from the stream's state and the user's limits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Admission:
         return max(after, first + allowed)
 
     def too_few(self, state: StreamState, after: int, target: int, waited: float) -> bool:
-        """Whether to hold the messages back for now, in the hope of a larger batch."""
+        """Whether to hold the messages back for now, to wait for a larger batch."""
         if self.min_offsets is None or waited >= self.max_delay:
             return False
         return target - max(after, state.first_seq - 1) < self.min_offsets
