@@ -56,7 +56,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """The partition of a subject: hashed from its key as nats-server's `partition(n, ...)` does, or held by a token."""
+    """The partition of a subject: hashed from its key like nats-server's `partition(n, ...)`, or read from a token."""
 
     count: int = 1
     tokens: Tokens = Tokens()

@@ -11,10 +11,10 @@ _UNSETTLED = 3  # pyspark imports pandas and more only after the first task's re
 
 
 def settle() -> None:
-    """Exempt from garbage collection what this worker process has imported by now; for the beginning of a task.
+    """Exempt everything this worker process has imported so far from garbage collection; call it when a task starts.
 
     Spark's daemon collects after every task, and walking the objects of pyspark, pyarrow and pandas took 40 ms of CPU
-    each time: as much as a small batch costs in all, and beside the commit of the very batch.
+    each time: as much as a small batch costs in all, and at the same time as the commit of that batch.
     """
     pid = os.getpid()
     if _TASKS[pid] < _UNSETTLED:

@@ -128,7 +128,7 @@ class _Name:
 
 
 class _Writer:
-    """What both writers do. Built on the driver, where it checks all that can be known before the first row."""
+    """Common to both writers. Built on the driver, where it checks all that can be known before the first row."""
 
     def __init__(self, schema: StructType, options: Mapping[str, str], overwrite: bool) -> None:
         if overwrite:

@@ -138,8 +138,8 @@ def _repeated(value: str | int, kind: pa.DataType, rows: int) -> pa.Array:
 def _never_null(lists: pa.Array) -> pa.Array:
     """The same lists, empty where there was none.
 
-    Direct Get puts headers of its own on every message, so that none and an empty block cannot be told apart there, and
-    the same message must look the same whichever way it is read.
+    Direct Get adds its own headers to every message, so a missing header block and an empty one look the same there.
+    The same message must look the same whichever way it is read.
     """
     return pa.ListArray.from_arrays(lists.offsets, lists.values, type=lists.type)
 

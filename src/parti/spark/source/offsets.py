@@ -99,7 +99,7 @@ class Position:
         return _first_since(reader, state, self.at) if self.is_time else self.at
 
     def is_open(self, first: int, state: StreamState) -> bool:
-        """Whether this place, now at `first`, is wherever the stream begins: what goes before it is read is no loss."""
+        """Whether this position, now at `first`, is the stream's start: messages removed before reading are no loss."""
         return self.at == "earliest" or (self.is_time and first <= state.first_seq)
 
 

@@ -95,7 +95,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @plainly()
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The end of the stream as of this trigger, for `latestOffset` in the query's progress: lag is the rest."""
+        """The end of the stream at this trigger, for `latestOffset` in the query's progress; it shows the lag."""
         if (group := self._membership()) is not None:
             found = group.report()
             return None if found is None else found.to_json()

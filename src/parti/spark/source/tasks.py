@@ -74,10 +74,10 @@ def split(
 
 
 def without_gaps(reader: RangeReader, state: StreamState, parts: list[RangePartition]) -> list[RangePartition]:
-    """The tasks in whose ranges the leader holds messages; a deleted stretch of a million is no thousand tasks.
+    """The tasks in whose ranges the leader holds messages; a million deleted messages do not become a thousand tasks.
 
-    All of them, when the stream lost messages from its front meanwhile: then the tasks find out what is gone. And when
-    it has another leader by now, which may not know all of the range yet.
+    Returns all tasks if the stream lost messages from its front meanwhile: then the tasks find out what is missing.
+    Also if it has another leader by now, which may not know the whole range yet.
     """
     if not state.num_deleted or len(parts) < 2:
         return parts

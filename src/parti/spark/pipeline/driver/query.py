@@ -138,7 +138,7 @@ class RunningPipeline:
     def _close(self, grace: float) -> None:
         """Let no further batch start, and wait for the end of the running one."""
         began, hurried = time.monotonic(), self.pipeline.companion is None
-        with contextlib.suppress(Exception):  # Spark says in many ways that a query, or all of it, has ended already
+        with contextlib.suppress(Exception):  # Spark reports in many ways that a query, or Spark, has already ended
             (self._folder / CLOSING).touch()
             while (waited := time.monotonic() - began) < grace and not self._closed():
                 if not hurried and waited > _UNHURRIED * grace:

@@ -197,10 +197,10 @@ def pipeline_source(
 ) -> type[JetStreamDataSource]:
     """A source under this name for `spark.dataSource.register`; `rows` is the schema of what the work yields.
 
-    `words` is a folder of the driver's machine where the two leave word for each other.
+    `words` is a folder on the driver's machine where driver and reader write their files for each other.
 
-    The class is made here and not at the top of the module, so that Spark ships it by value, with the user's handler.
-    The connection travels in it as well: options show up in plans and logs, where no secret belongs.
+    The class is created here and not at the top of the module, so that Spark ships it by value, with the handler. It
+    also contains the connection: options are visible in plans and logs, where secrets must not appear.
     """
 
     class PipelineSource(JetStreamDataSource):
