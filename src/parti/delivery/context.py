@@ -35,7 +35,7 @@ class DeliveryContext:
         return held.task is not None and self.endpoints.is_disabled(held.task)
 
     async def disable(self, held: Pending, attempt: DeliveryAttempt) -> None:
-        """Send nothing more to the endpoint, in any process, until somebody enables it again."""
+        """Send nothing more to the endpoint, in any process, until an operator enables it again."""
         assert held.task is not None
         await self.endpoints.disable(held.task, held.host, f"status {attempt.status}", self.clock.wall())
         self.recorder.event("deliver.endpoint_disabled", warn=True, trigger=held.trigger, host=held.host)

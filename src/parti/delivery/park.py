@@ -93,7 +93,7 @@ class Park:
         self._kept.forget(key)
 
     async def claim(self, epoch: int) -> None:
-        """After this returns, no write of a previous owner that is still under way reaches the park.
+        """After this returns, no write of a previous owner that is still in flight reaches the park.
 
         A process that froze between its lease check and the write would put a task behind newer ones. The document
         would then count as parked up to there, and the tasks that the new owner holds in memory would count as done.

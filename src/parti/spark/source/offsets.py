@@ -1,10 +1,10 @@
-"""Where a query stands in a stream, as readable JSON; and how a position that a user names becomes a sequence.
+"""A query's position in a stream, as readable JSON; and how a position that a user names becomes a sequence.
 
     {"stream": "ORDERS", "created": "2026-01-31T08:15:00.123456789Z", "sequence": 4711, "started": 0}
 
 `sequence` is the last one that the query has read. `created` tells a stream from a later one of the same name.
-`started` is the sequence the query began behind. Spark writes no record of it: when a query dies in its first batch,
-Spark asks anew for the initial offset and replays the batch from there, so that with `latest` the whole batch would be
+`started` is the sequence after which the query began. Spark does not record it: when a query dies in its first batch,
+Spark asks again for the initial offset and replays the batch from there, so that with `latest` the whole batch would be
 skipped. The end of the batch is in the checkpoint, and through `started` so is its beginning.
 """
 

@@ -2,10 +2,10 @@
 
     def enrich(messages: pyarrow.Table) -> pyarrow.Table | None: ...
 
-Messages come in stream order, cut into calls of the same size in every run. A call that fails is tried again as a
-whole; when that does not help it is cut in two, and so on, until the messages that cannot be handled stand alone and go
-the way of the policy. A result table has the column `value`, optionally `subject`, and `sequence` of the message that a
-result belongs to, which makes its id the same in every run.
+Messages come in stream order, cut into calls of the same size in every run. A failed call is retried as a whole; if it
+still fails, it is split in two, and so on, until each message that cannot be handled is alone and the policy decides
+about it. A result table has the column `value`, optionally `subject`, and `sequence` of the message that a result
+belongs to, which makes its id the same in every run.
 """
 
 from __future__ import annotations
