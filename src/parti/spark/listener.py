@@ -3,8 +3,8 @@
     metrics = PrometheusMetrics((*CATALOG, *query_metrics(("orders",))))
     spark.streams.addListener(QueryMetrics(metrics, queries=("orders",)))
 
-A query is identified by its name (`writeStream.queryName("orders")`). Names are a bounded set: one that was not declared
-is counted as `other`, so that nothing can flood the metrics store.
+A query is identified by its name (`writeStream.queryName("orders")`). Names are a bounded set: one that was not
+declared is counted as `other`, so that nothing can flood the metrics store.
 """
 
 from __future__ import annotations
