@@ -1,6 +1,6 @@
-"""The module that Spark finds by its name: with it installed, `format("jetstream")` needs no registration.
+"""Spark finds this module by its name: if it is installed, `format("jetstream")` needs no registration.
 
-Promises: nothing but the source of `parti.spark`.
+Promises: provides only the source of `parti.spark`.
 
 Flow: Spark -> `pyspark_jetstream` -> `parti.spark.source.data_source`.
 """

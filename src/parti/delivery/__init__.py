@@ -1,7 +1,7 @@
 """Delivery of tasks to HTTP endpoints, in order per document, without ever losing one.
 
-Promises: a task is delivered, or rests as a dead letter; tasks of a document arrive in order; no request to an address
-that is not allowed.
+Promises: a task is delivered or stored as a dead letter; tasks of a document arrive in order; no request goes to an
+address that is not allowed.
 
 Flow: `feed` -> `documents` -> `gate` -> `courier` -> `policy` -> acknowledgement, park or dead letter.
 """

@@ -1,4 +1,4 @@
-"""What was dealt with before, and may come again: tasks whose acknowledgements got lost with the owner before us."""
+"""Recognises redelivered tasks that are already handled: their acknowledgements were lost with the previous owner."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from parti.delivery.document import Document, place
 
 
 class AlreadyDone:
-    """Of documents whose park ran empty: up to which task of the stream everything was parked or delivered.
+    """For each document whose park became empty: the stream sequence up to which every task was parked or delivered.
 
-    Wake-ups come sooner than the tasks themselves. So a document may be drained before the stream has brought once more
-    what was delivered before its parked tasks; without a lane in memory nobody else would know.
+    Wake-ups arrive sooner than the tasks themselves. So a document may be drained before the stream redelivers tasks
+    that were delivered before its parked ones. Without a lane in memory, only this record tells that they are old.
     """
 
     __slots__ = ("_stream", "_through", "_up_to")
@@ -26,17 +26,17 @@ class AlreadyDone:
         return bool(self._through)
 
     def through(self, key: str) -> int:
-        """Tasks of this document up to here are old; 0: nothing is known."""
+        """Tasks of this document up to this sequence are old; 0: nothing is known."""
         return self._through.get(key, 0)
 
     def drained(self, lane: Document) -> None:
-        """Nothing of the document is parked any more."""
+        """Record that no task of the document is parked any more."""
         if lane.through:
             self._through[lane.key] = lane.through
             self._up_to = max(self._up_to, lane.through)
 
     def came(self, source: str) -> None:
-        """The stream brought a task. What the owner before had in hand comes before anything newer: then it is over."""
+        """The stream delivered a task. Redeliveries come before new tasks: at the first new one, forget all."""
         if place(source, self._stream) > self._up_to:
             self._through.clear()
             self._up_to = 0

@@ -1,4 +1,4 @@
-"""A breaker per host: a host that fails is left alone for a while, then asked once. Pure: time is handed in."""
+"""A circuit breaker per host: a failing host gets no calls for a while, then one probe. Pure: time is a parameter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BUCKETS = 6
 
 
 class Breaker:
-    """Closed: everything passes. Open: nothing does. Then one probe decides.
+    """Closed: every call passes. Open: no call passes. After that, one probe decides.
 
     Opens when, within the window, at least `breaker_calls` calls ended and `breaker_ratio` of them failed.
     """
@@ -23,10 +23,10 @@ class Breaker:
         self._open_for = config.breaker_open
         self._span = config.breaker_window / _BUCKETS
         self._recent: deque[list[float]] = deque(maxlen=_BUCKETS)  # start, calls, failures
-        self._failed = 0  # in a row: a host that answers nothing at all needs no whole window to be judged
+        self._failed = 0  # in a row: a host that never answers is judged before a whole window is full
         self._open_until = 0.0
         self._probing = False
-        self._resting = False  # left alone for our own sake: it has not failed
+        self._resting = False  # paused because of a local problem: the host has not failed
 
     def __repr__(self) -> str:
         state = "closed" if not self._open_until else "probing" if self._probing else "open"
@@ -39,16 +39,16 @@ class Breaker:
 
     @property
     def open_until(self) -> float:
-        """When the host may be asked again; 0 while it is not down."""
+        """When the host may be called again; 0 while it is not down."""
         return self._open_until
 
     def wants_probe(self, now: float) -> bool:
-        """Whether it is time to ask the host, and nobody does."""
+        """Whether a probe is due and none is in flight."""
         return 0 < self._open_until <= now and not self._probing
 
     @property
     def idle(self) -> bool:
-        """Nothing is remembered that would be missed."""
+        """Whether this breaker holds no state that must be kept."""
         return not self._open_until and not self._failed
 
     def ask(self, now: float) -> float:
@@ -63,17 +63,17 @@ class Breaker:
         return 0.0
 
     def forget_probe(self) -> None:
-        """A call that was let through never took place."""
+        """Take back a call that was allowed but never took place."""
         self._probing = False
 
     def rest(self, now: float, wait: float) -> None:
-        """The host cannot be asked for now, and is not to blame: as when it is down, one call will find out."""
+        """Pause the host, which is not at fault: afterwards one call probes it, as after a failure."""
         self._resting = self._resting or not self._open_until
         self._open_until = max(self._open_until, now + wait)
 
     def record(self, now: float, *, failed: bool) -> bool:
-        """Count a call that ended; True when the host counts as down from now on and did not before."""
-        if self._resting:  # it could be asked after all, and is judged by what it says as if nothing had been
+        """Count a call that ended; True when this call made the host count as down."""
+        if self._resting:  # the host could be called after all: judge it by its answer, as if there had been no pause
             self._resting = self._probing = False
             self._open_until = 0.0
         if self._open_until:

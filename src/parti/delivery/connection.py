@@ -1,4 +1,4 @@
-"""The one fast connection of a process: opened anew whenever it breaks, until the process stops."""
+"""The one fast connection of a process: reopened whenever it breaks, until the process stops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parti.wire.options import ConnectOptions
 
 
 class KeptConnection:
-    """`connected()` gives the connection that works now."""
+    """`connected()` returns the connection that works now."""
 
     def __init__(self, options: ConnectOptions, recorder: DeliveryRecorder, clock: Clock) -> None:
         self._options = options
@@ -23,7 +23,7 @@ class KeptConnection:
         self._up = asyncio.Event()
 
     async def run(self) -> None:
-        """Keep a connection until cancelled; then send what is queued, and close it."""
+        """Keep a connection open until cancelled; then send what is queued, and close it."""
         waits = FOREVER.delays()
         try:
             while True:
@@ -48,7 +48,7 @@ class KeptConnection:
                 await self._connection.close()
 
     async def connected(self) -> LiveConnection:
-        """The connection, as soon as there is one."""
+        """Return the connection, as soon as there is one."""
         await self._up.wait()
         assert self._connection is not None
         return self._connection

@@ -1,4 +1,4 @@
-"""The TaskConsumer: takes delivery tasks from JetStream and brings them to their endpoints, in order per document."""
+"""The TaskConsumer: takes delivery tasks from JetStream and sends them to their endpoints, in order per document."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 
 _REPORT_EVERY = 1.0
-_START = replace(PATIENT, cap=2.0, max_tries=8)  # about 6 s: as long as a server takes to restart
+_START = replace(PATIENT, cap=2.0, max_tries=8)  # about 6 s: the time a server takes to restart
 T = TypeVar("T")
 
 
 @contextlib.asynccontextmanager
 async def _unwrapped() -> AsyncIterator[None]:
-    """An error of ours comes out of task groups as itself: a caller looks for it by its kind."""
+    """Raise parti's own errors out of task groups unwrapped, so that a caller can catch them by class."""
     try:
         yield
     except ExceptionGroup as group:
@@ -59,9 +59,9 @@ async def _unwrapped() -> AsyncIterator[None]:
 
 
 class TaskConsumer:
-    """Delivers every task at least once, in order per document, or puts it into the dead letters; never loses one.
+    """Delivers every task at least once, in order per document, or stores it as a dead letter; never loses one.
 
-    Several processes may run at once: they share the partitions, and each document is delivered by one at a time.
+    Several processes may run at once: they share the partitions, and one process at a time delivers each document.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TaskConsumer:
         rng: Randomness | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """Nothing happens before `start`. `environ` is where secrets are looked for, the process' own by default."""
+        """Nothing happens before `start`. Secrets are read from `environ`, by default the process environment."""
         self.config = config or DeliverSection()
         self.guard = guard or AddressGuard(self.config.allow_addresses, self.config.allow_ports)
         self._options = nats or ConnectOptions()
@@ -103,10 +103,10 @@ class TaskConsumer:
         return tuple(sorted(self._shares.slots)) if self._shares is not None else ()
 
     async def start(self) -> None:
-        """Deliver until `stop` or a cancellation; in both cases what is in flight is finished first.
+        """Deliver until `stop` or a cancellation; in both cases, finish what is in flight first.
 
-        Raises what makes delivery impossible from the start: no server (one that restarts is waited for), no stream,
-        refused credentials.
+        Raises the errors that make delivery impossible from the start: no server (a restarting one is waited for), no
+        stream, refused credentials.
         """
         if self._started:
             raise UsageError("a TaskConsumer is started once: make another one")
@@ -127,7 +127,7 @@ class TaskConsumer:
             await self._stopped.wait()
 
     async def wait_ready(self, partitions: int | None = None, timeout: float = 30.0) -> None:
-        """Return when this process delivers at least so many partitions (0: when it has joined)."""
+        """Return when this process delivers at least `partitions` partitions (0: when it has joined)."""
         wanted = self.config.partitions if partitions is None else partitions
         async with asyncio.timeout(timeout):
             await self._joined.wait()
@@ -136,14 +136,14 @@ class TaskConsumer:
                 await self._clock.sleep(0.01)
 
     def health(self) -> str | None:
-        """None when it can do its work now, as owner or as standby; else the reason."""
+        """None when this process can work now, as owner or as standby; else the reason."""
         if self._shares is None or self._stopped.is_set():
             return "not running"
         waiting = [number for number, slot in self._shares.slots.items() if not slot.attached.is_set()]
         return f"partitions {waiting} are not attached to the server" if waiting else self._recorder.stuck()
 
     async def _patiently(self, step: Callable[[], Awaitable[T]]) -> T:
-        """The step's result, also where the server restarts in this moment."""
+        """Return the step's result, also when the server is restarting."""
 
         def log_retry(tries: int, wait: float, error: PartiError) -> None:
             self._recorder.event("deliver.start_delayed", warn=True, tries=tries, wait=round(wait, 2), error=str(error))
@@ -154,7 +154,7 @@ class TaskConsumer:
         bucket = await self._patiently(lambda: ensure_streams(js, self.config))
         names = DeliveryNames(self.config.stream)
         endpoints = Endpoints(bucket)
-        # One document that waits must not be all that is in hand: others could not come in.
+        # One waiting document must not fill all slots in flight: no other document could come in.
         most = max(1, self.config.max_ack_pending // self.config.partitions // 8)
         tools = DeliveryContext(
             config=msgspec.structs.replace(self.config, block_queue=min(self.config.block_queue, most)),
@@ -188,7 +188,7 @@ class TaskConsumer:
             clock=self._clock,
             rng=self._rng,
         )
-        self._gate.share = lambda: max(1, shares.staying) / self.config.partitions  # the last one ends as it began
+        self._gate.share = lambda: max(1, shares.staying) / self.config.partitions  # the last partition keeps its share
         self._gate.pressed = lambda: any(slot.main.is_crowded for slot in shares.slots.values())
         await self._transport.open()
         try:
@@ -199,7 +199,7 @@ class TaskConsumer:
                 try:
                     await self._stop.wait()
                 finally:
-                    # A cancellation, too, lets requests in flight end: an aborted one may have had its effect.
+                    # A cancellation also waits for requests in flight: an aborted request may have had its effect.
                     shares.leave()
                     await asyncio.shield(asyncio.wait([sharing]))
                     for task in beside:
@@ -209,7 +209,7 @@ class TaskConsumer:
             await self._transport.close()
 
     async def _report(self, shares: Ownership) -> None:
-        """Bring the gauges up to date."""
+        """Update the gauges."""
         metrics = self._recorder.metrics
         while True:
             active, queued, parked = [0] * 16, [0] * 16, 0

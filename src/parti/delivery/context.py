@@ -1,4 +1,4 @@
-"""What every partition of a process shares: one place to look, one set of limits, one way out."""
+"""The parts that all partitions of a process share: one set of limits, one courier, one dead-letter writer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parti.delivery.recorder import DeliveryRecorder
 
 @dataclass(frozen=True, slots=True)
 class DeliveryContext:
-    """The parts that deliver; built once by the consumer."""
+    """The parts that deliver; the consumer builds them once."""
 
     config: DeliverSection
     names: DeliveryNames
@@ -35,7 +35,7 @@ class DeliveryContext:
         return held.task is not None and self.endpoints.is_disabled(held.task)
 
     async def disable(self, held: Pending, attempt: DeliveryAttempt) -> None:
-        """Send nothing more to the endpoint, in any process, until somebody enables it again."""
+        """Send nothing more to the endpoint, in any process, until an operator enables it again."""
         assert held.task is not None
         await self.endpoints.disable(held.task, held.host, f"status {attempt.status}", self.clock.wall())
         self.recorder.event("deliver.endpoint_disabled", warn=True, trigger=held.trigger, host=held.host)

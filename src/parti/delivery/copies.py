@@ -1,7 +1,7 @@
-"""Tasks of `order=skip` that exist twice: an owner died after it had put one aside, and before it said so.
+"""Detects tasks of `order=skip` that exist twice: an owner crashed after scheduling one, before acknowledging it.
 
-A document's own queue tells what is in it. A task that waits alone has none: it comes from the stream once more, and by
-itself as well, and both would be sent. The one that waits alone stays, as it knows how often it was tried.
+A document's queue shows which tasks it holds. A task scheduled by itself has no queue: the stream redelivers it, its
+schedule delivers it as well, and both would be sent. The scheduled one is kept, because it carries its attempt count.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ _REMEMBERED = 4_096
 
 
 class Copies:
-    """Of one partition, for as long as we own it."""
+    """The copies of one partition, while this process owns it."""
 
     def __init__(self, park: Park, surely: RetryWhileOwner, wakes: Feed, recorder: DeliveryRecorder) -> None:
         self._park = park
         self._surely = surely
         self._wakes = wakes
         self._recorder = recorder
-        self._alone: dict[str, None] = {}  # sources of those that came alone; they may be done by now
+        self._alone: dict[str, None] = {}  # sources of the tasks that came by their own schedule; may be done by now
 
     def __repr__(self) -> str:
         return f"<Copies alone={len(self._alone)}>"
 
     def came(self, held: Pending) -> None:
-        """A task came into memory, from wherever."""
+        """A task came into memory, from any source."""
         if held.rules.order is TaskOrder.SKIP and (held.feed is self._wakes or is_alone(held.key)):
             self._alone[held.source] = None
             if len(self._alone) > _REMEMBERED:
                 del self._alone[next(iter(self._alone))]
 
     async def has_another(self, held: Pending) -> bool:
-        """Whether the task waits alone as well, or has done so: then this one is too many. It is asked once."""
+        """Whether the task is, or was, also scheduled by itself: then this copy is dropped. Looked up once."""
         if not held.again or held.rules.order is not TaskOrder.SKIP:
             return False
         held.again = False

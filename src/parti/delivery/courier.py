@@ -1,4 +1,4 @@
-"""One attempt: from a task in hand to how its request ended. Never raises for what a task or an endpoint does."""
+"""One attempt: from a task to the outcome of its request. Never raises for an error of the task or the endpoint."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from parti.delivery.transport import Request, SendFailed, Transport
 from parti.delivery.urls import Endpoint, check_headers
 
 _DEFAULTS = {"Content-Type": "application/json", "User-Agent": "parti-deliver/1", "Accept": "*/*"}
-"""What a task may set otherwise."""
+"""Headers that a task may override."""
 
 
 class Courier:
-    """Builds, signs and sends requests. The lease is asked last, right before the request leaves."""
+    """Builds, signs and sends requests. Checks the lease last, right before the request is sent."""
 
     def __init__(
         self, config: DeliverSection, transport: Transport, guard: AddressGuard, secrets: SecretStore, clock: Clock
@@ -37,7 +37,7 @@ class Courier:
     async def attempt(
         self, held: Pending, lease: SendRight, pace: Callable[[], Awaitable[None]] | None = None
     ) -> DeliveryAttempt:
-        """Send the task once, when `pace` returns; `LeaseLost` when it may not be sent any more."""
+        """Send the task once, when `pace` returns; `LeaseLost` when this process may no longer send it."""
         task, endpoint = held.task, held.endpoint
         assert task is not None
         assert endpoint is not None
@@ -83,7 +83,7 @@ class Courier:
         headers = {
             **(_DEFAULTS if not own else _defaults_beside(own)),
             **own,
-            "Accept-Encoding": "identity",  # the answer is kept as it comes, so it had better be readable
+            "Accept-Encoding": "identity",  # the response is stored as it comes, so it must be readable
             "webhook-id": held.id,
             "webhook-timestamp": str(timestamp),
             "X-Parti-Attempt": str(held.attempts + 1),
@@ -98,7 +98,7 @@ class Courier:
         if task.pre_issued_token and endpoint.secure and endpoint.host.rpartition(":")[0] in self._token_hosts:
             check_headers({"Authorization": f"Bearer {task.pre_issued_token}"})
             for name in [name for name in headers if name.lower() == "authorization"]:
-                del headers[name]  # of two, receivers choose one or the other
+                del headers[name]  # with two headers of one name, some receivers take the first and some the last
             headers["Authorization"] = f"Bearer {task.pre_issued_token}"
         return Request(endpoint.url, headers, body, request_timeout(task.timeout, config), lease.check, pace)
 

@@ -17,9 +17,9 @@ class Mode(Enum):
     LIVE = auto()
     """In memory."""
     PARKED = auto()
-    """On the server, until a wake-up comes; whatever comes meanwhile goes behind it."""
+    """On the server, until a wake-up comes; tasks that come meanwhile are parked behind it."""
     DRAINING = auto()
-    """On the server, and its turn has come; whatever comes meanwhile waits in memory."""
+    """On the server, and its turn has come; tasks that come meanwhile wait in memory."""
 
 
 class Document:
@@ -32,11 +32,11 @@ class Document:
         self.mode = mode
         self.queue: deque[Pending] = deque()
         self.wake: Wake | None = None
-        self.called = False  # its parked head has its turn
-        self.through = 0  # tasks up to this sequence of the task stream are parked, or were dealt with before
+        self.called = False  # the turn of its parked head has come
+        self.through = 0  # tasks up to this sequence of the task stream are parked, or were handled before
         self.reading: Pending | None = None  # the parked head, while it is in memory
         self.task: asyncio.Task[None] | None = None
-        self.busy = False  # in the middle of something that a stop had better let end
+        self.busy = False  # in the middle of a step that a stop should let finish
         self.nudge: asyncio.Event | None = None  # set while it pauses
 
     def __repr__(self) -> str:
@@ -44,7 +44,7 @@ class Document:
 
 
 class Sending:
-    """The right to send, as a lane asks for it: a stop lets a request end that has left, and no look-up before it."""
+    """The right to send, as a lane asks for it: a stop waits for a request already sent, not for an earlier look-up."""
 
     __slots__ = ("_lane", "_lease", "epoch", "partition")
 
@@ -63,12 +63,12 @@ class Sending:
 
 
 def alone_token(held: Pending) -> str:
-    """A token that no other task of the document has, also of a stream that was made anew and counts from 1 again."""
+    """A token that no other task of the document has, even if the stream was recreated and counts from 1 again."""
     return token(f"{held.source.rpartition(':')[2]}-{held.first_seen:.3f}")
 
 
 def alone_key(held: Pending) -> str:
-    """The key of a lane for this task alone: no document has it, and no other task."""
+    """The key of a lane for this task only: no document and no other task has this key."""
     return f"{held.key}-{alone_token(held)}"
 
 
@@ -77,6 +77,6 @@ def is_alone(key: str) -> bool:
 
 
 def place(source: str, stream: str) -> int:
-    """The sequence in the task stream, out of "<stream>:<sequence>"; 0 for one of another stream."""
+    """The sequence in the task stream, from "<stream>:<sequence>"; 0 when it names another stream."""
     name, _, sequence = source.rpartition(":")
     return int(sequence) if name == stream and sequence.isdecimal() else 0

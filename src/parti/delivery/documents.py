@@ -1,7 +1,7 @@
-"""Lanes: the tasks of one document, one at a time, in order; any number of documents side by side.
+"""Lanes: the tasks of one document run one at a time, in order; any number of documents run in parallel.
 
-A lane is a task of the event loop only while its document has work. It waits in memory, or on the server (parked), and
-whatever waits keeps later tasks of its document behind it, unless the trigger's order policy says otherwise.
+A lane is an asyncio task only while its document has work. It waits in memory, or on the server (parked). A waiting
+task blocks later tasks of its document, unless the trigger's order policy says otherwise.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOMENT = 0.01  # seconds by which two clocks may differ
 
 
 class Documents:
-    """All lanes of one partition. Everything with an effect asks the partition's lease first."""
+    """All lanes of one partition. Every step with an effect checks the partition's lease first."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Documents:
         self._stopping = False
         self._dealt = AlreadyDone(tools.config.stream)
         self.sleepers = Sleepers(lease.slot, tools.gate, self._call)
-        """The documents that are parked, also those without a lane in memory."""
+        """The parked documents, also those without a lane in memory."""
         self._parking = Parking(tools, park, wakes, self._surely, self.sleepers)
         self._copies = Copies(park, self._surely, wakes, tools.recorder)
         self._latest = Latest(park, self._surely, self._parking.read, self._release)
@@ -70,7 +70,7 @@ class Documents:
     # -- coming in ----------------------------------------------------------------------------------------------------
 
     def offer(self, held: Pending) -> None:
-        """A task came: it goes behind all others of its document."""
+        """A task came: append it behind all others of its document."""
         self._came(held)
         if self._dealt and held.feed is not self._wakes:
             self._dealt.came(held.source)
@@ -83,20 +83,20 @@ class Documents:
         self._stir(lane)
 
     def woken(self, wake: Wake) -> None:
-        """A wake-up came: the document's parked head has its turn."""
+        """A wake-up came: it is the turn of the document's parked head."""
         lane = self._lane(wake.key)
         if lane.wake is not None:
-            # It is awake already; but it may be about to go to sleep again, and this be the wake-up it relies on: a
-            # short wait can be over before the answer to its schedule is here. So the newer one stays.
+            # The document is awake already. But it may be about to park again and rely on this wake-up: a short wait
+            # can be over before the reply to its schedule arrives. So keep the newer wake-up.
             self._wakes.done(lane.wake.sequence)
             if not wake.head:
                 wake.head, wake.attempts = lane.wake.head, lane.wake.attempts
-        # Also when it is not parked as far as we know: looking costs one read.
+        # Also when the document does not seem to be parked: looking costs one read.
         lane.wake = wake
         self._call(wake.key)
 
     def _call(self, key: str) -> None:
-        """The document's parked head has its turn."""
+        """It is the turn of the document's parked head."""
         self.sleepers.called(key)
         lane = self._lane(key)
         lane.called = True
@@ -115,7 +115,7 @@ class Documents:
             lane.task = self._group.create_task(self._run(lane), name="parti-deliver-lane")
 
     async def stop(self, grace: float) -> None:
-        """After this returns nothing runs: requests under way had `grace` seconds to end, the rest was cancelled."""
+        """After this returns nothing runs: requests in flight had `grace` seconds to end, the rest was cancelled."""
         self._stopping = True
         running = {lane.task: lane for lane in self._lanes.values() if lane.task is not None}
         for task, lane in running.items():
@@ -129,12 +129,12 @@ class Documents:
                 await asyncio.wait(late)
 
     def asleep(self, key: str) -> bool:
-        """Whether nothing in this process is about to look at the document."""
+        """Whether no lane in this process is about to look at the document."""
         lane = self._lanes.get(key)
         return key not in self.sleepers and (lane is None or (lane.task is None and lane.wake is None))
 
     def forget(self) -> None:
-        """What is still in memory is not ours to deliver any more."""
+        """Drop what is still in memory: this process may no longer deliver it."""
         for lane in self._lanes.values():
             for held in lane.queue:
                 self._went(held)
@@ -189,7 +189,7 @@ class Documents:
             return None
         held = self._parking.read(lane, stored)
         if held.rules.order is TaskOrder.LATEST:
-            self._drop_old(lane)  # a parked task that is also in memory, as its acknowledgement got lost, is not newer
+            self._drop_old(lane)  # a parked task that is also in memory, because its ack was lost, is not newer
             if others := await self._latest.parked(lane, held):
                 self._tools.recorder.superseded(others)
                 return await self._head(lane)
@@ -202,7 +202,7 @@ class Documents:
 
     def _is_old(self, lane: Document, held: Pending) -> bool:
         if held.feed is self._wakes or not lane.through:
-            return False  # a task that was scheduled alone comes late on purpose
+            return False  # a task with its own schedule comes late on purpose
         if not 0 < place(held.source, self._tools.config.stream) <= lane.through:
             return False
         self._tools.recorder.duplicate(held.id)
@@ -213,7 +213,7 @@ class Documents:
             self._release(lane.queue.popleft())
 
     def _drained(self, lane: Document) -> None:
-        """Nothing is parked any more: the document goes on in memory."""
+        """Nothing is parked any more: the document continues in memory."""
         lane.mode = Mode.LIVE
         self.sleepers.parked.pop(lane.key, None)
         self._park.end(lane.key)
@@ -221,11 +221,11 @@ class Documents:
         self._parking.answered(lane, lane.wake)
 
     async def _failed(self, lane: Document, head: Pending, error: Exception) -> None:
-        """Whatever a task brings about is the end of that task alone: it rests, and its document goes on."""
+        """An error ends only the task that raised it: the task becomes a dead letter, and its document continues."""
         if isinstance(error, MemoryError):
             lane.busy = False
             self._tools.recorder.event("deliver.out_of_memory", warn=True, id=head.id)
-            await self._tools.clock.sleep(1.0)  # ours, not the task's: its turn comes again
+            await self._tools.clock.sleep(1.0)  # a local problem, not the task's: it gets another turn
             return
         refusal = unforeseen(error, "handled")
         self._tools.recorder.event("deliver.unforeseen", warn=True, id=head.id, error=repr(error)[:500])
@@ -233,7 +233,7 @@ class Documents:
         lane.busy = False
 
     async def _serve(self, lane: Document, head: Pending) -> None:
-        """One turn of the head: an attempt and what follows from it, or a reason why there is none now."""
+        """One turn of the head: an attempt and its consequences, or a reason why no attempt is made now."""
         tools = self._tools
         if head.again and await self._copies.has_another(head):
             await self._let_go(lane, head)
@@ -252,15 +252,15 @@ class Documents:
             await self._expire(lane, head)
             return
         if (left := head.due - tools.clock.now()) > 0:
-            # It was tried before it came to us, or was called too early: the endpoint's word holds all the same.
-            if left <= _MOMENT:  # a timer that was early: not worth a message
+            # The task was tried by an earlier owner, or woken too early: the endpoint's Retry-After still applies.
+            if left <= _MOMENT:  # a timer fired early: not worth a message
                 await tools.clock.sleep(left)
             else:
                 await self._hold(lane, head, left, self._where(lane, head, left))
             return
         postponed = await tools.gate.admit(head.host, head.trigger, head.rules)
         if postponed is not None:
-            if self._has_expired(head):  # one that was never tried has a try coming, but not from a host that is down
+            if self._has_expired(head):  # a task that was never tried still gets one try, but not at a down host
                 await self._expire(lane, head)
             else:
                 await self._postpone(lane, head, postponed)
@@ -271,7 +271,7 @@ class Documents:
         finally:
             lane.busy = True
             outcome = attempt.outcome if attempt is not None and attempt.outcome not in UNSPENT else None
-            rest = attempt.retry_after if attempt is not None and outcome is None else None  # its name is not known
+            rest = attempt.retry_after if attempt is not None and outcome is None else None  # host name not resolved
             if tools.gate.release(head.host, head.trigger, head.rules, outcome, rest):
                 tools.recorder.breaker_opened(head.host)
         if attempt.outcome not in UNSPENT:
@@ -282,7 +282,7 @@ class Documents:
         lane.busy = False
 
     def _has_expired(self, head: Pending) -> bool:
-        # A wait that ends with the task's time may end a moment early, and must not become one more attempt.
+        # A wait that ends with the task's lifetime may end slightly early, and must not become one more attempt.
         return self._tools.clock.wall() - head.first_seen >= self._tools.config.max_task_age - _MOMENT
 
     async def _expire(self, lane: Document, head: Pending) -> None:
@@ -293,7 +293,7 @@ class Documents:
     async def _follow(self, lane: Document, head: Pending, attempt: DeliveryAttempt, now: float) -> None:
         tools = self._tools
         decision: Decision = DONE
-        if attempt.outcome is not AttemptOutcome.DELIVERED:  # the one outcome that needs no schedule to be asked for
+        if attempt.outcome is not AttemptOutcome.DELIVERED:  # the one outcome that needs no retry schedule
             assert head.task is not None
             decision = decide(
                 attempt,
@@ -320,13 +320,13 @@ class Documents:
                 await self._hold(lane, head, wait, where)
 
     def _where(self, lane: Document, head: Pending, wait: float) -> OrderHold:
-        """Where the head waits for its time. That is known to whoever comes after us, wherever it is."""
+        """Where the head waits for its time. The next owner finds out, wherever that is."""
         tools = self._tools
         blocked = tools.clock.now() - head.failed_at if head.failed_at is not None else 0.0
         queued = len(lane.queue) - (lane.mode is Mode.LIVE)
         where = hold(head.rules.order, wait=wait, blocked=blocked, queued=queued, config=tools.config)
         if where is OrderHold.MEMORY and (head.feed is None or head.feed is self._wakes):
-            where = OrderHold.PARK  # what is said of it stands in wake-ups
+            where = OrderHold.PARK  # attempts and due time are stored in wake-ups
         if where is OrderHold.ALONE and is_alone(lane.key):
             where = OrderHold.PARK
         if head.feed is not None:
@@ -335,7 +335,7 @@ class Documents:
         return where
 
     async def _postpone(self, lane: Document, head: Pending, postponed: Postponed) -> None:
-        """Nothing is sent for now: the document waits outside the line, which calls it."""
+        """Nothing is sent now: the document waits outside the line, which calls it later."""
         tools = self._tools
         alone = head.rules.order is TaskOrder.SKIP and not is_alone(lane.key)
         tools.recorder.postponed(head, postponed.wait, postponed.why, OrderHold.ALONE if alone else OrderHold.PARK)
@@ -349,7 +349,7 @@ class Documents:
             await self._bury(lane, head, Reason.TOO_LARGE, DeliveryAttempt(AttemptOutcome.REFUSED, error=str(error)))
 
     async def _put_aside(self, lane: Document, head: Pending, line: Line) -> None:
-        """The task alone waits outside; its document goes on."""
+        """Only this task waits outside; its document continues."""
         lane.busy = True
         await self._parking.put_aside(head, line)
         await self._let_go(lane, head)
@@ -368,11 +368,11 @@ class Documents:
             else:
                 await self._parking.park(lane, head, wait)
         except UsageError as error:
-            # The server takes no message of this size with our headers: it cannot wait anywhere but in memory.
+            # The server rejects a message of this size with our headers: the task can only wait in memory.
             await self._bury(lane, head, Reason.TOO_LARGE, DeliveryAttempt(AttemptOutcome.REFUSED, error=str(error)))
 
     async def _pause(self, lane: Document, head: Pending, wait: float) -> None:
-        """Wait in memory; give up the place when too many queue up behind, or when a newer task takes over."""
+        """Wait in memory, until too many tasks queue up behind, or a newer task replaces this one."""
         lane.busy = False
         if self._stopping:
             return  # the next owner knows until when it waits
@@ -399,7 +399,7 @@ class Documents:
             lane.nudge = None
 
     async def _forward(self, lane: Document) -> None:
-        """Put what is in memory behind what is parked."""
+        """Park the tasks in memory behind those that are parked."""
         lane.busy = True
         await self._parking.learn(lane)
         while lane.queue and not self._stopping:

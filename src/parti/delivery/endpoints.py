@@ -1,4 +1,4 @@
-"""Endpoints that asked not to be called any more (410): remembered in the bucket, by every process."""
+"""Endpoints that asked not to be called any more (410): stored in the bucket, respected by every process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST = 1_024  # characters of a name in a record
 
 
 class Disabled(msgspec.Struct, frozen=True):
-    """One endpoint that is not called. The url itself is not kept: its path may be a secret."""
+    """One endpoint that is not called. The url itself is not stored: its path may be a secret."""
 
     trigger: str
     database: str
@@ -33,7 +33,7 @@ def endpoint_key(task: DeliveryTask) -> str:
 
 
 class Endpoints:
-    """What this process knows; `changed` is fed by the watch on the bucket."""
+    """The disabled endpoints this process knows; the watch on the bucket calls `changed`."""
 
     def __init__(self, bucket: KeyValue) -> None:
         self._bucket = bucket
@@ -60,7 +60,7 @@ class Endpoints:
 
 
 async def disabled_endpoints(bucket: KeyValue) -> dict[str, Disabled]:
-    """All of them, by the digits that name one."""
+    """All disabled endpoints, by their hex names."""
     entries = await bucket.entries(f"{PREFIX}*")
     return {entry.key.removeprefix(PREFIX): msgspec.json.decode(entry.value, type=Disabled) for entry in entries}
 

@@ -1,8 +1,8 @@
-"""Two engines deliver the same streams, and never at once: the word that the engine spark leaves for the other.
+"""Two engines can deliver the same streams, but never at once: the Spark engine writes a claim that the other checks.
 
-Whoever delivers says so first and looks for the other then: the engine spark by its drivers' lease and its word in the
-bucket, the TaskConsumer by the lease of a partition. So of two that start in the same moment at least one sees the
-other. The word also says how much waits in the checkpoint of the engine spark, where the other engine cannot look.
+Each engine first announces itself and then looks for the other. The Spark engine announces itself by its driver lease
+and its claim in the bucket, the TaskConsumer by the lease of a partition. So when both start at once, at least one sees
+the other. The claim also says how much is parked in the Spark checkpoint, which the other engine cannot read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEY = "engine.spark"
 
 
 class SparkClaim(msgspec.Struct, frozen=True):
-    """Where the engine spark keeps its positions, what is parked there, and the lease of its drivers."""
+    """Where the Spark engine keeps its positions, what is parked there, and the lease of its drivers."""
 
     checkpoint: str
     parked: int
@@ -31,14 +31,14 @@ class SparkClaim(msgspec.Struct, frozen=True):
     lease: str
     ttl: float
     closing: bool = False
-    """Whether the tasks of a batch are to finish what is in flight and hand back the rest."""
+    """Whether the tasks of a batch should finish what is in flight and hand back the rest."""
 
     async def put(self, bucket: KeyValue) -> None:
         await bucket.put(KEY, msgspec.json.encode(self))
 
 
 async def spark_claim(bucket: KeyValue) -> tuple[SparkClaim, int] | None:
-    """The word and its revision; None when the engine spark has left none."""
+    """The claim and its revision; None when the Spark engine has written none."""
     try:
         entry = await bucket.get(KEY)
     except KeyNotFound:
@@ -50,7 +50,7 @@ async def spark_claim(bucket: KeyValue) -> tuple[SparkClaim, int] | None:
 
 
 class OtherEngine:
-    """For the TaskConsumer: refuses to deliver beside a driver of the engine spark, or past what that has parked."""
+    """For the TaskConsumer: refuses to deliver while a Spark driver runs, or before tasks that Spark has parked."""
 
     def __init__(self, js: JetStreamApi, bucket: KeyValue, stream: str, clock: Clock) -> None:
         self._js = js
@@ -59,7 +59,7 @@ class OtherEngine:
         self._clock = clock
 
     async def refuse(self) -> None:
-        """Returns when this engine may deliver. Takes a lease's length when a driver ended without giving it back."""
+        """Return when this engine may deliver. Waits for one lease length when a driver ended without releasing it."""
         while (found := await spark_claim(self._bucket)) is not None:
             word, revision = found
             if await self._lives(word):
@@ -77,7 +77,7 @@ class OtherEngine:
                 await self._bucket.delete(KEY, revision=revision)
 
     async def _lives(self, word: SparkClaim) -> bool:
-        """Whether somebody holds the lease of the drivers."""
+        """Whether a driver holds the lease."""
         try:
             kv = await KeyValue.open(self._js, word.bucket)
         except StreamNotFound:

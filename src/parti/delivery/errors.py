@@ -1,4 +1,4 @@
-"""Why a task is refused: each class names the reason under which the task rests in the dead letters."""
+"""Why a task is refused: each class names the reason under which the task is stored as a dead letter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from parti.errors import FatalError, TransientError
 
 
 class Reason(StrEnum):
-    """Why a task rests in the dead letters: a token of the letter's subject and the label of a metric."""
+    """Why a task is a dead letter: a token of the letter's subject and the label of a metric."""
 
     MALFORMED = "malformed"
     TOO_LARGE = "too_large"
@@ -18,9 +18,9 @@ class Reason(StrEnum):
     SSRF_BLOCKED = "ssrf_blocked"
     NO_SECRET = "no_secret"
     MISROUTED = "misrouted"
-    """Its subject is not its document's: another partition could overtake it (deliver.subjects)."""
+    """The subject belongs to another document: another partition could overtake it (deliver.subjects)."""
     REJECTED = "rejected"
-    """The endpoint answered with a status that is not tried again."""
+    """The endpoint answered with a status that is not retried."""
     GONE = "gone"
     """The endpoint answered 410: it is disabled from now on."""
     DISABLED = "disabled"
@@ -32,19 +32,19 @@ class Reason(StrEnum):
 
 
 class TaskRefused(FatalError):
-    """The task can never be delivered as it is: it goes to the dead letters, and nothing is sent."""
+    """The task can never be delivered as it is: it becomes a dead letter, and nothing is sent."""
 
     reason: ClassVar[Reason] = Reason.MALFORMED
 
 
 class Malformed(TaskRefused):
-    """The message is no delivery task: correct its publisher."""
+    """The message is not a delivery task: correct its publisher."""
 
 
 def unforeseen(error: Exception, what: str) -> Malformed:
-    """A refusal for what nobody thought of: the same bytes would raise it again, in every process.
+    """A refusal for an unexpected error: the same bytes would raise it again, in every process.
 
-    The caller lets through what is not of the task's making: `MemoryError`, and errors of ours that say what to do.
+    The caller re-raises errors that the task did not cause: `MemoryError`, and parti's errors that say what to do.
     """
     return Malformed(f"the task cannot be {what} ({type(error).__name__})")
 
@@ -56,25 +56,25 @@ class TooLarge(TaskRefused):
 
 
 class BadUrl(TaskRefused):
-    """The url is none that a task may address: correct the trigger."""
+    """A task may not address this url: correct the trigger."""
 
     reason: ClassVar[Reason] = Reason.BAD_URL
 
 
 class BadHeader(TaskRefused):
-    """A header of the task would change the request's meaning: correct the trigger."""
+    """A header of the task would change the meaning of the request: correct the trigger."""
 
     reason: ClassVar[Reason] = Reason.BAD_HEADER
 
 
 class Misrouted(TaskRefused):
-    """The subject is not that of the task's document, so that its order cannot be kept: correct the publisher."""
+    """The subject is not that of the task's document, so its order cannot be kept: correct the publisher."""
 
     reason: ClassVar[Reason] = Reason.MISROUTED
 
 
 class SecretMissing(TaskRefused):
-    """The task names a secret that is not there: nothing is sent unsigned. Add the secret, then replay."""
+    """The task names a secret that does not exist: nothing is sent unsigned. Add the secret, then replay."""
 
     reason: ClassVar[Reason] = Reason.NO_SECRET
 
@@ -82,19 +82,19 @@ class SecretMissing(TaskRefused):
 class AddressBlocked(TaskRefused, OSError):
     """The address is not public and not allowed: no socket was opened. Allow it in deliver.allow_addresses.
 
-    An OSError as well, because that is what the HTTP client takes from a resolver and from a socket factory.
+    Also an OSError, because the HTTP client expects one from a resolver and from a socket factory.
     """
 
     reason: ClassVar[Reason] = Reason.SSRF_BLOCKED
 
 
 class SecretStoreDown(TransientError):
-    """The secret could not be read for now: the task is tried again, and never sent unsigned."""
+    """The secret cannot be read at the moment: the task is retried, and never sent unsigned."""
 
 
 class NotTaken(TransientError):
-    """A message could not be handed on, for want of memory perhaps: it is asked for again."""
+    """A message could not be handed on, for example for lack of memory: it is requested again."""
 
 
 class LeaseLost(TransientError):
-    """The partition may belong to another process by now: drop the work, it will be delivered there."""
+    """The partition may belong to another process by now: drop the work, that process will deliver it."""

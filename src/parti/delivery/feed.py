@@ -1,8 +1,8 @@
-"""What comes from one durable consumer, and what goes back: messages in hand, acks, heartbeats, and the position.
+"""One durable consumer: messages in flight, acks, heartbeats, and the position.
 
-The server delivers in stream order from the reset on, and a gap, also one before the first delivery, is noticed
-(`LivePull`). So everything up to `high` was received: it is in hand, or it is done. That one fact tells a redelivery
-from something new, in this process and, by the checkpoint, in the one that takes over after a crash.
+The server delivers in stream order from the reset on, and `LivePull` detects every gap, also one before the first
+delivery. So everything up to `high` was received: it is in flight or done. By this fact alone, a redelivery differs
+from a new message, in this process and, through the checkpoint, in the process that takes over after a crash.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from parti.wire.pull import LivePull, PullSettings
 from parti.wire.stored import parse_headers
 
 _BATCH = 256
-_BEATS = 2  # of three that AckWait is long: who is let go before costs no heartbeat at all
-_LONG = 20  # times AckWait that a heartbeat lasts: who waits for its turn costs one, not one every AckWait
+_BEATS = 2  # thirds of AckWait: a message that is done before this needs no heartbeat
+_LONG = 20  # times AckWait that a heartbeat lasts: a message that waits for its turn needs one, not one per AckWait
 
 
 class Incoming(msgspec.Struct, frozen=True):
-    """One message as it came; a struct, as one is made for every message, and a dataclass costs five times that."""
+    """One message as it came; a struct, because one is created per message, and a dataclass costs five times more."""
 
     subject: str
     sequence: int
@@ -43,38 +43,38 @@ class Incoming(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]
     data: bytes
     tried: Try | None = None
-    """What the owner before us has said of it."""
+    """The attempts that the previous owner recorded."""
 
 
 class FeedCheckpoint(msgspec.Struct, frozen=True):
-    """Up to `high` everything is done but `open`; holds for this very stream and consumer."""
+    """Up to `high` everything is done except `open`; valid only for this incarnation of the stream and consumer."""
 
     created: str = ""
     high: int = 0
     open: tuple[int, ...] = ()
     tries: tuple[Try, ...] = ()
-    """Of those that are open: which were tried, and wait in memory."""
+    """Of the open messages: those that were tried, and wait in memory."""
 
     @classmethod
     async def load(cls, bucket: KeyValue, slot: int, what: str = "done") -> FeedCheckpoint | None:
-        """What the last owner of the partition has left; None when that is nothing, or cannot be read."""
+        """The checkpoint of the partition's last owner; None when there is none, or it cannot be read."""
         try:
             return msgspec.json.decode((await bucket.get(f"{what}.{slot}")).value, type=cls)
         except (KeyNotFound, msgspec.DecodeError):
             return None
 
     async def save(self, bucket: KeyValue, slot: int, what: str = "done") -> None:
-        """`what`: of tasks ("done"), or of wake-ups ("woken")."""
+        """`what`: the checkpoint of tasks ("done"), or of wake-ups ("woken")."""
         await bucket.put(f"{what}.{slot}", msgspec.json.encode(self))
 
 
 def made_at(stream: Mapping[str, Any], consumer: Mapping[str, Any]) -> str:
-    """Tells this very stream and consumer, by their infos, from later ones of the same names."""
+    """Identifies this incarnation of the stream and consumer, by their infos, against later ones of the same names."""
     return f"{stream['created']} {consumer['created']}"
 
 
 class Feed:
-    """One durable of one partition. Never holds more than `limit` messages."""
+    """One durable consumer of one partition. Never holds more than `limit` messages."""
 
     def __init__(
         self,
@@ -92,21 +92,21 @@ class Feed:
         keeps: bool = False,
         has_room: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`keeps`: the stream keeps what was acknowledged. `has_room`: whether memory may hold more, by bytes."""
+        """`keeps`: the stream keeps acknowledged messages. `has_room`: whether memory may hold more, by bytes."""
         self.stream = stream
         self.durable = durable
         self.high = 0
         self.horizon = 0
-        """What the owner before us had been sent is not above this."""
+        """The highest sequence that the previous owner may have received."""
         self._journal = journal
         self._keeps = keeps
         self._has_room = has_room
-        self._tries: dict[int, Try] = {}  # of what is in hand, or owed
+        self._tries: dict[int, Try] = {}  # of the messages in flight, or owed
         self._new_tries: list[int] = []  # since the journal was last written
         self._beat = 0
-        self._due_beat: dict[int, int] = {}  # of what is in hand: which heartbeat it is due for
+        self._due_beat: dict[int, int] = {}  # of the messages in flight: the heartbeat at which each is due
         self._unsaid: list[int] = []  # done and acknowledged since the journal was last written
-        self._untold: list[int] = []  # done while the server could not be told
+        self._untold: list[int] = []  # done while the server could not be reached
         self._uncovered: list[int] = []  # done since the last checkpoint that was saved
         self._js = js
         self._config = config
@@ -115,9 +115,9 @@ class Feed:
         self._take = take
         self._on_trouble = on_trouble
         self._on_duplicate = on_duplicate
-        self._replies: dict[int, bytes] = {}  # in hand; an empty reply: not delivered again since the last attach
-        self._at_server = 0  # of those, what the server counts as pending with us
-        self._owed: set[int] = set()  # at or below `high`, and not done by whoever was here before
+        self._replies: dict[int, bytes] = {}  # in flight; an empty reply: not redelivered since the last attach
+        self._at_server = 0  # of those, how many the server counts as pending for this consumer
+        self._owed: set[int] = set()  # at or below `high`, and not done by the previous owner
         self._connection: LiveConnection | None = None
         self._pull: LivePull | None = None
         self._created = ""
@@ -132,7 +132,7 @@ class Feed:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether half of what may be in hand is."""
+        """Whether at least half of the limit is in flight."""
         return len(self._replies) * 2 >= self._limit
 
     async def attach(self, connection: LiveConnection, checkpoint: FeedCheckpoint | None = None) -> None:
@@ -144,7 +144,7 @@ class Feed:
         stream = await self._js.stream_info(self.stream)
         created = made_at(stream, info)
         if self._created and stream["created"] != self._created.split(" ")[0]:
-            # What is in hand would be taken for messages of the new stream that have the same sequences.
+            # Messages in flight would be mistaken for messages of the new stream with the same sequences.
             raise LeaseLost(f"the stream {self.stream} was made anew: begin anew with it")
         if checkpoint is not None and checkpoint.created == created:
             self.high, self._owed = checkpoint.high, set(checkpoint.open)
@@ -156,11 +156,11 @@ class Feed:
             self._tries |= tries
             if self._keeps:
                 self.high, self._owed = merged(self.high, self._owed, said, int(info["ack_floor"]["stream_seq"]))
-        # What the owner before (or we, before the trouble) had pending would come back after AckWait, behind newer
-        # messages of the same document. After a reset it comes at once, and in order (docs/evidence/jetstream.md#j10).
+        # Messages pending at the previous owner (or here, before the failure) would come back after AckWait, behind
+        # newer ones of the same document. After a reset they come at once, in order (docs/evidence/jetstream.md#j10).
         await self._js.consumer_reset(self.stream, self.durable)
-        self._created = created  # not before: an attach that failed learns anew
-        for sequence in self._replies:  # as it is now: what was finished meanwhile must not be in hand again, for ever
+        self._created = created  # not before: an attach that failed must read it again
+        for sequence in self._replies:  # the current set: a finished message must not be in flight again forever
             self._replies[sequence] = b""
         self._at_server = 0
         self._connection = connection
@@ -173,33 +173,33 @@ class Feed:
             on_batch=self._on_batch,
             on_trouble=self._on_trouble,
             capacity=lambda: self._limit - self._at_server if self._has_room() else 0,
-            # After a reset the server counts from 1. Another number means that a pull of the owner before, frozen and
-            # not expired yet, was served first: what it swallowed would come back below `high`, and pass for done.
+            # After a reset the server counts from 1. Another number means that a pull of the previous owner, frozen and
+            # not expired yet, was served first: its messages would come back below `high`, and be mistaken for done.
             next_sequence=1,
             settings=PullSettings(
                 batch=min(_BATCH, self._limit),
                 prefetch=self._limit,
                 expires=expires,
                 heartbeat=min(1.0, expires / 2),
-                # Several pulls are on their way at once; together they must not bring much more than there is room.
+                # Several pulls are outstanding at once; together they must not bring much more than there is room for.
                 max_bytes=max(1 << 18, self._config.max_bytes // 16 // min(self._config.partitions, 8)),
             ),
         )
         self._pull.start()
-        # What we wrote into a connection that broke may have reached nobody. All of it is said at once: whoever takes
-        # over must not hear that a task is done, and that an older one, which it had replaced, is not.
+        # What was written to a broken connection may be lost. Send all of it again at once: the next owner must not
+        # read that a task is done while an older task, which it replaced, is not.
         self._untold, self._unsaid, self._new_tries = [*self._uncovered], [], [*self._tries]
         self._say()
 
     def detach(self) -> None:
-        """Nothing more comes after this; what is in hand stays so."""
+        """Nothing more comes after this; messages in flight stay in flight."""
         if self._pull is not None:
             self._pull.stop()
             self._pull = None
         self._connection = None
 
     async def withdraw(self) -> None:
-        """Stop asking; what the server had sent before is still taken."""
+        """Stop pulling; messages that the server has already sent are still accepted."""
         if self._pull is not None:
             await self._pull.withdraw()
 
@@ -216,7 +216,7 @@ class Feed:
             if known is not None:
                 self._at_server += not known
                 self._replies[sequence] = reply
-                self._due_beat[sequence] = self._beat + _BEATS  # what was said of the delivery before is over
+                self._due_beat[sequence] = self._beat + _BEATS  # the heartbeat of the last delivery no longer counts
                 continue
             if sequence <= self.high and sequence not in self._owed:
                 self._on_duplicate(f"{self.durable}:{sequence}")
@@ -229,7 +229,7 @@ class Feed:
             try:
                 self._take(Incoming(subject, sequence, stamps[i] / 1e9, headers, data, tried))
             except Exception as error:
-                # It is in nobody's hand, and must not count as that: it comes again, with all behind it, in order.
+                # No lane took the message, so it is not in flight: it is redelivered in order, with all behind it.
                 self.detach()
                 self._on_trouble(NotTaken(f"{self.durable}: message {sequence} was not taken: {error!r}"))
                 return
@@ -237,13 +237,13 @@ class Feed:
                 self._owed.discard(sequence)
             else:
                 self.high = sequence
-                self._owed.clear()  # they would have come before: whoever had them had them acknowledged after all
+                self._owed.clear()  # they would have come before: their previous owner acknowledged them
             self._replies[sequence] = reply
             self._due_beat[sequence] = self._beat + _BEATS
             self._at_server += 1
 
     def done(self, sequence: int, verb: bytes = ACK) -> None:
-        """Let the message go. Without a connection, or before it was delivered again, the server is told later."""
+        """Release the message. Without a connection, or before its redelivery, the acknowledgement is sent later."""
         self._kick_soon()
         self._tries.pop(sequence, None)
         self._due_beat.pop(sequence, None)
@@ -256,26 +256,26 @@ class Feed:
             self._uncovered.append(sequence)
 
     def tried(self, sequence: int, attempts: int, due: float) -> None:
-        """The task has failed and waits in memory until `due`: whoever takes over will know."""
+        """The task has failed and waits in memory until `due`: the next owner will know."""
         self.remember(sequence, attempts, due)
         self._new_tries.append(sequence)
         self._kick_soon()
 
     def remember(self, sequence: int, attempts: int, due: float) -> None:
-        """As `tried`, for a task that is about to be parked: a stop in between hands it back, and must not forget."""
+        """As `tried`, for a task that is about to be parked: if a stop hands it back before, its attempts are kept."""
         self._tries[sequence] = Try(sequence, attempts, math.ceil(due * 1000) / 1000)
 
     def kick(self) -> None:
-        """Ask for more, if there is room."""
+        """Pull more, if there is room."""
         if self._pull is not None:
             self._pull.kick()
 
     def heartbeat(self) -> None:
-        """Every third of AckWait: tell the server what has been in hand for a while. AckWait is about us, not the task.
+        """Every third of AckWait: send heartbeats for long-held messages. AckWait is for dead owners, not slow tasks.
 
-        "In progress" lasts for AckWait alone. A negative acknowledgement with a delay says the same for any time: the
-        message stays pending with us until then, and may be acknowledged as before. Nobody waits for the delay to end:
-        we say it again before, and whoever takes over resets the consumer.
+        "In progress" lasts for one AckWait only. A negative acknowledgement with a delay does the same for any time:
+        the message stays pending here until then, and can still be acknowledged. Nobody waits for the delay to end:
+        the next heartbeat is sent before, and a new owner resets the consumer.
         """
         self._beat += 1
         if self._connection is None:
@@ -288,7 +288,7 @@ class Feed:
             self._connection.write(b"".join(frames))
 
     def hand_back(self) -> int:
-        """Give everything in hand back; no attempt is spent by that. Returns how many messages it was."""
+        """Hand back everything in flight, without spending an attempt. Returns the number of messages."""
         count = len(self._replies)
         for sequence in sorted(self._replies):
             if reply := self._replies[sequence]:
@@ -300,18 +300,18 @@ class Feed:
         return count
 
     def checkpoint(self) -> FeedCheckpoint:
-        """What is done, for whoever takes over without having been told more."""
+        """What is done, for a next owner that knows nothing more."""
         still = sorted([*self._replies, *self._owed])
         tries = tuple(self._tries[sequence] for sequence in still if sequence in self._tries)
         return FeedCheckpoint(self._created, self.high, tuple(still), tries)
 
     @property
     def uncovered(self) -> int:
-        """How many are done of which no checkpoint tells that was saved."""
+        """How many messages are done and not covered by a saved checkpoint."""
         return len(self._uncovered)
 
     def covered(self, count: int) -> None:
-        """A checkpoint was saved that tells of the first so many of them."""
+        """A saved checkpoint covers the first `count` of them."""
         del self._uncovered[:count]
 
     def _write(self, reply: bytes, verb: bytes) -> None:
@@ -321,7 +321,7 @@ class Feed:
     def _kick_soon(self) -> None:
         if not self._kick_due and self._pull is not None:
             self._kick_due = True
-            self._loop.call_soon(self._kick)  # before the first write of this turn, so that one write takes all
+            self._loop.call_soon(self._kick)  # before the first write of this loop turn, so that one write takes all
 
     def _kick(self) -> None:
         self._kick_due = False
@@ -330,10 +330,10 @@ class Feed:
             self._pull.kick()
 
     def _say(self) -> None:
-        """Write into the journal what is done, unless the acknowledgements tell as much."""
+        """Write what is done to the journal, unless the acknowledgements already show it."""
         if self._journal is None or self._connection is None:
             return
-        # Those in hand are in the order of the stream: what is below the first of them, the server knows by the acks.
+        # Messages in flight are in stream order: the server knows from the acks what is below the first of them.
         lowest = 0 if self._owed else next(iter(self._replies), self.high + 1)
         said = self._untold + [sequence for sequence in self._unsaid if sequence > lowest]
         tries = [self._tries[sequence] for sequence in self._new_tries if sequence in self._tries]

@@ -1,7 +1,7 @@
-"""Who may send now: limits in total, per host and per trigger, fair between hosts; and who had better wait elsewhere.
+"""Decides which lane may send now: limits in total, per host and per trigger, fair between hosts.
 
-A lane waits its turn in memory while its line moves. One whose host is down, or whose line is longer than memory should
-hold, is told so (`Postponed`): its document is parked and waits outside the line, which calls it when its turn comes.
+A lane waits its turn in memory while its line moves. If its host is down, or the line is longer than memory should
+hold, it gets `Postponed`: its document is parked and waits outside the line, which calls it when its turn comes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from parti.delivery.policy import AttemptOutcome
 
 __all__ = ["Gate", "Postponed"]
 
-_SOON = 5.0  # seconds: who starts within them had better wait in memory
-_AT_ONCE = 1.0  # seconds: who starts within them keeps nobody waiting, also where there is no room
+_SOON = 5.0  # seconds: a lane that starts within this time should wait in memory
+_AT_ONCE = 1.0  # seconds: a lane that starts within this time blocks nobody, even when there is no room
 _LONG = 300.0  # seconds of a trigger's line in memory: its heartbeats cost one message in ten minutes (`Feed`)
-_FEW = 64  # tasks of a line in memory that are never too many
-_LET_IN = 32  # of those outside at once
+_FEW = 64  # tasks of a line that may always stay in memory
+_LET_IN = 32  # documents called in from outside at once
 _LOOK_AGAIN = 1.0
-_UNPROVEN = 4  # requests at once to a host that has not answered yet
+_UNPROVEN = 4  # concurrent requests to a host that has not answered yet
 _MOST_LINES = 10_000
 _OPEN = OrderRules()
 
@@ -34,7 +34,7 @@ class Gate:
     """One per process. Every `admit` that returns None must be followed by one `release`."""
 
     def __init__(self, config: DeliverSection, clock: Clock, rng: Randomness, *, patience: float | None = None) -> None:
-        """`patience`: how long to wait for a trigger's limits at most; None: as long as it takes."""
+        """`patience`: the longest wait for a trigger's limits; None: no limit."""
         self._config = config
         self._clock = clock
         self._rng = rng
@@ -42,16 +42,16 @@ class Gate:
         self._hosts: dict[str, HostLine] = {}
         self._triggers: dict[str, TriggerLine] = {}
         self._rules: dict[TriggerLine, OrderRules] = {}
-        self._hungry: deque[HostLine] = deque()  # hosts with lanes waiting for a place of the total
+        self._hungry: deque[HostLine] = deque()  # hosts with lanes that wait for one of the total places
         self.running = 0
         self.held = 0
         self.bytes = 0
         self.pressed: Callable[[], bool] = lambda: self.held >= config.max_ack_pending // 2
-        """Whether what is held keeps others from coming in."""
+        """Whether the tasks in memory block others from coming in."""
         self._few = min(_FEW, max(1, config.max_ack_pending // config.partitions // 8))
         self.share: Callable[[], float] = lambda: 1.0
-        """This process' part of what triggers may do: the part of the partitions that it delivers and keeps."""
-        self._fits: asyncio.Future[None] | None = None  # whoever waits for calls to end
+        """This process's share of each trigger's limits: its share of the partitions that it delivers and keeps."""
+        self._fits: asyncio.Future[None] | None = None  # `fit`, waiting for calls to end
 
     def __repr__(self) -> str:
         return f"<Gate running={self.running} held={self.held} hosts={len(self._hosts)}>"
@@ -66,7 +66,7 @@ class Gate:
         return self.bytes < self._config.max_bytes
 
     def hold(self, host: str, size: int = 0, trigger: str = "", rules: OrderRules = _OPEN) -> None:
-        """A task came into memory: of so many bytes, for this host."""
+        """A task of `size` bytes for this host came into memory."""
         self.held += 1
         self.bytes += size
         for line in self._lines(host, trigger, rules):
@@ -75,7 +75,7 @@ class Gate:
             line.seen = self._clock.now()
 
     def unhold(self, host: str, size: int = 0, trigger: str = "", rules: OrderRules = _OPEN) -> None:
-        """It left memory: delivered, parked, buried or handed back."""
+        """A task left memory: delivered, parked, dead-lettered or handed back."""
         self.held -= 1
         self.bytes -= size
         for line in self._lines(host, trigger, rules):
@@ -83,7 +83,7 @@ class Gate:
             line.bytes -= size
 
     async def admit(self, host: str, trigger: str, rules: OrderRules) -> Postponed | None:
-        """None when the call may start now, after a wait in line perhaps; else where to go in the meantime."""
+        """None when the call may start now, perhaps after a wait in line; else where to wait meanwhile."""
         state = self._host(host)
         probing = state.breaker.is_open
         if probing and (wait := state.breaker.ask(self._clock.now())):
@@ -92,7 +92,7 @@ class Gate:
             return await self._admit(state, trigger, rules, probing)
         except asyncio.CancelledError:
             if probing:
-                state.breaker.forget_probe()  # or nobody would ever ask this host again
+                state.breaker.forget_probe()  # else this host would never be probed again
             raise
 
     async def _admit(self, state: HostLine, name: str, rules: OrderRules, probing: bool) -> Postponed | None:
@@ -118,21 +118,21 @@ class Gate:
                     await turn
                 except asyncio.CancelledError:
                     if turn.done() and not turn.cancelled():
-                        self._give_back(state, trigger)  # the place was given to us in the same moment
+                        self._give_back(state, trigger)  # the place was granted in the same moment
                     raise
         except TimeoutError:
             if probing:
                 state.breaker.forget_probe()
             return Postponed(self._rng.uniform(0.2, 1.0) * (self._patience or _SOON), "trigger_limit")
         if probing:
-            state.breaker.forget_probe()  # the question is asked anew: others may have answered it meanwhile
-        if state.breaker.is_open and (wait := state.breaker.ask(self._clock.now())):  # it is down, or went down
+            state.breaker.forget_probe()  # ask again: other calls may have answered the question meanwhile
+        if state.breaker.is_open and (wait := state.breaker.ask(self._clock.now())):  # down, or just went down
             self._give_back(state, trigger)
             return Postponed(wait * self._rng.uniform(1.0, 1.2), "breaker", state)
         return None
 
     def pace(self, trigger: str, rules: OrderRules) -> Callable[[], Awaitable[None]] | None:
-        """What a request of the trigger waits for at the last moment; None when it has no rate."""
+        """The wait for the trigger's rate, right before its request is sent; None when it has no rate."""
         line = self._trigger(trigger, rules) if rules.rate else None
         if line is None:
             return None
@@ -144,9 +144,9 @@ class Gate:
         return wait
 
     async def fit(self, share: Callable[[], float], within: float) -> None:
-        """Return when no trigger has more calls under way than this share of its concurrency allows for.
+        """Return when no trigger has more calls in flight than this share of its concurrency allows.
 
-        Who delivers a partition after us begins its own share at once. `within` so many seconds it has to go on anyway.
+        The next owner of a partition uses its share at once. Returns after `within` seconds in any case.
         """
         loop = asyncio.get_running_loop()
         with contextlib.suppress(TimeoutError):
@@ -160,9 +160,9 @@ class Gate:
     def release(
         self, host: str, trigger: str, rules: OrderRules, outcome: AttemptOutcome | None, rest: float | None = None
     ) -> bool:
-        """The call has ended; None when it never took place. True when the host counts as down from now on.
+        """The call has ended; `outcome` None: it never took place. True when this made the host count as down.
 
-        `rest`: so many seconds no call to this host can take place, by our own trouble. Its documents wait outside.
+        `rest`: for this many seconds a local problem prevents calls to this host. Its documents wait outside.
         """
         state, line = self._host(host), self._trigger(trigger, rules)
         opened, closed = False, state.closed
@@ -182,9 +182,9 @@ class Gate:
             if each is None or not each.outside:
                 continue
             if outcome is None and each.closed:
-                self._arm(each)  # our own trouble: who is asked in its place would have the same, one after the other
+                self._arm(each)  # a local problem: every document called in now would meet the same
             else:
-                # One for the one that left: those called before are on their way. All at once when it is up again.
+                # Call one for the one that left: those called before are coming. Call all when the host is up again.
                 self._call(each, _LET_IN if closed and not each.closed else 1)
         return opened
 
@@ -194,17 +194,17 @@ class Gate:
         self._arm(line)
 
     def line(self, host: str) -> Line:
-        """Where a document of this host waits outside, as long as nothing else is known of it."""
+        """The line outside which a document of this host waits, if nothing more is known about the document."""
         return self._host(host)
 
     def stir(self) -> None:
-        """Call in whoever may come, in all lines."""
+        """Call in the documents that may come, in all lines."""
         for line in (*self._hosts.values(), *self._triggers.values()):
             if line.outside:
                 self._call(line)
 
     def close(self) -> None:
-        """Nobody is called any more."""
+        """After this, nobody is called any more."""
         for line in (*self._hosts.values(), *self._triggers.values()):
             line.outside.clear()
             for timer in (line.timer, line.ticker if isinstance(line, TriggerLine) else None):
@@ -217,11 +217,11 @@ class Gate:
         total, most = self._config.concurrency, self._most(host)
         if self.running >= total or host.running >= most:
             return False
-        # The last quarter is for hosts that have few: eight that hang must not have it all.
+        # The last quarter is reserved for hosts with few places: eight hanging hosts must not take everything.
         return self.running < total - total // 4 or host.running < max(1, most // 4)
 
     def _most(self, host: HostLine) -> int:
-        """Places that a host may have: few until it has answered, as one that hangs, or its name, gives none back."""
+        """Places that a host may take: few until it has answered, because calls to a hanging host or name free none."""
         most = self._config.host_concurrency
         return most if host.proven else min(most, _UNPROVEN)
 
@@ -242,14 +242,14 @@ class Gate:
         self._pump()
 
     def _pump(self) -> None:
-        """Give the places that are free to hosts in turn, and in each to whoever is next there."""
+        """Give free places to the hosts in turn, and at each host to the next lane."""
         waiting = len(self._hungry)
         while self._hungry and waiting and self.running < self._config.concurrency:
             host = self._hungry.popleft()
             host.hungry = False
             waiting -= 1
             if not self._room(host):
-                self._queue(host)  # only when it has none for want of places in all
+                self._queue(host)  # only when no place of the total is free
                 continue
             if (turn := self._next(host)) is not None:
                 self._take(host)
@@ -258,13 +258,13 @@ class Gate:
             self._queue(host)
 
     def _queue(self, host: HostLine) -> None:
-        # A host that has all its places comes back with its own next release.
+        # A host that uses all its places is queued again by its own next release.
         if host.waiting and not host.hungry and host.running < self._most(host):
             host.hungry = True
             self._hungry.append(host)
 
     def _next(self, host: HostLine) -> asyncio.Future[None] | None:
-        """The next turn at a host; a trigger that stands there gives it to its own next, if it may have one now."""
+        """The next turn at a host; a trigger in its line passes the turn to its own next lane, if its limits allow."""
         while host.waiting:
             first = host.waiting.popleft()
             if not isinstance(first, TriggerLine):
@@ -280,9 +280,9 @@ class Gate:
                 continue
             now, rules, share = self._clock.now(), self._rules[first], self.share()
             if not first.ready(now, rules, share):
-                if rules.rate and first.free_at > now:  # by the same look at the clock: it may have come meanwhile
+                if rules.rate and first.free_at > now:  # by the same reading of the clock: time may have passed since
                     self._tick(first, first.free_at - now)
-                continue  # a call of its own that ends brings it back
+                continue  # queued again when one of its own calls ends
             first.start(now, rules, share)
             turn = queue.popleft()
             if queue:
@@ -303,7 +303,7 @@ class Gate:
             self._stand(trigger, host)
 
     def _tick(self, trigger: TriggerLine, wait: float) -> None:
-        """Come back when the trigger's rate allows for the next."""
+        """Try again when the trigger's rate allows the next call."""
         if trigger.ticker is None or trigger.ticker.done():
             trigger.ticker = asyncio.get_running_loop().create_task(self._ticked(trigger, wait))
 
@@ -319,7 +319,7 @@ class Gate:
         """Whether this line fills the memory without moving."""
         limit, now = self._config.max_bytes, self._clock.now()
         if self.bytes >= limit * 1.5 and line.bytes * 2 > self.bytes and line.held > max(1, line.speed(now)):
-            return True  # heads out of the park, as the feed stops before: there they take no memory
+            return True  # heads read from the park, because the feed stops earlier: parked, they take no memory
         if line.held <= self._few and line.bytes <= limit // 8:
             return False
         if isinstance(line, TriggerLine):
@@ -335,13 +335,13 @@ class Gate:
         return any(other is not own and now - other.seen < 60 for other in self._hosts.values())
 
     def _call(self, line: Line, most: int = _LET_IN) -> None:
-        """Call in who may come: one to ask a host that is down when it is time, else as many as the line has room."""
+        """Call in documents: one probe for a host that is down, when due; else as many as the line has room for."""
         now = self._clock.now()
         if line.closed:
             if line.outside and isinstance(line, HostLine) and line.breaker.wants_probe(now):
                 line.next_outside()
         else:
-            # So many that the line never waits for the park; but not those in memory that wait for something else.
+            # Enough that the line never waits for the park; do not count tasks in memory that wait for something else.
             wanted = max(_LET_IN, line.speed(now) * _SOON) if self.has_room else 1
             for _ in range(min(len(line.outside), max(0, int(wanted) - line.active), most)):
                 line.next_outside()

@@ -1,8 +1,8 @@
 """The address guard: no socket is opened to an address that is not public, unless the operator allowed it.
 
-The check sits where the socket is made, on the very address that is connected to. So a name that resolves to one
-address for a check and to another for the connection (rebinding) gains nothing, and neither does an address written as
-a literal, for which HTTP clients ask no resolver (docs/evidence/delivery.md#d6).
+The check runs where the socket is created, on the address that is connected to. So a name that resolves to one address
+for a check and to another for the connection (rebinding) gains nothing. An address written as a literal, for which HTTP
+clients ask no resolver, is checked as well (docs/evidence/delivery.md#d6).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 AddrInfo = tuple[int, int, int, str, tuple[Any, ...]]
 
-# What Python 3.11 calls global and is not fit to be called by a stranger: multicast, the relays and translators
-# through which an IPv4 address of the inside can be reached (6to4, Teredo, NAT64), and metadata services of clouds.
+# Ranges that Python 3.11 calls global but that a stranger must not call: multicast, relays and translators through
+# which an internal IPv4 address can be reached (6to4, Teredo, NAT64), and metadata services of clouds.
 _DENIED_V4 = tuple(
     ipaddress.IPv4Network(text)
     for text in ("192.88.99.0/24", "192.0.0.0/24", "168.63.129.16/32", "224.0.0.0/4", "240.0.0.0/4", "0.0.0.0/8")
@@ -33,11 +33,11 @@ _DENIED_V6 = tuple(
     ipaddress.IPv6Network(text)
     for text in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20", "2620:4f:8000::/48", "3ffe::/16")
 )
-_PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")  # all that IANA gives out; mapped, NAT64 and local ones lie outside
+_PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")  # all that IANA assigns; mapped, NAT64 and local addresses lie outside
 
 
 def is_public(address: Address) -> bool:
-    """Whether the address belongs to the public internet and to nothing that leads elsewhere."""
+    """Whether the address belongs to the public internet and does not lead anywhere else."""
     if not address.is_global or address.is_multicast or address.is_reserved:
         return False
     if isinstance(address, ipaddress.IPv4Address):
@@ -47,7 +47,7 @@ def is_public(address: Address) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """One entry of the allow-list: a network, and the one port of it, or None for the ports that are open anyway."""
+    """One entry of the allow-list: a network, and one port of it, or None for the ports that are allowed anyway."""
 
     network: Network
     port: int | None = None
@@ -67,15 +67,15 @@ class Allowed:
 
 
 def _nothing() -> None:
-    """Nobody waits for a socket to be closed."""
+    """Do nothing: the default when nobody waits for a socket to close."""
 
 
 LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""What a socket fails with when this machine or process is at its limits, whatever the host is like."""
+"""Socket errors that mean this machine or process is at its limits, independent of the host."""
 
 
 class _Socket(socket.socket):
-    """Tells its guard when it is closed, or left to uvloop to be closed."""
+    """Notifies its guard when it is closed, or handed to uvloop to be closed."""
 
     guard: AddressGuard | None = None
 
@@ -95,7 +95,7 @@ class _Socket(socket.socket):
 
 
 class AddressGuard:
-    """Decides about addresses, and makes the sockets: `opened` counts them, `alive` those that are not closed."""
+    """Decides about addresses and creates the sockets: `opened` counts them, `alive` counts those not closed."""
 
     def __init__(
         self,
@@ -117,13 +117,13 @@ class AddressGuard:
         return f"<AddressGuard allowed={len(self._allowed)} opened={self.opened} blocked={self.blocked}>"
 
     def check_port(self, port: int) -> None:
-        """Raise `AddressBlocked` for a port that no address may be asked on; spares a question to the resolver."""
+        """Raise `AddressBlocked` for a port that is allowed at no address; saves a DNS query."""
         if port not in self._ports and all(entry.port != port for entry in self._allowed):
             self.blocked += 1
             raise AddressBlocked(f"port {port} is not allowed: see deliver.allow_ports and deliver.allow_addresses")
 
     def check(self, host: str, port: int) -> None:
-        """Raise `AddressBlocked` unless this very address and port may be connected to."""
+        """Raise `AddressBlocked` unless this exact address and port may be connected to."""
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
@@ -140,7 +140,7 @@ class AddressGuard:
             raise AddressBlocked(f"port {port} is not allowed: see deliver.allow_ports and deliver.allow_addresses")
 
     def socket(self, info: AddrInfo) -> socket.socket:
-        """The socket for one address: the only place where delivery opens any."""
+        """The socket for one address: the only place where delivery opens sockets."""
         family, kind, protocol, _, address = info
         self.check(str(address[0]), int(address[1]))
         try:
@@ -156,11 +156,11 @@ class AddressGuard:
 
 
 Find = Callable[[str, int, int], Awaitable[Sequence[AddrInfo]]]
-"""Host, port and family to addresses."""
+"""From host, port and family to addresses."""
 
 
 class GuardedResolver(AbstractResolver):
-    """Names to addresses. One address that is not allowed is enough to refuse them all: an honest name has none."""
+    """Resolves names. One address that is not allowed is enough to refuse them all: an honest name has none."""
 
     def __init__(self, guard: AddressGuard, find: Find) -> None:
         self._guard = guard

@@ -1,11 +1,11 @@
 """The journal of one partition: what is done above a task that is still open, and how often open ones were tried.
 
-Where a partition reads the task stream itself the server begins, after a crash, behind the lowest open task, and sends
-everything above it again. So each turn of the event loop writes what it has done beside the acknowledgements, in the
-same breath: a crash repeats what was in flight, and nothing that was done before. (In the work queue of several
-partitions an acknowledged task is gone, and needs no journal for that.) How often a task was tried, and when it may be
-tried again, is written as soon as it has failed: neither a stop nor a crash gives it another attempt, or an early one.
-A checkpoint each second says it all in one message, and what it covers is dropped from the journal.
+Where a partition reads the task stream itself, the server restarts after a crash behind the lowest open task, and
+redelivers everything above it. So each turn of the event loop writes what is done together with the acknowledgements:
+a crash repeats what was in flight, and nothing that was done before. (In the work queue of several partitions an
+acknowledged task is removed, and needs no journal entry.) The attempts of a task, and the time of the next one, are
+written as soon as it has failed: neither a stop nor a crash gives it an extra attempt, or an early one.
+A checkpoint once per second replaces the entries that it covers, and those are deleted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parti.wire.errors import MessageNotFound
 
 
 class Try(msgspec.Struct, frozen=True, array_like=True):
-    """A task that was tried so often, and waits in memory until `due` (Unix seconds)."""
+    """How often a task was tried; it waits in memory until `due` (Unix seconds)."""
 
     sequence: int
     attempts: int
@@ -28,7 +28,7 @@ class Try(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
-    """Messages that are done, and those that were tried; holds for this very stream and consumer."""
+    """Messages that are done, and those that were tried; valid only for this incarnation of the stream and consumer."""
 
     created: str
     sequences: tuple[int, ...]
@@ -40,10 +40,10 @@ _DECODER = msgspec.json.Decoder(JournalEntry)
 
 
 def merged(high: int, owed: Set[int], said: Set[int], floor: int) -> tuple[int, set[int]]:
-    """What is done, by all that is known: up to the new `high` everything but the new `owed`.
+    """What is done, from all sources: everything up to the new `high`, except the new `owed`.
 
-    Known are a checkpoint in the same form (0 and nothing, without one), what the journal `said`, and the server's
-    ack floor.
+    The sources are a checkpoint in the same form (0 and empty without one), what the journal `said`, and the
+    server's ack floor.
     """
     before = max(high, floor)
     top = max([before, *said])
@@ -52,7 +52,7 @@ def merged(high: int, owed: Set[int], said: Set[int], floor: int) -> tuple[int, 
 
 
 class Journal:
-    """Only ever says what is true, so that entries of an owner that was replaced do no harm."""
+    """Contains only true statements, so entries of a replaced owner do no harm."""
 
     def __init__(self, js: JetStreamApi, names: DeliveryNames, slot: int) -> None:
         self.subject = names.journal(slot)
@@ -63,15 +63,15 @@ class Journal:
         return f"<Journal {self.subject}>"
 
     def entry(self, created: str, sequences: Sequence[int], tries: Sequence[Try] = ()) -> bytes:
-        """What to publish on `subject`."""
+        """The message to publish on `subject`."""
         return _ENCODER.encode(JournalEntry(created, tuple(sequences), tuple(tries)))
 
     async def done(self, created: str) -> set[int]:
-        """The messages that are done according to it."""
+        """The messages that are done according to the journal."""
         return (await self.read(created))[0]
 
     async def read(self, created: str) -> tuple[set[int], dict[int, Try]]:
-        """The messages that are done according to it, and those that were tried."""
+        """The messages that are done according to the journal, and those that were tried."""
         found: set[int] = set()
         tries: dict[int, Try] = {}
         sequence = 0
@@ -84,18 +84,18 @@ class Journal:
             try:
                 entry = _DECODER.decode(stored.data)
             except msgspec.DecodeError:
-                continue  # none of ours: what it would have said is delivered once more
+                continue  # not an entry of this library: its messages are delivered once more
             if entry.created == created:
                 found.update(entry.sequences)
                 tries |= {tried.sequence: tried for tried in entry.tries}
 
     async def end(self) -> int:
-        """The place of the last entry; 0 when there is none."""
+        """The sequence of the last entry; 0 when there is none."""
         try:
             return (await self._js.msg_get(self._stream, last_by_subj=self.subject)).seq
         except MessageNotFound:
             return 0
 
     async def forget(self, through: int) -> None:
-        """Drop the entries up to this place."""
+        """Delete the entries up to this sequence."""
         await self._js.stream_purge(self._stream, filter=self.subject, seq=through + 1)

@@ -1,4 +1,4 @@
-"""`order=latest`: of the tasks of a document that wait, only the newest is kept, by the document's own order."""
+"""`order=latest`: of the waiting tasks of a document, only the newest is kept, by the document's own order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parti.wire.stored import StoredMessage
 
 
 class Latest:
-    """Lets go of what a newer task replaces; the newest itself is never touched, so that no crash can lose it."""
+    """Drops tasks that a newer one replaces; the newest itself is never touched, so no crash can lose it."""
 
     def __init__(
         self,
@@ -28,11 +28,11 @@ class Latest:
         self._release = release
 
     def in_memory(self, lane: Document) -> int:
-        """Keep one of the queue; returns how many were let go."""
+        """Keep one task of the queue; returns how many were dropped."""
         return self._drop(lane, lane.queue[newest([held.task for held in lane.queue])])
 
     async def parked(self, lane: Document, head: Pending) -> int:
-        """Keep one of all that wait, parked or in memory; returns how many were let go. 0: the head is it."""
+        """Keep one of all waiting tasks, parked or in memory; returns how many were dropped. 0: it is the head."""
         last = await self._surely(lambda: self._park.last(lane.key))
         if last is None or (last.seq <= head.park_sequence and not lane.queue):
             return 0
@@ -52,7 +52,7 @@ class Latest:
         return len(waiting) - 1
 
     async def _behind(self, lane: Document, head: Pending, last: StoredMessage) -> list[Pending]:
-        """The parked tasks behind the head. Of those without an order of their own the last is enough: it is newest."""
+        """The parked tasks behind the head. For tasks without an order of their own, only the last: it is newest."""
         final = self._read(lane, last)
         if not has_order(head.task) and not has_order(final.task):
             return [final]

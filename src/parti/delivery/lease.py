@@ -1,4 +1,4 @@
-"""The right to deliver one partition: a lease on its key in the bucket, asked before everything with an effect."""
+"""The right to deliver one partition: a lease on its key in the bucket, checked before every effect."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ _MARGIN = 0.5  # seconds: for clocks that run at slightly different speeds
 
 
 def slot_terms(ttl: int) -> LeaseTerms:
-    """How long a partition's lease lasts; of the shortest one the margin is a fifth."""
+    """How long a partition's lease lasts; for the shortest lease the margin is a fifth of it."""
     return LeaseTerms(ttl, ttl / 3, min(_MARGIN, ttl / 5))
 
 
 class SendRight(Protocol):
-    """The right to send tasks of a partition: asked at the last moment before a request leaves."""
+    """The right to send tasks of a partition: checked right before a request is sent."""
 
     @property
     def partition(self) -> str:
-        """Its name; epochs of one name only ever grow."""
+        """The partition's name; the epochs of one name only increase."""
         ...
 
     @property
     def epoch(self) -> int:
-        """0 when nobody counts them: then a request carries neither partition nor epoch."""
+        """0 when there are no epochs: then a request carries neither partition nor epoch."""
         ...
 
     def check(self) -> float:
-        """The seconds left; `LeaseLost` when there are none."""
+        """The seconds left; raises `LeaseLost` when there are none."""
         ...
 
 
 class SlotLease:
-    """Partition `slot`, held by its key. Everything with an effect asks it first."""
+    """Partition `slot`, held by its key. Every step with an effect checks it first."""
 
     def __init__(self, slot: int, held: KvLease) -> None:
         self.slot = slot
@@ -58,7 +58,7 @@ class SlotLease:
         return self.held.remaining > 0
 
     def check(self) -> float:
-        """The seconds left; `LeaseLost` when there are none."""
+        """The seconds left; raises `LeaseLost` when there are none."""
         remaining = self.held.remaining
         if remaining <= 0:
             raise LeaseLost(f"partition {self.slot} is not ours any more (epoch {self.epoch})")

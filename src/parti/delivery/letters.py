@@ -1,7 +1,7 @@
-"""The letter of a task that could not be delivered: the task's own bytes and headers, and how its last attempt ended.
+"""The dead letter of an undeliverable task: the task's own bytes and headers, and how its last attempt ended.
 
-It is stored before the task is let go, and once, however often it is sent. A task that is replayed and fails once more
-gets a new letter, with the history of those before.
+It is stored before the task is released, and only once, however often it is sent. A task that is replayed and fails
+again gets a new letter, with the history of the earlier ones.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _LONGEST_NAME = 300
 
 
 class TaskLetters:
-    """Puts tasks to rest."""
+    """Stores tasks as dead letters."""
 
     def __init__(
         self, js: JetStreamApi, names: n.DeliveryNames, scope: str = "", fence: Mapping[str, str] | None = None
     ) -> None:
-        """`scope` sets the letters of a run over old tasks apart: the same task may fail once in each.
+        """`scope` separates the letters of a run over old tasks: the same task may fail once in each run.
 
-        `fence` are headers by which the server refuses the letters of an owner that another one has followed.
+        `fence`: headers by which the server refuses the letters of an owner that was replaced.
         """
         self._writer = DeadLetterWriter(js, names.stream, fence=fence)
         self._names = names
         self._scope = scope
 
     async def bury(self, held: Pending, reason: StrEnum, attempt: DeliveryAttempt) -> None:
-        """When this returns, the letter is stored. An error is the caller's to retry: the task must not be let go."""
-        # By the place in the stream: a replay that fails again is another letter, not a duplicate of this one. And by
-        # the time, as a stream that is made again counts from 1 again. As in earlier versions: two may run at once.
+        """When this returns, the letter is stored. On an error the caller must retry, and not release the task."""
+        # By the stream sequence: a replay that fails again is another letter, not a duplicate of this one. And by the
+        # time, because a recreated stream counts from 1 again. As in earlier versions: two may run at once.
         identity = f"dlq:{self._scope}{held.source}:{held.first_seen:.3f}"
         await self._writer.store(task_letter(held, reason, attempt, self._names), identity, shorten=True)
 

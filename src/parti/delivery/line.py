@@ -1,7 +1,7 @@
-"""A line: what one host, or one trigger with limits, has in memory, how quickly it moves, and who waits outside for it.
+"""A line: the tasks of one host, or one limited trigger, in memory, how fast they move, and who waits outside.
 
-Who waits outside is a document in the park, known here by its name alone: ten thousand of them cost a megabyte and not
-one message. They are called in one by one, as the line moves, and a single one when a host that is down is to be asked.
+Outside wait parked documents, known here by name only: ten thousand of them cost one megabyte and no message. They are
+called in one by one as the line moves, and a single one when a host that is down is to be probed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from parti.config.deliver import DeliverSection
 from parti.delivery.breaker import Breaker
 from parti.delivery.order import OrderRules
 
-_WINDOW = 5.0  # seconds in which the ends of calls are counted
-_TOLERANCE = 0.05  # seconds that a start may be made up for: timers are late, and the rate would never be reached
-_MOST = 1.1  # times the rate, in any second
-_SECOND = 1.05  # seconds: one request may take 50 ms longer to its endpoint than another, and still no second has more
-_TICKS = 20.0  # starts a second from which on that is no burst
+_WINDOW = 5.0  # seconds in which ended calls are counted
+_TOLERANCE = 0.05  # seconds of delay that later starts make up for: with late timers the rate would not be reached
+_MOST = 1.1  # times the rate, within any second
+_SECOND = 1.05  # seconds: with 50 ms difference between the delays of two requests, still no second has more
+_TICKS = 20.0  # starts per second from which on this is not a burst
 
 Name = tuple[int, str]
 """A document: its partition and its key."""
@@ -31,24 +31,24 @@ class Postponed:
     """Not now, and not soon. No attempt was spent."""
 
     wait: float
-    """Come back after so many seconds, if nobody calls."""
+    """Try again after this many seconds, if not called before."""
     why: str
     line: Line | None = None
-    """Wait outside this one; it calls."""
+    """Wait outside this line; it calls the document."""
 
 
 def places(rules: OrderRules, share: float) -> int:
-    """Requests at once that a share of a trigger may have."""
+    """Concurrent requests that a share of a trigger may have."""
     return max(1, int(rules.concurrency * share + 1e-9))
 
 
 class Line:
-    """Counts what moves. Those outside are called in the order they came."""
+    """Counts calls. Documents outside are called in the order they came."""
 
     __slots__ = ("bytes", "ends", "held", "outside", "seen", "timer", "window")
 
     def __init__(self) -> None:
-        self.held = 0  # tasks in memory that will ask for it
+        self.held = 0  # tasks in memory that will ask for this line
         self.bytes = 0
         self.seen = 0.0
         self.ends = [0, 0]  # calls that ended in the last window and in this one
@@ -61,12 +61,12 @@ class Line:
 
     @property
     def closed(self) -> float:
-        """Nobody is called in before this time, and then one; 0: it is open."""
+        """Nobody is called in before this time, and then one document; 0: it is open."""
         return 0.0
 
     @property
     def active(self) -> int:
-        """Calls under way, and those that wait in line for theirs."""
+        """Calls in flight, and those that wait in line."""
         return 0
 
     def ended(self, now: float) -> None:
@@ -74,12 +74,12 @@ class Line:
         self.ends[1] += 1
 
     def speed(self, now: float) -> float:
-        """Calls a second, as of late."""
+        """Recent calls per second."""
         self._roll(now)
         return max(self.ends) / _WINDOW
 
     def next_outside(self) -> None:
-        """Call the one that has waited longest."""
+        """Call the document that has waited longest."""
         name = next(iter(self.outside))
         self.outside.pop(name)()
 
@@ -90,7 +90,7 @@ class Line:
 
 
 class HostLine(Line):
-    """One host: its breaker, and the turns of those that wait for a place. A trigger stands in `waiting` once."""
+    """One host: its breaker, and the turns of lanes that wait for a place. A trigger is in `waiting` once."""
 
     __slots__ = ("breaker", "hungry", "proven", "running", "waiting")
 
@@ -99,7 +99,7 @@ class HostLine(Line):
         self.breaker = Breaker(config)
         self.running = 0
         self.waiting: deque[asyncio.Future[None] | TriggerLine] = deque()
-        self.hungry = False  # stands in the line for a place of the total
+        self.hungry = False  # waits in line for one of the total places
         self.proven = False  # has answered since it was last down
 
     @property
@@ -116,7 +116,7 @@ class HostLine(Line):
 
 
 class TriggerLine(Line):
-    """One trigger with limits: calls under way, when the next may start, and the turns of those that wait, by host."""
+    """One limited trigger: calls in flight, when the next may start, and the turns of waiting lanes, by host."""
 
     __slots__ = ("free_at", "host", "running", "sent", "standing", "ticker", "waiting")
 
@@ -124,10 +124,10 @@ class TriggerLine(Line):
         super().__init__()
         self.running = 0
         self.free_at = -math.inf
-        self.sent: deque[float] = deque()  # when requests left, of the last second
-        self.host: HostLine | None = None  # the last one that it asked for
+        self.sent: deque[float] = deque()  # when the requests of the last second were sent
+        self.host: HostLine | None = None  # the last host it asked for
         self.waiting: dict[HostLine, deque[asyncio.Future[None]]] = {}
-        self.standing: set[HostLine] = set()  # hosts in whose line it stands
+        self.standing: set[HostLine] = set()  # hosts in whose line it waits
         self.ticker: asyncio.Task[None] | None = None
 
     @property
@@ -139,16 +139,16 @@ class TriggerLine(Line):
         return self.running + sum(map(len, self.waiting.values()))
 
     def ready(self, now: float, rules: OrderRules, share: float) -> bool:
-        """Whether another call may start, as far as the trigger goes."""
+        """Whether the trigger's limits allow another call."""
         if rules.concurrency and self.running >= places(rules, share):
             return False
         return not rules.rate or now >= self.free_at
 
     def hurry(self, now: float, rules: OrderRules, share: float) -> float:
-        """Seconds for which a request that is ready to leave has to wait; 0: it counts as gone.
+        """Seconds that a request which is ready must still wait; 0: it counts as sent.
 
-        Starts are spread, but what comes between a start and the first byte (a connection to open, a busy processor)
-        brings requests together again. No second of the endpoint sees more than a tenth above the rate of them.
+        Starts are evenly spread, but delays between a start and the first byte (opening a connection, a busy processor)
+        bring requests together again. The endpoint never sees more than the rate plus a tenth in any second.
         """
         while self.sent and self.sent[0] <= now - _SECOND:
             self.sent.popleft()
@@ -159,7 +159,7 @@ class TriggerLine(Line):
         return 0.0
 
     def start(self, now: float, rules: OrderRules, share: float) -> None:
-        """A call starts. Starts are evenly spread: no burst makes up for an idle time."""
+        """A call starts. Starts are evenly spread: no burst makes up for idle time."""
         self.running += 1
         if rules.rate:
             rate = max(rules.rate * share, 1e-9)

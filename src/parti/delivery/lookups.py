@@ -1,10 +1,10 @@
-"""Names to addresses, each name by itself: one that hangs costs the others nothing, and is never asked twice at once.
+"""DNS look-ups, each name separately: a hanging name does not delay others, and is never asked twice at once.
 
-`getaddrinfo` cannot be called off, and event loops have few threads for it (uvloop four for everything): eight names
-whose servers are silent stopped every host. Here each look-up has a thread of its own, within a limit; those that are
-late, and names that were late before, have another limit, so that they leave room. What is known is used while it is
-looked up again, and for a while after that fails. A look-up that is late, or waits for its turn, says nothing about the
-host: see `LookupLate`.
+`getaddrinfo` cannot be cancelled, and event loops have few threads for it (uvloop four for everything): eight names
+with silent DNS servers stopped every host. Here each look-up has its own thread, within a limit. Late look-ups, and
+names that were late before, have a separate limit, so that they leave room. Known addresses are used during a refresh,
+and for a while after a failed one. A look-up that is late, or waits for its turn, says nothing about the host: see
+`LookupLate`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Callable, Sequence
 
 from parti.delivery.guard import AddrInfo
 
-_FRESH = 10.0  # seconds; short, as endpoints move, and each use is checked at the socket anyway
-_STALE = 300.0  # how long addresses are of use when no newer answer comes
-_REFRESH = 0.25  # how long a request waits for newer addresses than those it could use
-_REMEMBERED = 2.0  # how long the answer that there is no such name counts
+_FRESH = 10.0  # seconds; short, because endpoints move, and each use is checked at the socket anyway
+_STALE = 300.0  # how long addresses may be used when no newer answer comes
+_REFRESH = 0.25  # how long a request waits for newer addresses when it has usable ones
+_REMEMBERED = 2.0  # how long the answer "no such name" counts
 _LONGEST_WAIT = 30.0
 _THREADS = 64  # look-ups that are not late
-_SUSPECTS = 32  # further ones of names that were late before: no more are begun
-_MOST_THREADS = 256  # with all that hang
+_SUSPECTS = 32  # further look-ups of names that were late before; beyond this, none is started
+_MOST_THREADS = 256  # including all that hang
 _NAMES = 4_096
 _NO_SUCH_NAME = frozenset(
     getattr(socket, code)
@@ -34,11 +34,11 @@ _NO_SUCH_NAME = frozenset(
 
 Answer = Sequence[AddrInfo] | OSError
 Lookup = Callable[[str], Sequence[AddrInfo]]
-"""Asks for one name, and blocks for as long as that takes."""
+"""Looks up one name; blocks until the answer."""
 
 
 class LookupLate(OSError):
-    """No answer about the name yet, or for now: ask again after `wait` seconds. No attempt may be spent by it."""
+    """No answer for the name yet: ask again after `wait` seconds. No attempt may be spent on it."""
 
     def __init__(self, why: str, wait: float) -> None:
         super().__init__(why)
@@ -52,10 +52,10 @@ class _Name:
         self.answer: Answer | None = None
         self.at = 0.0
         self.pending: asyncio.Future[None] | None = None
-        self.started = 0.0  # when its thread began; 0 while it waits for one
+        self.started = 0.0  # when its thread started; 0 while it waits for one
         self.late = 0  # times in a row
         self.retry_at = 0.0
-        self.suspect = False  # its thread counts among those
+        self.suspect = False  # its thread counts as a suspect
 
     def addresses(self, now: float, within: float) -> Sequence[AddrInfo] | None:
         if self.answer is None or isinstance(self.answer, OSError) or now - self.at >= within:
@@ -80,7 +80,7 @@ class Lookups:
         return f"<Lookups names={len(self._names)} running={self._running} suspects={self._suspected}>"
 
     async def known(self, host: str) -> None:
-        """Return when addresses of the host are known; else `LookupLate`, or the error that says there are none."""
+        """Return when addresses of the host are known; raises `LookupLate`, or the error that there are none."""
         name, now = self._names.get(host), self._loop.time()
         if name is None or name.addresses(now, _STALE) is None:
             await self(host)
@@ -108,7 +108,7 @@ class Lookups:
             (self._suspects if name.late else self._fresh).append(host)
             self._start()
         elif name.started and now - name.started >= self._timeout:
-            raise self._late(name, now)  # whoever asked first has waited, and the thread goes on
+            raise self._late(name, now)  # the first caller has waited, and the thread continues
         pending = name.pending
         await asyncio.wait([pending], timeout=patience)
         now = self._loop.time()
@@ -118,7 +118,7 @@ class Lookups:
                 name.retry_at = now + min(_LONGEST_WAIT, 2.0 ** min(name.late, 8))
                 self._suspected += not name.suspect
                 name.suspect = True
-                self._start()  # another one has room now
+                self._start()  # another look-up has room now
             raise self._late(name, now)
         if name.answer is None or isinstance(name.answer, OSError):
             raise name.answer or self._late(name, now)
@@ -130,7 +130,7 @@ class Lookups:
         return LookupLate("the host's name is not looked up in time", max(0.5, name.retry_at - now))
 
     def _start(self) -> None:
-        """Begin what waits, names that are not known to hang first."""
+        """Start waiting look-ups, first those of names not known to hang."""
         while self._running < _MOST_THREADS:
             if self._fresh and self._running - self._suspected < _THREADS:
                 host, suspect = self._fresh.popleft(), False
@@ -142,11 +142,11 @@ class Lookups:
             name.started, name.suspect = self._loop.time(), suspect
             self._running += 1
             self._suspected += suspect
-            # A daemon: the end of the process must not wait for a server that never answers.
+            # A daemon thread: process exit must not wait for a server that never answers.
             thread = threading.Thread(target=self._run, args=(host,), name="parti-lookup", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # no thread to be had
+            except RuntimeError as error:  # no thread available
                 self._answered(host, LookupLate(str(error), 1.0))
 
     def _run(self, host: str) -> None:
@@ -175,7 +175,7 @@ class Lookups:
         elif isinstance(answer, socket.gaierror) and answer.errno in _NO_SUCH_NAME:
             name.answer, name.late, name.retry_at = answer, 0, now + _REMEMBERED
         else:
-            # Temporary, or the resolver's own trouble: older addresses are still the best that is known.
+            # Temporary, or a problem of the resolver: older addresses are still the best ones known.
             if name.addresses(now, _STALE) is None:
                 name.answer = None
             if now >= name.retry_at:
@@ -196,7 +196,7 @@ class Lookups:
 
 
 def is_definite(error: OSError) -> bool:
-    """Whether the answer is that there is no such name: that is the endpoint's fault, anything else may be ours."""
+    """Whether the answer is "no such name": that is the endpoint's fault; any other error may be local."""
     return isinstance(error, socket.gaierror) and error.errno in _NO_SUCH_NAME
 
 

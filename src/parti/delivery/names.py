@@ -16,12 +16,12 @@ FIRST_SEEN = "Parti-First-Seen"
 ORIGIN = "Parti-Origin"
 """Stream and sequence of the first publish."""
 DUE = "Parti-Due"
-"""Unix seconds before which a task that was scheduled alone must not be tried."""
+"""Unix seconds before which a task with its own schedule must not be tried."""
 DROPPED = "Parti-Dropped-Headers"
-"""How many headers of the publisher no message of ours could carry."""
+"""How many of the publisher's headers could not be carried over into our messages."""
 FROM_PUBLISHERS = frozenset({TASK_ID, HISTORY})
-"""Of the headers that begin with Parti-, those that count in the task stream, where anybody may write: a replay keeps
-its id by the one, and a publisher could choose that by Nats-Msg-Id as well; the other is only ever shown."""
+"""The Parti- headers that are accepted from the task stream, where anyone may write. One keeps the id of a replayed
+task (a publisher could choose the id by Nats-Msg-Id as well); the other is only displayed."""
 SOURCED = "Nats-Stream-Source"
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_=-]")
@@ -29,18 +29,18 @@ _UNFIT = re.compile(r"[^A-Za-z0-9_=-]")
 
 @dataclass(frozen=True, slots=True)
 class DeliveryNames:
-    """What everything is called that belongs to one task stream."""
+    """The names of everything that belongs to one task stream."""
 
     stream: str
 
     @property
     def lanes(self) -> str:
-        """The work queue with a subject a partition, when several processes share the work."""
+        """The work queue with one subject per partition, when several processes share the work."""
         return f"{self.stream}_LANES"
 
     @property
     def park(self) -> str:
-        """Where documents wait for longer than memory should hold them."""
+        """The stream where documents wait that should not stay in memory that long."""
         return f"{self.stream}_PARK"
 
     @property
@@ -53,7 +53,7 @@ class DeliveryNames:
 
     @property
     def bucket(self) -> str:
-        """Key-value bucket: who is there, who owns which partition, which endpoints are disabled."""
+        """Key-value bucket: members, owners of partitions, disabled endpoints."""
         return f"{self.stream}_DELIVER"
 
     def parked(self, slot: int, key: str) -> str:
@@ -65,7 +65,7 @@ class DeliveryNames:
         return f"{self.park}.w.{slot}.{key}"
 
     def wake_schedule(self, slot: int, key: str) -> str:
-        """One pending schedule a document: a new one takes the place of the old."""
+        """One pending schedule per document: a new one replaces the old."""
         return f"{self.park}.s.{slot}.{key}"
 
     def alone(self, slot: int, key: str) -> str:
@@ -73,15 +73,15 @@ class DeliveryNames:
         return f"{self.park}.t.{slot}.{key}"
 
     def alone_schedule(self, slot: int, key: str, task: str) -> str:
-        """One pending schedule a task; `task` is a token that no other task of the document has."""
+        """One pending schedule per task; `task` is a token that no other task of the document has."""
         return f"{self.park}.s.{slot}.{key}.{task}"
 
     def note(self, slot: int, key: str) -> str:
-        """How often the head of a document was tried that waits for its host, and for no time."""
+        """How often a document's head was tried, while it waits for its host and not for a time."""
         return f"{self.park}.n.{slot}.{key}"
 
     def marker(self, slot: int) -> str:
-        """Who may write to the park of a partition: the one whose message it holds."""
+        """Who may write to the park of a partition: the owner that wrote the last message here."""
         return f"{self.park}.e.{slot}"
 
     def journal(self, slot: int) -> str:
@@ -89,10 +89,10 @@ class DeliveryNames:
         return f"{self.park}.d.{slot}"
 
     def letter(self, database: str, collection: str, reason: str) -> str:
-        """The subject of a dead letter: fit to be listed by database, collection or reason."""
+        """The subject of a dead letter: can be listed by database, collection or reason."""
         return f"{self.dead_letters}.{token(database)}.{token(collection)}.{reason}"
 
 
 def token(text: str) -> str:
-    """Any text as one token of a subject; what a token cannot hold becomes an underscore."""
+    """Any text as one token of a subject; characters that are not allowed become underscores."""
     return _UNFIT.sub("_", text[:128]) or "_"

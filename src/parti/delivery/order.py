@@ -1,4 +1,4 @@
-"""What a task that has to wait does to later ones of its document, and the rules of each trigger. Pure."""
+"""How a waiting task affects later ones of its document, and the rules of each trigger. Pure."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ class TaskOrder(StrEnum):
     PARK = "park"
     """They wait behind it, parked at once: nothing of the document stays in memory."""
     SKIP = "skip"
-    """They go on; the failed task comes back alone, later than they."""
+    """They continue; the failed task comes back alone, after them."""
     LATEST = "latest"
-    """Only the newest counts: it takes the place of the one that waits, which is let go."""
+    """Only the newest counts: it replaces the waiting one, which is dropped."""
 
 
 class OrderHold(StrEnum):
-    """Where the waiting happens."""
+    """Where a task waits."""
 
     MEMORY = "memory"
     PARK = "park"
     ALONE = "alone"
-    """Scheduled by itself; its document goes on."""
+    """Scheduled by itself; its document continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderRules:
-    """What holds for one trigger."""
+    """The rules of one trigger."""
 
     order: TaskOrder = TaskOrder.BLOCK
     rate: float = 0.0
-    """Requests a second; 0 is no limit."""
+    """Requests per second; 0 is no limit."""
     concurrency: int = 0
-    """Requests at once; 0 is no limit but those of all and of the host."""
+    """Concurrent requests; 0 is no limit except the total and the host's."""
 
 
 def hold(order: TaskOrder, *, wait: float, blocked: float, queued: int, config: DeliverSection) -> OrderHold:
-    """Where a failed task waits: `blocked` seconds have passed since it first failed, `queued` stand behind it."""
+    """Where a failed task waits: it first failed `blocked` seconds ago, `queued` tasks are behind it."""
     if order is TaskOrder.SKIP:
         return OrderHold.ALONE
     if order is TaskOrder.PARK:

@@ -1,4 +1,4 @@
-"""Which process delivers which partition: leases in the bucket, shared evenly, moved only when that evens them out."""
+"""Which process delivers which partition: leases in the bucket, shared evenly, moved only to balance them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from parti.wire.kv_model import Change, KeyExists, Operation
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The value of a lease: who holds it; the nonce tells one taking from the next."""
+    """The value of a lease: its holder; the nonce distinguishes one acquisition from the next."""
 
     member: str
     nonce: str
@@ -34,7 +34,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class OwnershipView:
-    """Who is there, and who owns what, as the bucket tells it."""
+    """The members and the owners of partitions, as the bucket shows them."""
 
     members: set[str] = field(default_factory=set)
     owners: dict[int, str] = field(default_factory=dict)
@@ -42,8 +42,8 @@ class OwnershipView:
     def plan(self, me: str, partitions: int, leaving: Collection[int] = ()) -> tuple[list[int], list[int]]:
         """Free partitions that `me` should take, and those of its own that it should give up besides the `leaving`.
 
-        Whoever sees the same members and owners plans the same. A member that comes or goes moves no more than it
-        must, and nothing moves once all are shared evenly.
+        All processes that see the same members and owners make the same plan. A member that joins or leaves moves the
+        minimum, and nothing moves once the shares are even.
         """
         slots = [Partition((f"{number:06}",)) for number in range(partitions)]
         kept = {slots[n].id: WorkerId(owner) for n, owner in self.owners.items() if n < partitions and n not in leaving}
@@ -54,7 +54,7 @@ class OwnershipView:
 
 
 class Ownership:
-    """Joins, takes its share, renews it, and leaves in an orderly way."""
+    """Joins, takes its share, renews it, and leaves in order."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Ownership:
 
     @property
     def staying(self) -> int:
-        """Partitions that are ours, and will be as far as we know."""
+        """Partitions that this process owns, and is not giving up."""
         return sum(not slot.leaving for slot in self.slots.values())
 
     async def run(self) -> None:
@@ -133,17 +133,17 @@ class Ownership:
         except KeyExists:
             return
         except PartiError as error:
-            # Whether it is ours is not known: it runs out by itself, and is free again then.
+            # Whether the lease was taken is not known: if so, it expires by itself, and the partition is free again.
             self._recorder.event("deliver.take_failed", warn=True, partition=number, error=str(error))
             return
         try:
-            await self._admitted()  # asked behind the taking, which whoever delivers otherwise looks for
+            await self._admitted()  # checked after taking the lease, which the other engine looks for
         except UsageError:
             await held.release()
             raise
         except PartiError as error:
             self._recorder.event("deliver.take_failed", warn=True, partition=number, error=str(error))
-            return  # it runs out by itself
+            return  # the lease expires by itself
         slot = self.slots[number] = self._make_slot(SlotLease(number, held))
         self._view.owners[number] = self.member
         self._recorder.event("deliver.partition_taken", partition=number, epoch=held.epoch)
@@ -160,7 +160,7 @@ class Ownership:
             self._view.owners.pop(number, None)
             self._recorder.metrics.set(m.PARTITIONS, len(self.slots))
             self._changed.set()
-            with contextlib.suppress(PartiError):  # what is not released runs out
+            with contextlib.suppress(PartiError):  # a lease that is not released expires
                 await slot.lease.held.release()
 
     async def _watch(self) -> None:
@@ -173,7 +173,7 @@ class Ownership:
                 self._changed.set()
 
     def _apply(self, change: Change) -> bool:
-        """Whether the view has changed: it has not by a renewal, of which there are many."""
+        """Whether the view has changed. A renewal, of which there are many, does not change it."""
         kind, _, name = change.key.partition(".")
         alive = change.operation is Operation.PUT and change.value is not None
         before = (set(self._view.members), dict(self._view.owners))
@@ -195,13 +195,13 @@ class Ownership:
 
     async def _renew(self) -> None:
         while True:
-            # All at once: a call that waits for its answer in vain must not let the other leases run out.
+            # All at once: a call that never gets its answer must not let the other leases expire.
             await asyncio.gather(self._renew_member(), *(self._renew_one(number) for number in list(self.slots)))
             self._changed.set()
             await self._clock.sleep(self._ttl / 3 * self._rng.uniform(0.9, 1.0))
 
     async def _renew_member(self) -> None:
-        with contextlib.suppress(PartiError):  # without it others divide by one fewer, and leases still hold
+        with contextlib.suppress(PartiError):  # without it others divide by one member fewer, and leases still hold
             if not self._leaving:
                 await self._bucket.put(f"member.{self.member}", b"{}", ttl=self._ttl)
 

@@ -16,7 +16,7 @@ from parti.wire.stored import StoredMessage
 
 
 class Parking:
-    """Of one partition. When a method that parks returns, a crash finds the document, its attempts and its due time."""
+    """For one partition. After a method that parks returns, a crash loses no document, attempt count or due time."""
 
     def __init__(
         self, tools: DeliveryContext, park: Park, wakes: Feed, surely: RetryWhileOwner, sleepers: Sleepers
@@ -31,17 +31,17 @@ class Parking:
         return f"<Parking {self.sleepers!r}>"
 
     def enter(self, key: str) -> ParkedDocument:
-        """What is known of a document that we park ourselves."""
+        """The entry of a document that this process parks itself."""
         if key not in self.sleepers.parked:
-            self._park.begin(key)  # or it would stand there
+            self._park.begin(key)  # nothing of it is parked, else there would be an entry
         return self.sleepers.entry(key)
 
     async def learn(self, lane: Document) -> None:
-        """Find out up to which task of the document everything is parked or was dealt with before.
+        """Find out up to which task of the document everything is parked or was handled before.
 
-        A task that comes again with a lower sequence, because its acknowledgement got lost together with the owner
-        before us, must not go behind the parked ones: it was delivered before they were parked. That holds as well
-        when the park has run empty before it comes (`Dealt`).
+        A task that comes again with a lower sequence, because its acknowledgement was lost with the previous owner,
+        must not go behind the parked ones: it was delivered before they were parked. This also holds when the park
+        became empty before it comes (`AlreadyDone`).
         """
         if lane.through or is_alone(lane.key):
             return
@@ -60,10 +60,10 @@ class Parking:
         return held
 
     async def learn_head(self, lane: Document) -> None:
-        """Find out how often the parked head was tried, and until when it waits: the wake-up in hand may be an old one.
+        """Find out how often the parked head was tried, and until when it waits: the wake-up at hand may be an old one.
 
-        What we stored ourselves we know. After the owner before us, its last word counts: that is in the wake-up which
-        is still to come, if there is one; so a task is not tried early, and none of its attempts is forgotten.
+        What this process stored itself is known. After a takeover the previous owner's last record counts: the wake-up
+        still to come, if there is one. So no task is tried early, and none of its attempts is forgotten.
         """
         parked, wake, clock = self.sleepers.parked.setdefault(lane.key, ParkedDocument()), lane.wake, self._tools.clock
         if parked.known:
@@ -75,17 +75,17 @@ class Parking:
         parked.known = True
 
     async def put_aside(self, head: Pending, line: Line) -> None:
-        """The task alone waits outside, as a document of its own."""
+        """Only this task waits outside, as a document of its own."""
         key = alone_key(head)
         self.enter(key).born = head.first_seen
         await self._surely(lambda: self._park.append(head, key))
         self.sleepers.wait_outside(key, line)
 
     async def go_outside(self, lane: Document, head: Pending, line: Line) -> None:
-        """The document is parked without a wake-up: the next owner looks at every document that has none.
+        """Park the document without a wake-up: the next owner looks at every document that has none.
 
-        How often its head was tried is known by the wake-up that called it. It stays in hand, and comes again to the
-        next owner; when too many are, a note says as much.
+        The wake-up that called it holds its head's attempts. It stays in flight, and is redelivered to the next owner;
+        when too many are in flight, a note is written instead.
         """
         lane.busy = True
         parked = self.enter(lane.key)
@@ -106,7 +106,7 @@ class Parking:
         lane.mode, lane.busy = Mode.PARKED, False
 
     def answered(self, lane: Document, wake: Wake | None) -> None:
-        """This wake-up has served; one that came meanwhile has not."""
+        """This wake-up is used up; one that came meanwhile is not."""
         if lane.wake is wake:
             lane.called = False
             if wake is not None:
@@ -114,7 +114,7 @@ class Parking:
                 lane.wake = None
 
     async def park(self, lane: Document, head: Pending, wait: float) -> None:
-        """The wake-up is stored first: a crash in between leaves a wake-up too many, never a document asleep."""
+        """Store the wake-up first: a crash in between leaves an extra wake-up, never a document that nobody wakes."""
         lane.busy = True
         before = lane.wake
         await self._surely(lambda: self._park.wake_after(lane.key, wait, head.id, head.attempts))
@@ -136,7 +136,7 @@ class Parking:
             parked.noted = False
 
     def unread(self, lane: Document) -> None:
-        """The parked head leaves memory; in the park it stays what it is."""
+        """Remove the parked head from memory; in the park it does not change."""
         if lane.reading is not None:
             held = lane.reading
             self._tools.gate.unhold(held.host, held.size, held.trigger, held.rules)

@@ -1,4 +1,4 @@
-"""One partition, for as long as this process owns it: its feeds, its lanes, its park."""
+"""One partition, while this process owns it: its feeds, its lanes, its park."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from parti.observe import delivery_metrics as m
 from parti.wire.api import JetStreamApi
 from parti.wire.kv import KeyValue
 
-_CHECKPOINT_EVERY = 1.0  # seconds; the journal says what happens in between
+_CHECKPOINT_EVERY = 1.0  # seconds; the journal records what happens in between
 _SETTLED = 5.0
-_SWEEP_EVERY = 20.0  # for what a process that lost its lease parked while we took over
+_SWEEP_EVERY = 20.0  # finds what a process that lost its lease parked during our takeover
 _MOST_WAKES = 500
-_FEW = 64  # parked documents that are looked at one by one
+_FEW = 64  # parked documents that are read one by one
 
 
 class DeliveryPartition:
@@ -43,11 +43,11 @@ class DeliveryPartition:
         lease: SlotLease,
         others: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        """`others`: what this process may do of a trigger's limits without this partition."""
+        """`others`: the share of a trigger's limits that this process has without this partition."""
         config, names, number = tools.config, tools.names, lease.slot
         self.lease = lease
         self.leaving = False
-        """Whether it will be somebody else's soon."""
+        """Whether the partition is about to move to another owner."""
         self._others = others
         self._given_up = asyncio.Event()
         self._tools = tools
@@ -58,7 +58,7 @@ class DeliveryPartition:
         self._trouble = asyncio.Event()
         self._last_error = ""
         self._saved = FeedCheckpoint()
-        self._parked_tasks = 0  # when we last looked
+        self._parked_tasks = 0  # at the last look
         self._park = Park(js, names, number, tools.clock, config.max_bytes // 8 // config.partitions)
         alone = config.partitions == 1
         self._journal = Journal(js, names, number)
@@ -113,9 +113,9 @@ class DeliveryPartition:
                 lanes.forget()
 
     def give_up(self) -> None:
-        """As `stop`, once no more requests are under way than we may have without this partition; it goes on till then.
+        """Stop once no more requests are in flight than allowed without this partition; deliver until then.
 
-        Whoever is next has its part of a trigger's concurrency from the first moment.
+        The next owner uses its share of a trigger's concurrency from the first moment.
         """
         self.leaving = True
         self._given_up.set()
@@ -131,7 +131,7 @@ class DeliveryPartition:
         self._ending.set()
 
     def lose(self) -> None:
-        """The partition is somebody else's: drop everything at once."""
+        """Another process owns the partition: drop everything at once."""
         if not self.lease.held.lost:
             self._tools.recorder.event("deliver.lease_lost", warn=True, partition=self.lease.slot)
         self.lease.held.lost = True
@@ -149,10 +149,10 @@ class DeliveryPartition:
         self._tools.recorder.metrics.count(m.HANDED_BACK, handed_back)
         with contextlib.suppress(PartiError, TimeoutError):
             async with asyncio.timeout(2):
-                await (await self._link.connected()).ping()  # the server has what we sent
+                await (await self._link.connected()).ping()  # the server has received what we sent
                 await self._checkpoint()
-                # Its answer to a ping does not mean that the server has dealt with our acknowledgements: a task that
-                # had waited alone would come again. (Of other tasks the journal and the checkpoint tell.)
+                # The reply to a ping does not mean that the server has processed our acknowledgements: a task with its
+                # own schedule would come again. (For other tasks the journal and the checkpoint prevent that.)
                 await self.wakes.checkpoint().save(self._bucket, self.lease.slot, "woken")
         await self._tools.gate.fit(self._others, ends - clock.now())
         self._tools.recorder.event("deliver.partition_released", partition=self.lease.slot, handed_back=handed_back)
@@ -164,7 +164,7 @@ class DeliveryPartition:
 
     def _take_wake(self, message: Incoming) -> None:
         tokens = message.subject.split(".")
-        kind, key = tokens[-3], tokens[-1]  # the filters let nothing shorter through
+        kind, key = tokens[-3], tokens[-1]  # the filters pass nothing shorter
         if kind == "t":
             self._offer(message, self.wakes)
             return
@@ -193,7 +193,7 @@ class DeliveryPartition:
             self._tools.recorder.received(held)
         except MemoryError:
             raise
-        except Exception as error:  # its policy is looked at there
+        except Exception as error:  # its policy is checked there
             held.refuse(unforeseen(error, "judged"))
         assert self.lanes is not None
         self.lanes.offer(held)
@@ -201,7 +201,7 @@ class DeliveryPartition:
     # -- the work beside the lanes ------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        """Stay attached: after any trouble, and on a new connection, attach anew before anything else comes in."""
+        """Stay attached: after any failure, and on a new connection, attach again before anything else comes in."""
         clock, waits, first = self._tools.clock, FOREVER.delays(), True
         while True:
             connection = await self._link.connected()
@@ -238,18 +238,18 @@ class DeliveryPartition:
             await clock.sleep(next(waits))
 
     async def _arrive(self) -> tuple[FeedCheckpoint | None, FeedCheckpoint | None]:
-        """Learn what the owner before left behind: parked documents, and what is done above the ack floor."""
+        """Read what the previous owner left: parked documents, and what is done above the ack floor."""
         assert self.lanes is not None
         self.lease.check()
         await self._park.claim(self.lease.epoch)
         await self._sweep(self.lanes)
-        if self.lanes.sleepers.strangers <= _FEW:  # more would keep what comes in waiting
+        if self.lanes.sleepers.strangers <= _FEW:  # more would delay incoming messages
             self.lanes.sleepers.look_at_all()
         slot = self.lease.slot
         return await FeedCheckpoint.load(self._bucket, slot), await FeedCheckpoint.load(self._bucket, slot, "woken")
 
     async def _sweep(self, lanes: Documents) -> None:
-        """No parked document stays asleep: one without a schedule is a stranger, unless somebody will call it."""
+        """No parked document is forgotten: one without a schedule is a stranger, unless a line will call it."""
         known = lanes.sleepers.parked
         parked = await self._park.keys()
         for key in parked.keys() - known.keys():
@@ -262,32 +262,32 @@ class DeliveryPartition:
             strangers = [key for key in asleep & known.keys() if lanes.asleep(key)]
             for key in strangers:
                 known[key].noted = key in noted
-                known[key].known = key not in noted  # nothing is said of it anywhere: that spares a look
+                known[key].known = key not in noted  # nothing is recorded about it anywhere: saves a read
             lanes.sleepers.expect(strangers)
             self._parked_tasks = sum(parked.values())
 
     async def _place(self, sleepers: Sleepers) -> None:
-        """Many strangers wait for few hosts: which one is told by a glance, unless that would show more than heads."""
+        """Many strangers wait for few hosts: a glance shows which host, unless it would show more than heads."""
         if sleepers.strangers <= _FEW or self._parked_tasks > 4 * sleepers.strangers:
             return
         tools, looked = self._tools, set[str]()
         async for stored in self._park.glance():
             key = stored.subject.rpartition(".")[2]
-            if key not in looked:  # the first is the head
+            if key not in looked:  # the first task is the head
                 looked.add(key)
                 held = self._park.read(tools.reader, stored)
-                if held.refusal is None and not tools.is_disabled(held):  # those are buried, and wait for nobody
+                if held.refusal is None and not tools.is_disabled(held):  # those become dead letters, without waiting
                     sleepers.place(key, tools.gate.line(held.host), held.first_seen)
         tools.gate.stir()
 
     async def _sweep_often(self) -> None:
         clock, config, swept = self._tools.clock, self._tools.config, self._tools.clock.now()
-        await self.attached.wait()  # what comes in does not wait for those that are parked
+        await self.attached.wait()  # incoming messages do not wait for parked documents
         while True:
             assert self.lanes is not None
             sleepers = self.lanes.sleepers
             try:
-                # It costs as much as there are documents, and is only a safety net.
+                # The cost grows with the number of documents, and this is only a safety net.
                 if clock.now() - swept > _SWEEP_EVERY * (1 + len(sleepers.parked) / 2_000) - 1.0:
                     await self._sweep(self.lanes)
                     swept = clock.now()
@@ -297,9 +297,9 @@ class DeliveryPartition:
                 sleepers.call_aged(clock.wall() - config.max_task_age)
             except LeaseLost:
                 self.lose()
-            except PartiError as error:  # the next one comes
+            except PartiError as error:  # the next sweep comes
                 self._tools.recorder.event("deliver.sweep_failed", partition=self.lease.slot, error=str(error))
-            # What grows too old outside a line is found by this; where tasks live for seconds, seconds count.
+            # This finds tasks that grow too old outside a line; where tasks live for seconds, seconds count.
             await clock.sleep(min(_SWEEP_EVERY, max(1.0, config.max_task_age / 4)))
 
     async def _beat(self) -> None:
@@ -311,8 +311,8 @@ class DeliveryPartition:
     async def _save(self) -> None:
         while True:
             await self._tools.clock.sleep(_CHECKPOINT_EVERY)
-            self.main.kick()  # others may have made room
-            with contextlib.suppress(PartiError):  # the next one is a second away
+            self.main.kick()  # other partitions may have made room
+            with contextlib.suppress(PartiError):  # the next try is a second away
                 await self._checkpoint()
 
     async def _checkpoint(self) -> None:
@@ -320,7 +320,7 @@ class DeliveryPartition:
         if checkpoint == self._saved or not self.lease.valid or not checkpoint.created:
             return
         journaled = await self._journal.end()
-        checkpoint = self.main.checkpoint()  # after the look at the journal: so it covers all that stands there
+        checkpoint = self.main.checkpoint()  # after reading the journal: so it covers all entries
         covered = self.main.uncovered
         await checkpoint.save(self._bucket, self.lease.slot)
         self._saved = checkpoint

@@ -1,4 +1,4 @@
-"""A task in hand, and a wake-up in hand: what came from the server and is not let go yet."""
+"""A task and a wake-up in flight: received from the server and not released yet."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 NO_HOST = ""
 _ID = re.compile(r"[\x21-\x2d\x2f-\x7e]{1,256}")
-"""Without a dot: what is signed is `<id>.<timestamp>.<body>`, and must be read in one way only."""
+"""Without a dot: the signed text is `<id>.<timestamp>.<body>`, and must have only one reading."""
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
 _MOST_ATTEMPTS = 1_000_000
-_LONGEST_HISTORY = 4_096  # characters; ten letters take a third
-_LONG = 256  # characters of a document's name; longer ones are not worth a place in the cache
+_LONGEST_HISTORY = 4_096  # characters; ten letters take a third of it
+_LONG = 256  # characters of a document's name; longer names are not cached
 
 
 class Pending:
@@ -64,23 +64,23 @@ class Pending:
         self.key = ""
         self.data = b""
         self.headers: Mapping[str, str] = {}
-        """As they came: those of a publisher may be anything."""
+        """As received: a publisher's headers may hold anything."""
         self.ours = False
         self.subject = ""
         self.again = False
-        """Whether an owner before us may have had it in hand."""
+        """Whether a previous owner may have received it."""
         self.sequence = 0
-        """Of the message in the stream it was delivered from; 0 for one that was read from the park."""
+        """Sequence of the message in the stream it was delivered from; 0 for a task that was read from the park."""
         self.source = ""
-        """Stream and sequence of the first publish, the base of ids that must not repeat."""
+        """Stream and sequence of the first publish, the base of unique ids."""
         self.feed: Feed | None = None
-        """Whom to tell when it is let go; None for a task that was read from the park."""
+        """The feed that acknowledges it; None for a task that was read from the park."""
         self.park_sequence = 0
         self.received = 0.0
         self.first_seen = 0.0
         self.attempts = 0
         self.due = 0.0
-        """Not to be tried before, by the clock."""
+        """Not to be tried before this time, by the clock."""
         self.failed_at: float | None = None
         self.task: DeliveryTask | None = None
         self.endpoint: Endpoint | None = None
@@ -105,9 +105,9 @@ class Pending:
         return self.task.trigger_id if self.task is not None else ""
 
     def refuse(self, refusal: TaskRefused) -> None:
-        """It can never be delivered as it is, and says why."""
+        """Mark the task as undeliverable, with the reason."""
         self.refusal = refusal
-        # Without a document it has no order to keep: a lane of its own.
+        # Without a document there is no order to keep: it gets its own lane.
         self.key = self.key or f"refused-{self.source}"
 
     def carried(self) -> dict[str, str]:
@@ -132,11 +132,11 @@ class Wake:
     """Id of the task that was tried, and how often."""
     attempts: int
     due: float = 0.0
-    """Unix seconds by the clock of whoever stored it; the server's may be ahead."""
+    """Unix seconds by the clock of the process that stored it; the server's clock may be ahead."""
 
 
 class TaskReader:
-    """Makes held tasks out of messages; never raises for what a message holds."""
+    """Turns messages into `Pending` tasks; never raises for the content of a message."""
 
     def __init__(self, config: DeliverSection, book: RuleBook) -> None:
         self._config = config
@@ -154,10 +154,10 @@ class TaskReader:
         time: float,
         ours: bool = False,
     ) -> Pending:
-        """The task of one message; what is wrong with it is its `refusal`.
+        """The task of one message; a problem with it becomes its `refusal`.
 
-        `ours` is a message that this library stored, in the park: only there do its headers say how often the task was
-        tried and where it came from. In the task stream anybody may write them.
+        `ours`: this library stored the message, in the park. Only there the headers for attempts and origin are
+        trusted: in the task stream anyone may write them.
         """
         held = Pending()
         held.data, held.sequence, held.first_seen = data, sequence, time
@@ -181,7 +181,7 @@ class TaskReader:
         except TaskRefused as refusal:
             held.refuse(refusal)
         except MemoryError:
-            raise  # our trouble, not the task's
+            raise  # a local problem, not the task's
         except Exception as error:
             held.refuse(unforeseen(error, "read"))
         return held
@@ -200,10 +200,10 @@ class TaskReader:
 
 
 def check_subject(held: Pending, stream: str) -> None:
-    """`Misrouted` unless the subject is the one of the task's document: partitions are told by subjects.
+    """Raise `Misrouted` unless the subject belongs to the task's document: the subject decides the partition.
 
-    A publisher that hashed the document, as it was too long, says so; then the rest has to agree. One that hashed the
-    whole subject leaves nothing else to compare.
+    If the publisher hashed a too long document name, the task says so; then the other parts must match. If it hashed
+    the whole subject, only the hash can be compared.
     """
     task = held.task
     assert task is not None
@@ -221,7 +221,7 @@ def check_subject(held: Pending, stream: str) -> None:
 
 
 def subject_disagrees(held: Pending) -> bool:
-    """Whether the subject names another document than the task does; the task is what counts."""
+    """Whether the subject names another document than the task does; the task decides."""
     task = held.task
     if task is None or task.subject_hashed:
         return False
@@ -242,8 +242,8 @@ _cached_token = lru_cache(maxsize=8_192)(_document_token)
 
 
 def _fit_headers(headers: Mapping[str, str], ours: bool) -> dict[str, str]:
-    """The headers that go with the task wherever it is stored: none that steers the server, and none that it or a
-    client refuses, as a letter that cannot be stored is no letter."""
+    """The headers stored with the task: none that controls the server, and none that the server or a client refuses,
+    because then a dead letter could not be stored."""
     kept: dict[str, str] = {}
     dropped = 0
     for name, value in headers.items():
@@ -251,7 +251,7 @@ def _fit_headers(headers: Mapping[str, str], ours: bool) -> dict[str, str]:
         if lowered.startswith("nats-") or (lowered.startswith("parti-") and not ours and name not in n.FROM_PUBLISHERS):
             continue
         if name == n.HISTORY and len(value) > _LONGEST_HISTORY:
-            continue  # not one that we wrote
+            continue  # not written by this library
         if _HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value):
             kept[name] = value
         else:
@@ -262,7 +262,7 @@ def _fit_headers(headers: Mapping[str, str], ours: bool) -> dict[str, str]:
 
 
 def _fit_id(given: str | None) -> str:
-    """The publisher's id, as it may stand in a header of a request; an unfit one becomes its own hash."""
+    """The publisher's id, if it is valid in a request header; an invalid one is replaced by its hash."""
     if not given or _ID.fullmatch(given):
         return given or ""
     return "msg_" + hashlib.sha256(given.encode(errors="surrogatepass")).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""What follows from an attempt. Pure: no clock, no I/O, and randomness is handed in.
+"""Decides what follows an attempt. Pure: no clock, no I/O, and randomness is a parameter.
 
 The same functions decide in the TaskConsumer and in a Spark job.
 """
@@ -21,12 +21,12 @@ from parti.outcomes import DONE, Again, Bury, Decision, RetryPolicy
 MOST_ATTEMPTS = 50
 LONGEST_TIMEOUT = 30.0
 LONGEST_WAIT = 6 * 3600.0
-_LEAST_WAIT = 0.1  # seconds, where no attempts are counted that would end it
+_LEAST_WAIT = 0.1  # seconds, for retries that do not count as attempts and so never run out
 _RETRY_AFTER = frozenset({429, 503})
 
 
 class AttemptOutcome(StrEnum):
-    """The class of an attempt's end; the label of a metric, a word in the logs and in the attempt log."""
+    """How an attempt ended, as a class; the label of a metric, a word in the logs and in the attempt log."""
 
     DELIVERED = "delivered"
     GONE = "gone"
@@ -39,16 +39,16 @@ class AttemptOutcome(StrEnum):
     DNS = "dns"
     TLS = "tls"
     STORE = "store"
-    """The secret could not be read for now; nothing was sent."""
+    """The secret cannot be read at the moment; nothing was sent."""
     LOCAL = "local"
-    """Our own trouble (descriptors, memory, the resolver): nothing was sent, and the host is not to blame."""
+    """A local problem (descriptors, memory, the resolver): nothing was sent, and the host is not at fault."""
     BLOCKED = "blocked"
     REFUSED = "refused"
-    """The task itself cannot be sent; nothing was."""
+    """The task itself cannot be sent; nothing was sent."""
 
     @property
     def hurts_host(self) -> bool:
-        """Whether it counts against the host's health: the host was asked, and was not up to it."""
+        """Whether it counts against the host's health: the host was called, and failed."""
         return self in _HOST_FAILURES
 
 
@@ -63,7 +63,7 @@ _HOST_FAILURES = frozenset(
     }
 )
 UNSPENT = frozenset({AttemptOutcome.STORE, AttemptOutcome.LOCAL, AttemptOutcome.REFUSED, AttemptOutcome.BLOCKED})
-"""Nothing was sent: no attempt of the task's is spent."""
+"""Outcomes where nothing was sent: the task loses no attempt."""
 
 
 class DeliveryAttempt(msgspec.Struct, frozen=True):
@@ -73,17 +73,17 @@ class DeliveryAttempt(msgspec.Struct, frozen=True):
     status: int = 0
     error: str = ""
     response: bytes = b""
-    """The first bytes of what the endpoint answered."""
+    """The first bytes of the endpoint's response."""
     retry_after: float | None = None
     reason: Reason | None = None
-    """For a refusal: why."""
+    """The reason of a refusal."""
 
     def __repr__(self) -> str:
         return f"<DeliveryAttempt {self.outcome.value} status={self.status} {self.error}>"
 
 
 def classify(status: int, retry_statuses: Sequence[int] = (408, 425, 429)) -> AttemptOutcome:
-    """The class of an HTTP status: the table of docs/requirements.md#r-303, with 408 and 425 tried again as 429 is."""
+    """The class of an HTTP status: the table of docs/requirements.md#r-303, with 408 and 425 retried like 429."""
     if 200 <= status < 300:
         return AttemptOutcome.DELIVERED
     if status == 410:
@@ -98,7 +98,7 @@ def classify(status: int, retry_statuses: Sequence[int] = (408, 425, 429)) -> At
 
 
 def parse_retry_after(status: int, value: str | None, now: float) -> float | None:
-    """Seconds that the endpoint asks for, in either form of RFC 9110; only 429 and 503 are heard."""
+    """Seconds that the endpoint asks for, in either form of RFC 9110; only respected for 429 and 503."""
     if status not in _RETRY_AFTER or not value:
         return None
     text = value.strip()
@@ -118,7 +118,7 @@ def parse_retry_after(status: int, value: str | None, now: float) -> float | Non
 
 
 def retry_policy(wanted: TaskRetryPolicy | None, config: DeliverSection) -> RetryPolicy:
-    """The task's own policy where it says something sensible, the configured schedule where it does not."""
+    """The task's own policy where it is valid, else the configured schedule."""
     waits = config.waits
     if wanted is None:
         return RetryPolicy(len(waits) + 1, waits, cap=LONGEST_WAIT)
@@ -131,7 +131,7 @@ def retry_policy(wanted: TaskRetryPolicy | None, config: DeliverSection) -> Retr
 
 
 def is_out_of_bounds(wanted: TaskRetryPolicy) -> bool:
-    """Whether the task asks for something that is no policy, and gets a limit of ours instead."""
+    """Whether the task asks for values that are not valid, and gets a configured limit instead."""
     attempts = wanted.max_attempts
     odd = attempts is not None and attempts != 0 and _attempts(attempts) is None
     return odd or is_bad_duration(wanted.initial_backoff) or is_bad_duration(wanted.max_backoff)
@@ -164,10 +164,10 @@ def decide(
         return Bury(Reason.EXPIRED, attempt.error)
     if attempts >= policy.max_deliver and attempt.outcome not in UNSPENT:
         return Bury(Reason.EXHAUSTED, attempt.error)
-    # The secret store's failure, and our own trouble, is not the endpoint's: it is tried again soon.
+    # A failure of the secret store, or a local problem, is not the endpoint's fault: retried soon.
     step = policy.wait(max(attempts, 1)) if attempt.outcome not in UNSPENT else max(config.waits[0], _LEAST_WAIT)
     wait = step * (1.0 + rng.uniform(-config.jitter, config.jitter))
     if attempt.retry_after is not None:
         wait = max(wait, min(attempt.retry_after, config.retry_after_max))
-    # It expires in its time, also while it waits.
+    # It expires at its time, also while it waits.
     return Again(min(wait, config.max_task_age - age), attempt.error)

@@ -1,8 +1,8 @@
-"""Connections to endpoints: never more than the process has descriptors for, and none that somebody wrote to unasked.
+"""Connections to endpoints: never more than the process has descriptors for, and none with unrequested data on it.
 
-aiohttp's pool keeps every connection for as long as it may be of use; 3,000 hosts and 1,024 descriptors made 5,972
-failed attempts. Here the idle connection that was used longest ago is closed for a new one, and when none is idle the
-request waits for its turn: that is before its time begins, and before anything counts as tried.
+aiohttp's pool keeps every connection while it may be useful; 3,000 hosts and 1,024 descriptors made 5,972 failed
+attempts. Here the least recently used idle connection is closed for a new one. When none is idle, the request waits for
+its turn: before its timeout starts, and before anything counts as an attempt.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _SHARE = 0.75  # of the free descriptors; the rest is for NATS, logs, secrets an
 _LEAST = 4
 _MOST = 1 << 20
 _PATIENCE = 5.0  # seconds
-_AT_ONCE = 0.001  # seconds; within them nobody can tell what came before a request from what came after it
-_SELECTABLE = 1024  # select, which is quicker than poll for one, takes no higher descriptor
-_UNKNOWN = 64  # descriptors that count as taken where nobody tells
+_AT_ONCE = 0.001  # seconds; within this time, data from before a request and its response cannot be told apart
+_SELECTABLE = 1024  # select, which is faster than poll for one descriptor, accepts no higher one
+_UNKNOWN = 64  # descriptors assumed to be open where the system does not say
 
 
 def affordable() -> int:
-    """How many connections this process may hold open, by its descriptor limit and what it has open now."""
+    """How many connections this process may hold open, by its descriptor limit and its open descriptors."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit in (resource.RLIM_INFINITY, -1):
         return _MOST
@@ -45,7 +45,7 @@ def affordable() -> int:
 
 
 class ConnectionPool(aiohttp.TCPConnector):
-    """aiohttp's connector within `most` open sockets, counted where they are made: at the guard."""
+    """aiohttp's connector with at most `most` open sockets, counted where they are created: at the guard."""
 
     def __init__(self, guard: AddressGuard, most: int, **settings: object) -> None:
         super().__init__(limit=0, limit_per_host=0, socket_factory=guard.socket, **settings)  # type: ignore[arg-type]
@@ -60,16 +60,16 @@ class ConnectionPool(aiohttp.TCPConnector):
         return f"<ConnectionPool open={self._guard.alive} most={self.most} waiting={len(self.turns)}>"
 
     async def room(self, key: ConnectionKey) -> None:
-        """Return when the request can have a connection: an idle one of its host, or a descriptor for a new one.
+        """Return when the request can have a connection: an idle one to its host, or a descriptor for a new one.
 
-        `OSError` when there is none within a few seconds.
+        Raises `OSError` when there is none within a few seconds.
         """
         while self._guard.alive >= self.most and not self._conns.get(key):
             self.close_idle()
             turn: asyncio.Future[None] = self._loop.create_future()
             self.turns.append(turn)
             try:
-                # Closing takes a turn of the loop, and only then is the descriptor free.
+                # Closing takes one turn of the loop, and only then is the descriptor free.
                 async with asyncio.timeout(_PATIENCE):
                     await turn
             except TimeoutError:
@@ -80,7 +80,7 @@ class ConnectionPool(aiohttp.TCPConnector):
                 raise
 
     def next_turn(self) -> None:
-        """A connection became idle, or was closed: the first that waits looks again."""
+        """A connection became idle, or was closed: the first waiting request checks again."""
         while self.turns:
             turn = self.turns.popleft()
             if not turn.done():
@@ -88,14 +88,14 @@ class ConnectionPool(aiohttp.TCPConnector):
                 return
 
     def put_back(self, connection: Connection) -> None:
-        """The answer is complete: the next request may have the connection, unless it was closed."""
+        """The response is complete: the next request may use the connection, unless it was closed."""
         protocol: HeadHandler | None = connection.protocol  # type: ignore[assignment]  # as all of ours
         if protocol is not None:
             protocol.idle_since = monotonic()
             connection.release()
 
     def is_clean(self, connection: Connection) -> bool:
-        """Whether nothing has come by it that nobody asked for, and that would pass for the next answer."""
+        """Whether no unrequested data has arrived, which would be mistaken for the next response."""
         protocol: HeadHandler = connection.protocol  # type: ignore[assignment]  # as all of ours
         if not protocol.used:
             return True
@@ -103,7 +103,7 @@ class ConnectionPool(aiohttp.TCPConnector):
             return False
         if monotonic() - protocol.idle_since < _AT_ONCE:
             return True
-        # What the event loop has not read yet counts as well, and so does the end of the connection.
+        # Data that the event loop has not read yet counts as well, and so does the end of the connection.
         descriptor = protocol.descriptor
         if 0 <= descriptor < _SELECTABLE:
             return not select.select((descriptor,), (), (), 0)[0]
@@ -114,16 +114,16 @@ class ConnectionPool(aiohttp.TCPConnector):
             self._poll.unregister(descriptor)
 
     def close_idle(self, count: int = 1) -> bool:
-        """Close idle connections, those that were used longest ago first; False when there is none."""
+        """Close idle connections, least recently used first; False when there is none."""
         closed = False
         for _ in range(count):
-            key = next(iter(self._conns), None)  # a host's entry is made anew when its last idle connection was used
+            key = next(iter(self._conns), None)  # a host's entry is recreated after its last idle connection was used
             if key is None:
                 break
             waiting = self._conns[key]
             protocol, _ = waiting.popleft()
             if not waiting:
                 del self._conns[key]
-            protocol.abort()  # no farewell: TLS would wait for the other side's
+            protocol.abort()  # no clean shutdown: TLS would wait for the other side's
             closed = True
         return closed

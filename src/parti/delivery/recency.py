@@ -1,7 +1,7 @@
-"""Which of two tasks of a document is the newer one: by the document's own order, and by arrival where it has none.
+"""Which of two tasks of a document is newer: by the document's own order, and by arrival where it has none.
 
-A replay brings an old task behind newer ones. So `order=latest` goes by `lsn`, then `seq`, then `ts`; a field that one
-of the two lacks, or that cannot be compared, says nothing. Pure.
+A replay brings an old task behind newer ones. So `order=latest` compares `lsn`, then `seq`, then `ts`; a field that one
+of the two lacks, or that cannot be compared, is skipped. Pure.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 _NUMBER = re.compile(r"[0-9]{1,40}")
-_PAIR = re.compile(r"([0-9A-Fa-f]{1,16})/([0-9A-Fa-f]{1,16})")  # as PostgreSQL writes it
+_PAIR = re.compile(r"([0-9A-Fa-f]{1,16})/([0-9A-Fa-f]{1,16})")  # PostgreSQL's notation
 
 
 class Ordered(Protocol):
-    """What a task says of its place in its document's history."""
+    """The fields by which a task states its place in its document's history."""
 
     @property
     def lsn(self) -> str: ...
@@ -38,7 +38,7 @@ def is_older(task: Ordered | None, other: Ordered | None) -> bool:
 
 
 def newest(tasks: Sequence[Ordered | None]) -> int:
-    """The place of the newest; they are given in the order of arrival."""
+    """The index of the newest task; the tasks are given in order of arrival."""
     best = 0
     for place in range(1, len(tasks)):
         if not is_older(tasks[place], tasks[best]):
@@ -47,15 +47,15 @@ def newest(tasks: Sequence[Ordered | None]) -> int:
 
 
 def has_order(task: Ordered | None) -> bool:
-    """Whether it says anything of its place."""
+    """Whether the task states its place."""
     return task is not None and bool(task.lsn or task.seq or task.ts)
 
 
 def _position(lsn: str) -> tuple[int, int, int, str] | None:
-    """Comparable with those of the same kind, which is its first part."""
+    """Comparable with positions of the same kind, which is the first part."""
     if _NUMBER.fullmatch(lsn):
         return 1, int(lsn), 0, ""
     if pair := _PAIR.fullmatch(lsn):
         return 2, int(pair[1], 16), int(pair[2], 16), ""
-    # Other texts compare where they have one length: zero-padded numbers, ULIDs, ISO times.
+    # Other texts are compared if they have the same length: zero-padded numbers, ULIDs, ISO times.
     return (3 + len(lsn), 0, 0, lsn) if lsn else None

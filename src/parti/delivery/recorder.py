@@ -1,4 +1,4 @@
-"""What delivery tells the outside: metrics, log events (docs/requirements.md#r-305), and the attempt log."""
+"""What delivery reports: metrics, log events (docs/requirements.md#r-305), and the attempt log."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from parti.observe import delivery_metrics as m
 from parti.observe.logs import get_logger
 from parti.observe.metrics import Metrics
 
-_LONGEST = 1_024  # characters of a name in the attempt log: the server cuts a connection that sends too large a message
-_STUCK_AFTER = 30.0  # seconds; a server that restarts takes a few
-_WARNED = 1_000  # triggers warned about once; beyond, the warnings stop rather than the memory grow
+_LONGEST = 1_024  # characters of a name in the attempt log: the server closes a connection after a too large message
+_STUCK_AFTER = 30.0  # seconds; a restart of the server takes a few
+_WARNED = 1_000  # triggers warned about once; beyond that there are no more warnings, so that memory does not grow
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):
@@ -40,13 +40,13 @@ class AttemptRecord(msgspec.Struct, frozen=True):
 
 
 class DeliveryRecorder:
-    """One per process. The log names ids, triggers and hosts; never urls, headers or payloads."""
+    """One per process. The log contains ids, triggers and hosts; never urls, headers or payloads."""
 
     def __init__(self, config: DeliverSection, metrics: Metrics, clock: Clock) -> None:
         self.metrics = metrics
         self._config = config
         self._clock = clock
-        self._log = get_logger("deliver").bind()  # bound once: binding costs more than a message that nobody reads
+        self._log = get_logger("deliver").bind()  # bound once: binding costs more than a message below the log level
         self._subjects = {
             outcome: f"{DeliveryNames(config.stream).attempts}.{outcome.value}" for outcome in AttemptOutcome
         }
@@ -62,7 +62,7 @@ class DeliveryRecorder:
         if subject_disagrees(held):
             self.metrics.count(m.ODDITIES, what="subject_mismatch")
             if self._config.partitions > 1:
-                # Harmless as long as each document has one subject, whichever; nobody here can know that.
+                # Harmless if each document always has one subject; this process cannot know that.
                 self._warn_once("deliver.subject_mismatch", held, "another partition may overtake it")
         policy = held.task.retry_policy if held.task is not None else None
         if policy is not None and is_out_of_bounds(policy):
@@ -70,7 +70,7 @@ class DeliveryRecorder:
             self._warn_once("deliver.policy_clamped", held, "a limit of ours is used instead")
 
     def _warn_once(self, event: str, held: Pending, why: str) -> None:
-        """Once for each trigger."""
+        """Warn once per trigger."""
         if (event, held.trigger) not in self._warned and len(self._warned) < _WARNED:
             self._warned.add((event, held.trigger))
             self._log.warning(event, trigger=held.trigger, id=held.id, why=why)
@@ -145,7 +145,7 @@ class DeliveryRecorder:
             self.metrics.count(m.SUPERSEDED, count)
 
     def duplicate(self, what: str) -> None:
-        """A task came again that was dealt with before; `what` names it."""
+        """A task came again that was handled before; `what` names it."""
         self.metrics.count(m.DUPLICATES)
         self._log.debug("deliver.duplicate", what=what)
 
@@ -157,7 +157,7 @@ class DeliveryRecorder:
         self._log.warning("deliver.host_down", host=host, wait=self._config.breaker_open)
 
     def storing_failed(self, what: object, error: str, wait: float) -> None:
-        """Something that must be stored could not be: it is tried again, until `stored` or given up."""
+        """A required write to the server failed: it is retried, until `stored` or given up."""
         since, _ = self._unstored.get(what, (self._clock.now(), ""))
         self._unstored[what] = since, error
         self.event("deliver.storing_failed", warn=True, error=error, wait=round(wait, 2))
@@ -166,7 +166,7 @@ class DeliveryRecorder:
         self._unstored.pop(what, None)
 
     def stuck(self) -> str | None:
-        """In words, what could not be stored for long; None when nothing is."""
+        """A text about writes that have failed for long; None when there are none."""
         since, error = min(self._unstored.values(), default=(self._clock.now(), ""))
         took = self._clock.now() - since
         return f"what must be stored could not be for {took:.0f} s: {error}" if took > _STUCK_AFTER else None

@@ -1,7 +1,7 @@
-"""The head of an answer, read by ourselves where the client gives up on what comes behind it.
+"""Parses the head of a response itself, where the client fails on the bytes behind it.
 
 aiohttp's parser takes status line, headers and the beginning of the body in one go: a body that is broken in the first
-packet takes the whole answer with it, although the status had decided.
+packet discards the whole response, although the status was enough to decide.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _LONGEST = 16 << 10
 
 
 class HeadHandler(ResponseHandler):
-    """Remembers the first bytes that came since `ask`, its descriptor, and since when it is idle."""
+    """Remembers the first bytes since `ask`, its descriptor, and since when it is idle."""
 
     first = b""
     descriptor = -1
     used = False
-    """Whether a request has left by it."""
+    """Whether a request was sent on this connection."""
     idle_since = 0.0
     _incomplete = False
 
@@ -31,25 +31,25 @@ class HeadHandler(ResponseHandler):
         self.descriptor = transport.get_extra_info("socket").fileno()
 
     def ask(self) -> None:
-        """A request leaves: what comes from now on is its answer."""
+        """A request is sent: data from now on is its response."""
         self.first, self._incomplete, self.used = b"", True, True
 
     @property
     def has_news(self) -> bool:
-        """Whether something came since the last answer."""
+        """Whether data came since the last response."""
         return bool(self._buffer or self._tail or self._exception is not None)
 
     def data_received(self, data: bytes) -> None:
         if self._incomplete:
             self.first += data[: 2 * _LONGEST]
             self._incomplete = len(self.first) < _LONGEST
-        ResponseHandler.data_received(self, data)  # not by `super`: it is called for every answer
+        ResponseHandler.data_received(self, data)  # not by `super`: this is called for every response
 
 
 def head_of(data: bytes) -> tuple[int, str | None] | None:
-    """Status and `Retry-After` of the answer that the bytes begin with; None when they do not hold its whole head.
+    """Status and `Retry-After` of the response at the start of the bytes; None when its head is incomplete.
 
-    Answers that announce another (1xx) are passed over. Anything odd in the head is none: it decides nothing.
+    Interim responses (1xx) are skipped. A malformed head gives None: it decides nothing.
     """
     while True:
         head, end, rest = data.partition(b"\r\n\r\n")

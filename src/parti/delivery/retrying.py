@@ -1,4 +1,4 @@
-"""Storing something for certain: as often as it takes, for as long as the partition is ours."""
+"""Retries a write until it succeeds, while this process owns the partition."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class RetryWhileOwner:
         self._clock = clock
 
     async def __call__(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """The operation's result, however long NATS is away: nothing is let go before.
+        """The operation's result, however long NATS is unavailable: nothing is released before.
 
-        Raises `LeaseLost` when the partition is not ours any more, and `UsageError` for what can never be stored.
+        Raises `LeaseLost` when the partition is no longer owned, and `UsageError` for data that can never be stored.
         """
 
         async def once() -> T:

@@ -1,4 +1,4 @@
-"""Where signing keys come from: a variable or a file a secret. Their values never reach a log, an error or a repr."""
+"""Where signing keys come from: one variable or file per secret. Values never reach a log, an error or a repr."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from parti.errors import ConfigError
 
 VARIABLE = "PARTI_WEBHOOK_SECRET_"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
-_CACHED_FOR = 60.0  # seconds: a rotated key is in use after this, and a folder on a network is not read per request
+_CACHED_FOR = 60.0  # seconds: a rotated key is used after this, and a network folder is not read per request
 _CACHED = 1_000
 _LARGEST_FILE = 64 << 10
 
 
 class SecretStore:
-    """The active keys of a secret, newest first: several are several signatures, so that keys can be rotated.
+    """The active keys of a secret, newest first: several keys make several signatures, so that keys can be rotated.
 
-    A secret `billing` of database `shop` is looked for in `<folder>/shop/billing`, then `<folder>/billing` (one key a
-    line), then in the variable PARTI_WEBHOOK_SECRET_BILLING (keys separated by blanks).
+    The secret `billing` of database `shop` is read from `<folder>/shop/billing`, then `<folder>/billing` (one key per
+    line), then the variable PARTI_WEBHOOK_SECRET_BILLING (keys separated by blanks).
     """
 
     def __init__(self, clock: Clock, folder: str = "", environ: Mapping[str, str] | None = None) -> None:
@@ -37,7 +37,7 @@ class SecretStore:
         return f"<SecretStore folder={'set' if self._folder else 'unset'} cached={len(self._cache)}>"
 
     def keys(self, database: str, name: str) -> tuple[SigningKey, ...]:
-        """At least one key; `SecretMissing` when there is none, `SecretStoreDown` when it cannot be read for now."""
+        """At least one key; raises `SecretMissing` when there is none, `SecretStoreDown` when it cannot be read now."""
         now = self._clock.now()
         found = self._cache.get((database, name))
         if found is not None and found[0] > now:

@@ -1,7 +1,7 @@
-"""Signatures by the Standard Webhooks scheme: what was signed is exactly what is sent.
+"""Signatures by the Standard Webhooks scheme: the signed bytes are exactly the bytes that are sent.
 
-`webhook-signature` holds one `v1,<base64 HMAC-SHA256>` for each active key over `<id>.<timestamp>.<body>`, so that a
-receiver which knows the old or the new key accepts it: that is how keys are rotated.
+`webhook-signature` holds one `v1,<base64 HMAC-SHA256>` per active key over `<id>.<timestamp>.<body>`, so a receiver
+that knows the old or the new key accepts it. This is how keys are rotated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from parti.errors import ConfigError
 
 _PREFIX = "whsec_"
-_LEAST_KEY = 16  # bytes; the scheme asks for 24 to 64, and shorter ones of before are in use
+_LEAST_KEY = 16  # bytes; the scheme asks for 24 to 64, but shorter old keys are in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +27,16 @@ class SigningKey:
 
     @classmethod
     def parse(cls, text: str) -> SigningKey:
-        """From `whsec_<base64>`, or from any other text, which then counts as it is."""
+        """From `whsec_<base64>`, or from any other text, which is used as it is."""
         cleaned = text.strip()
         if cleaned.startswith(_PREFIX):
             coded = cleaned[len(_PREFIX) :].rstrip("=")
             try:
-                secret = base64.b64decode(coded + "=" * (-len(coded) % 4), validate=True)  # many write it unpadded
+                secret = base64.b64decode(coded + "=" * (-len(coded) % 4), validate=True)  # often written unpadded
             except (binascii.Error, ValueError):
                 raise ConfigError("a signing key begins with whsec_ and is no base64 behind it") from None
         else:
-            secret = cleaned.encode(errors="surrogateescape")  # a variable of the environment may hold any bytes
+            secret = cleaned.encode(errors="surrogateescape")  # an environment variable may hold any bytes
         if len(secret) < _LEAST_KEY:
             raise ConfigError(f"a signing key has {len(secret)} bytes: use at least {_LEAST_KEY}, better 32")
         return cls(secret)

@@ -1,7 +1,7 @@
-"""The documents in the park, as their owner knows them: who waits for a time, who for a line, and who is a stranger.
+"""The parked documents, as their owner knows them: which wait for a time, which for a line, and which are strangers.
 
-A document in the park has a wake-up coming, or waits outside a line that will call it, or is a stranger: left by an
-owner before us, without a wake-up, so that somebody has to look. Whoever it is, it costs a few hundred bytes.
+A parked document has a wake-up to come, or waits outside a line that will call it, or is a stranger: parked by a
+previous owner, without a wake-up, so that this owner has to look. Each costs a few hundred bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from parti.delivery.gate import Gate
 from parti.delivery.line import Line
 
-_STRANGERS = 64  # looked at at once
+_STRANGERS = 64  # read at once
 
 
 class ParkedDocument:
@@ -20,8 +20,8 @@ class ParkedDocument:
     __slots__ = ("attempts", "born", "due", "head", "known", "noted", "through")
 
     def __init__(self, *, known: bool = False, noted: bool = False) -> None:
-        self.through = 0  # up to this task of the stream everything is parked or dealt with; 0: not known
-        self.known = known  # whether we wrote the rest ourselves, or have looked
+        self.through = 0  # up to this stream sequence every task is parked or handled; 0: not known
+        self.known = known  # whether this process wrote the rest itself, or has read it
         self.noted = noted  # whether the server has a note about the head
         self.head = ""  # the task that was tried, how often, and until when it waits (by the clock)
         self.attempts = 0
@@ -36,7 +36,7 @@ class ParkedDocument:
 
 
 class Sleepers:
-    """Those of one partition. `call` gives a document's parked head its turn."""
+    """The parked documents of one partition. `call` gives a document's parked head its turn."""
 
     def __init__(self, slot: int, gate: Gate, call: Callable[[str], None]) -> None:
         self.parked: dict[str, ParkedDocument] = {}
@@ -52,11 +52,11 @@ class Sleepers:
         return f"<Sleepers {len(self.parked)} outside={len(self._outside)} strangers={len(self._strangers)}>"
 
     def __contains__(self, key: str) -> bool:
-        """Whether it waits outside, or is to be looked at: somebody will call it."""
+        """Whether the document waits outside a line, or is to be read: it will be called."""
         return key in self._outside or key in self._strangers
 
     def entry(self, key: str) -> ParkedDocument:
-        """What is known of a document that we park ourselves."""
+        """The entry of a document that this process parks itself."""
         return self.parked.setdefault(key, ParkedDocument(known=True))
 
     def wait_outside(self, key: str, line: Line) -> None:
@@ -64,18 +64,18 @@ class Sleepers:
         self._gate.wait_outside(line, (self._slot, key), lambda: self._call(key))
 
     def expect(self, keys: Iterable[str]) -> None:
-        """Parked documents that nobody will wake: each is to be placed, or looked at."""
+        """Parked documents without a wake-up: each is to be placed in a line, or read."""
         self._strangers.update(dict.fromkeys(keys))
 
     def place(self, key: str, line: Line, born: float) -> None:
-        """The document, if it is still a stranger, waits for this line: that is all a glance can tell."""
+        """The document, if still a stranger, waits for this line: a glance shows no more."""
         if key in self._strangers and key not in self._looking and not self._stopped:
             del self._strangers[key]
             self.parked[key].born = born
             self.wait_outside(key, line)
 
     def look_at_all(self) -> None:
-        """Those that were not placed have their turn, a few at a time."""
+        """Call the documents that were not placed, a few at a time."""
         self._next()
 
     @property
@@ -83,24 +83,24 @@ class Sleepers:
         return len(self._strangers)
 
     def called(self, key: str) -> None:
-        """It has its turn, whoever called it."""
+        """The document was called, by a line or by a wake-up."""
         self._strangers.pop(key, None)
         if (line := self._outside.pop(key, None)) is not None:
             line.outside.pop((self._slot, key), None)
 
     def looked_at(self, key: str) -> None:
-        """Its turn is over."""
+        """The document's turn is over."""
         if key in self._looking:
             self._looking.discard(key)
             self._next()
 
     def call_aged(self, oldest: float) -> None:
-        """Call those outside whose head was published before: they are too old to wait on."""
+        """Call the documents outside whose head was published before `oldest`: they are too old to wait."""
         for key in [key for key in self._outside if key in self.parked and 0 < self.parked[key].born <= oldest]:
             self._call(key)
 
     def forget(self) -> None:
-        """None of them is ours any more."""
+        """This process owns none of them any more."""
         self._stopped = True
         for key in list(self._outside):
             self.called(key)

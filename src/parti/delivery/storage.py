@@ -1,6 +1,6 @@
-"""The streams, consumers and the bucket that delivery needs: made where they are missing, never changed.
+"""The streams, consumers and the bucket that delivery needs: created if missing, never changed.
 
-An operator's tuning survives every start; what would make delivery wrong is refused with what to change.
+An operator's tuning survives every start. A setting that would make delivery wrong is refused, with what to change.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _NANOSECONDS = 1_000_000_000
 _DEDUP = 3600 * _NANOSECONDS  # longer than any time between a publish and its repetition after a crash
 _KEPT_ATTEMPTS = 7 * 86_400 * _NANOSECONDS
 _WIDEST = 5
-"""Tokens behind the stream's name that a partition is taken from; `<database>.<collection>.<document>` has three, and
-a collection with dots in it more."""
+"""Tokens after the stream's name that decide the partition; `<database>.<collection>.<document>` has three, and a
+collection with dots in it has more."""
 
 
 async def ensure_streams(js: JetStreamApi, config: DeliverSection) -> KeyValue:
-    """Everything beside the task stream exists; returns the bucket. `StreamNotFound` when the task stream does not."""
+    """Create everything beside the task stream; returns the bucket. `StreamNotFound` when that stream is missing."""
     js.require(RESET_SINCE, "task delivery (CONSUMER.RESET)")
     names = DeliveryNames(config.stream)
     source = (await js.stream_info(config.stream))["config"]
@@ -65,7 +65,7 @@ async def ensure_streams(js: JetStreamApi, config: DeliverSection) -> KeyValue:
 async def _ensure_lanes(js: JetStreamApi, config: DeliverSection, names: DeliveryNames, common: dict[str, Any]) -> None:
     """The server copies each task, once and in order, to the subject of its partition.
 
-    Of a stream that was delivered without partitions before, only what the durable has not behind it.
+    If the stream was delivered without partitions before, only tasks that the durable has not passed.
     """
     transforms = partition_transforms(config.stream, names.lanes, config.partitions)
     source: dict[str, Any] = {"name": config.stream, "subject_transforms": transforms}
@@ -103,9 +103,9 @@ def partition_transforms(stream: str, lanes: str, partitions: int) -> list[dict[
 async def ensure_consumer(
     js: JetStreamApi, stream: str, name: str, filters: list[str], config: DeliverSection, start: int = 0
 ) -> None:
-    """The durable exists, as docs/requirements.md#r-301 wants it; one that exists already keeps its configuration.
+    """The durable exists, as docs/requirements.md#r-301 requires; an existing one keeps its configuration.
 
-    `start` is where a durable goes on that was deleted under us: without it, it would begin the stream anew.
+    `start`: where a durable continues that was deleted meanwhile. Without it, it would start the stream again.
     """
     try:
         found = (await js.consumer_info(stream, name))["config"]
@@ -118,7 +118,7 @@ async def ensure_consumer(
             "max_ack_pending": config.max_ack_pending,
         }
         wanted |= {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": filters}
-        # A work queue holds only what is left of it, and refuses a start.
+        # A work queue holds only what is not done, and accepts no start sequence.
         if start > 1 and (await js.stream_info(stream))["config"]["retention"] != "workqueue":
             wanted |= {"deliver_policy": "by_start_sequence", "opt_start_seq": start}
         found = (await js.consumer_create(stream, wanted, action="create"))["config"]

@@ -1,7 +1,7 @@
 """A delivery task as it comes from the stream: decoded strictly, and never trusted.
 
-Facts about the format are in the field's own words of syntrix' `DeliveryTask`. `before`, `after` and `payload` stay the
-bytes they were: what the publisher wrote is what the endpoint gets, and decoding them would cost more than sending.
+The fields have the names of syntrix' `DeliveryTask`. `before`, `after` and `payload` stay raw bytes: the endpoint gets
+exactly what the publisher wrote, and decoding them would cost more than sending.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from parti.delivery.errors import Malformed, TooLarge
 from parti.errors import ConfigError
 
 _NANOSECONDS = 1e9
-_LARGEST = 1 << 63  # Go's durations are 64 bits; a larger number is none
-_SHORTEST = 0.001  # seconds: `"timeout": 1` is a nanosecond by Go's rule, and was meant by nobody
-_LONG = 256  # characters of a part of a key; the cache is for many short ones, not for a few of a megabyte
+_LARGEST = 1 << 63  # Go's durations have 64 bits; a larger number is not a duration
+_SHORTEST = 0.001  # seconds: `"timeout": 1` is a nanosecond by Go's rule, which nobody means
+_LONG = 256  # characters of a part of a key; the cache is for many short keys, not for a few of a megabyte
 _ABSENT = msgspec.Raw(b"")
 
 GoDuration = str | int | float | None
@@ -28,7 +28,7 @@ GoDuration = str | int | float | None
 
 
 class TaskRetryPolicy(msgspec.Struct, frozen=True, rename="camel"):
-    """How often and how far apart the trigger wants attempts; 0 and absent mean parti's own schedule."""
+    """How often and how far apart the trigger wants attempts; 0 and absent mean the configured schedule."""
 
     max_attempts: int | float | None = None
     initial_backoff: GoDuration = None
@@ -36,7 +36,7 @@ class TaskRetryPolicy(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class DeliveryTask(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """One event for one endpoint. Unknown fields are ignored, wrong types and missing fields are refused."""
+    """One event for one endpoint. Unknown fields are ignored; wrong types and missing fields are refused."""
 
     trigger_id: str
     database: str
@@ -63,14 +63,14 @@ class DeliveryTask(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class Decoded(msgspec.Struct, frozen=True):
-    """A task, and how many fields of it nobody knows."""
+    """A task, and its number of unknown fields."""
 
     task: DeliveryTask
     unknown_fields: int
 
 
 class _ExactTask(DeliveryTask, frozen=True, rename="camel", kw_only=True, forbid_unknown_fields=True):
-    """A task of which every field is known: most are, and then one pass over the bytes tells."""
+    """A task without unknown fields: most have none, and then one pass over the bytes is enough."""
 
 
 _EXACT = msgspec.json.Decoder(_ExactTask)
@@ -80,12 +80,12 @@ _KNOWN = frozenset(field.encode_name for field in msgspec.structs.fields(Deliver
 
 
 def decode_task(data: bytes, *, max_size: int = 1 << 20) -> Decoded:
-    """The task, or `Malformed` or `TooLarge` with the first thing that is wrong; never any other error."""
+    """The task, or `Malformed` or `TooLarge` with the first problem; never any other error."""
     if len(data) > max_size:
         raise TooLarge(f"the task has {len(data)} bytes, more than deliver.max_task allows ({max_size})")
     unknown = 0
     try:
-        str(data, "utf-8")  # the parts that stay bytes are not looked into, and go to the endpoint as they are
+        str(data, "utf-8")  # the raw parts are not decoded, and go to the endpoint as they are
         try:
             task: DeliveryTask = _EXACT.decode(data)
         except msgspec.ValidationError:
@@ -102,7 +102,7 @@ def decode_task(data: bytes, *, max_size: int = 1 << 20) -> Decoded:
 
 
 def lane_key(task: DeliveryTask, *, per_trigger: bool = False) -> str:
-    """The document as 32 hex digits: the same for the same document, whatever subject its task came with.
+    """The document as 32 hex digits: the same for the same document, whatever the subject of its task.
 
     Each part is preceded by its length, so that ("ab", "c") and ("a", "bc") are two documents.
     """
@@ -116,11 +116,11 @@ def _digest(*parts: str | None) -> str:
     return hashlib.blake2b(b"".join(b"%d:%s" % (len(raw), raw) for raw in encoded), digest_size=16).hexdigest()
 
 
-_cached_digest = lru_cache(maxsize=8_192)(_digest)  # documents with several tasks in short order are the rule
+_cached_digest = lru_cache(maxsize=8_192)(_digest)  # usually a document has several tasks within a short time
 
 
 def task_id(stream: str, sequence: int) -> str:
-    """The webhook-id of a task whose publisher gave it none: fixed by its place in the stream."""
+    """The webhook-id of a task whose publisher gave none: derived from its stream and sequence."""
     return "msg_" + hashlib.sha256(f"{len(stream)}:{stream}:{sequence}".encode()).hexdigest()[:32]
 
 
@@ -147,7 +147,7 @@ def request_body(task: DeliveryTask, webhook_id: str, *, max_size: int = 256 << 
 
 
 def duration_seconds(value: GoDuration) -> float | None:
-    """Seconds of a Go duration; None for one that is absent, below a millisecond, or no duration at all."""
+    """Seconds of a Go duration; None when it is absent, below a millisecond, or not a duration."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -161,5 +161,5 @@ def duration_seconds(value: GoDuration) -> float | None:
 
 
 def is_bad_duration(value: GoDuration) -> bool:
-    """Whether somebody wrote something that counts as absent although it was meant to say something."""
+    """Whether a duration was given but is invalid, and so counts as absent."""
     return value not in (None, "", 0, "0", "0s") and duration_seconds(value) is None

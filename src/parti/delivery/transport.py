@@ -1,9 +1,9 @@
-"""Sending one request: aiohttp's pooled connections behind the address guard; no redirects and no proxies.
+"""Sends one request: aiohttp's pooled connections behind the address guard; no redirects and no proxies.
 
-aiohttp's connector and parser are used without its session. What the session adds (redirects, cookies, proxies of the
-environment, decompression) is all forbidden here, and it cost more than half of a delivery: 70 of 110 us, a task of the
-event loop for every body among them. `Transport` is the seam: another client, behind an egress proxy of its own, needs
-one class with these three methods.
+aiohttp's connector and parser are used without its session. Everything that the session adds (redirects, cookies,
+proxies from the environment, decompression) is forbidden here, and it cost more than half of a delivery: 70 of 110 us,
+including an asyncio task per body. `Transport` is the extension point: another client, behind its own egress proxy,
+needs one class with these three methods.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from parti.errors import PartiError
 KEPT_RESPONSE = 4096  # bytes of a response that go into a dead letter
 _HEADER_BYTES = 16 << 10
 _KEEP_ALIVE = 30.0
-_BODY_WITHIN = 1.0  # seconds for the body behind a status that has decided already
-_RELIEF = 64  # idle connections that are closed when descriptors or memory run out all the same
-_TARGETS = 2_048  # urls whose first lines are kept ready
-_SWITCHING = 101  # the one 1xx answer that is not followed by another
+_BODY_WITHIN = 1.0  # seconds for the body after a status that already decides
+_RELIEF = 64  # idle connections to close when descriptors or memory run out all the same
+_TARGETS = 2_048  # urls whose first request lines are cached
+_SWITCHING = 101  # the one 1xx response that no other response follows
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One POST, exactly as it is to be sent. (A struct, as are the others here: one is made for every attempt.)"""
+    """One POST, exactly as it is sent. (A struct, like the others here, because one is created per attempt.)"""
 
     url: URL
     headers: Mapping[str, str]
     body: bytes
     timeout: float
     may_send: Callable[[], object] | None = None
-    """Asked at the last moment before the bytes leave; what it raises ends the request."""
+    """Called right before the bytes are sent; what it raises ends the request."""
     pace: Callable[[], Awaitable[None]] | None = None
-    """Returns when the rate allows for the request; called with the connection open, and none of the request's time."""
+    """Returns when the rate allows the request; called with the connection open, outside the request's timeout."""
 
     def __repr__(self) -> str:
         return f"<Request {len(self.body)} bytes timeout={self.timeout:g}>"  # url and headers may hold a credential
 
 
 class Response(msgspec.Struct, frozen=True):
-    """What the endpoint answered, cut to what is of use."""
+    """The endpoint's response, truncated to the useful part."""
 
     status: int
     retry_after: str | None
@@ -69,9 +69,9 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class SendFailed(Exception):
-    """No answer came; `outcome` says which kind of failure it was. The text holds no url.
+    """No response came; `outcome` is the kind of failure. The text contains no url.
 
-    `wait`: it makes no sense to try again before so many seconds.
+    `wait`: a retry is useless before this many seconds.
     """
 
     def __init__(self, outcome: AttemptOutcome, message: str, wait: float | None = None) -> None:
@@ -81,7 +81,7 @@ class SendFailed(Exception):
 
 
 class _Asked(aiohttp.ClientRequest):
-    """What the pool is asked with, once for all requests to a url: its key is made once, too."""
+    """The request object the pool is asked with, created once per url, together with its key."""
 
     @cached_property
     def connection_key(self) -> ConnectionKey:
@@ -95,7 +95,7 @@ class _Target(msgspec.Struct, frozen=True):
     key: ConnectionKey
     first_lines: str
     name: str
-    """To be looked up; empty for an address."""
+    """The name to look up; empty for an address."""
 
 
 class Transport(Protocol):
@@ -109,7 +109,7 @@ class Transport(Protocol):
 
 
 class HttpTransport:
-    """aiohttp. The lanes decide how many requests are under way; the pool, how many connections there may be."""
+    """aiohttp. The lanes limit the requests in flight; the pool limits the connections."""
 
     def __init__(
         self,
@@ -120,9 +120,9 @@ class HttpTransport:
         tls: ssl.SSLContext | None = None,
         connections: int | None = None,
     ) -> None:
-        """`lookup` asks for a name, by default the system's resolver.
+        """`lookup` resolves a name, by default with the system's resolver.
 
-        `connections` may be open at once, by default as many as the process has descriptors for.
+        `connections`: the most open connections, by default as many as the process has descriptors for.
         """
         self.guard = guard
         self._config = config
@@ -138,13 +138,13 @@ class HttpTransport:
         return f"<HttpTransport {self._pool or 'closed'} {self.guard!r}>"
 
     async def open(self) -> None:
-        """Make the pool; nothing is connected yet."""
+        """Create the pool; nothing is connected yet."""
         self._lookups = lookups = Lookups(self._config.dns_timeout, self._lookup)
         self._pool = ConnectionPool(
             self.guard,
             self._most or affordable(),
             keepalive_timeout=_KEEP_ALIVE,
-            use_dns_cache=False,  # `Lookups` has one that tells names apart
+            use_dns_cache=False,  # `Lookups` has a cache that treats each name separately
             resolver=GuardedResolver(self.guard, lookups),
             ssl=self._tls if self._tls is not None else True,
         )
@@ -164,7 +164,7 @@ class HttpTransport:
         try:
             target = self._target(request.url)
             data = _serialize(target.first_lines, request)
-            # Waiting for our own resolver and our own descriptors is not the endpoint's time.
+            # Waiting for our own resolver and descriptors does not count against the endpoint's timeout.
             if target.name:
                 await lookups.known(target.name)
             if self.guard.alive >= pool.most:
@@ -180,18 +180,18 @@ class HttpTransport:
                         connection.close()
                         connection = taken = await pool.connect(target.request, [], limits)
                     status, retry_after, content = await self._exchange(connection, data, request.may_send)
-                # The status line and the headers have decided. What becomes of the body decides about the connection.
+                # Status line and headers have decided the outcome. The body only decides about reusing the connection.
                 head = b"" if content is None or content.at_eof() else await self._read(content, connection)
                 if _drop_unsent(connection):
-                    connection.close()  # it answered before it had heard everything
+                    connection.close()  # it answered before it had received everything
             except BaseException:
                 if taken is not None:
                     _drop_unsent(taken)
-                    taken.close()  # whatever is on its way would answer the next request
+                    taken.close()  # data still to come would be mistaken for the next response
                 raise
             pool.put_back(connection)
             return Response(status, retry_after, head)
-        except PartiError:  # what `may_send` says, and the guard
+        except PartiError:  # raised by `may_send`, or by the guard
             raise
         except Exception as error:
             if short := self.guard.starved > starved:
@@ -204,13 +204,13 @@ class HttpTransport:
     async def _exchange(
         self, connection: Connection, data: bytes, may_send: Callable[[], object] | None
     ) -> tuple[int, str | None, aiohttp.StreamReader | None]:
-        """Status, `Retry-After` and the body, None where it was broken from the beginning."""
+        """Status, `Retry-After` and the body; None for a body that was broken from the beginning."""
         protocol: HeadHandler | None = connection.protocol  # type: ignore[assignment]  # as all of the pool
         if protocol is None or (transport := protocol.transport) is None:
             raise aiohttp.ServerDisconnectedError
         protocol.set_response_params(
             read_until_eof=True,
-            auto_decompress=False,  # 64 KB of gzip can be 64 MB
+            auto_decompress=False,  # 64 KB of gzip can expand to 64 MB
             read_bufsize=self._config.max_response,
             max_line_size=_HEADER_BYTES,
             max_field_size=_HEADER_BYTES,
@@ -253,9 +253,9 @@ class HttpTransport:
         return timeout
 
     async def _read(self, content: aiohttp.StreamReader, connection: Connection) -> bytes:
-        """The first bytes. A short rest is read too, so that the connection can be used again; a long one ends it.
+        """The first bytes. A short rest is read as well, so that the connection can be reused; a long one closes it.
 
-        So does one that is cut, or takes its time.
+        So does a body that is truncated or slow.
         """
         head, seen = b"", 0
         try:
@@ -273,7 +273,7 @@ class HttpTransport:
 
 
 def _drop_unsent(connection: Connection) -> bool:
-    """Whether something was still to be sent: a connection that is only closed waits until somebody takes it."""
+    """Abort the connection if data is still unsent; True if so. A plain close would wait for the peer to read it."""
     protocol = connection.protocol
     transport = protocol.transport if protocol is not None else None
     if transport is None or not transport.get_write_buffer_size():
@@ -283,7 +283,7 @@ def _drop_unsent(connection: Connection) -> bool:
 
 
 async def _apart(limit: asyncio.Timeout, wait: Callable[[], Awaitable[None]]) -> None:
-    """Wait, and none of it counts for the limit."""
+    """Wait without counting the time against the limit."""
     ends, loop = limit.when(), asyncio.get_running_loop()
     began = loop.time()
     limit.reschedule(None)
@@ -292,7 +292,7 @@ async def _apart(limit: asyncio.Timeout, wait: Callable[[], Awaitable[None]]) ->
 
 
 def _serialize(first_lines: str, request: Request) -> bytes:
-    """The whole request; `ValueError` for a header with a line break in it, wherever that slipped through."""
+    """The whole request; `ValueError` for a header that contains a line break, wherever it slipped through."""
     headers = request.headers
     text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if text.count("\n") != len(headers) or text.count("\r") != len(headers) or "\0" in text:
@@ -301,9 +301,9 @@ def _serialize(first_lines: str, request: Request) -> bytes:
 
 
 def _failure(error: BaseException, *, starved: bool = False) -> Exception:
-    """A failure of the client as ours; the text never holds the url, whose path may be a secret.
+    """A client failure as one of ours; the text never contains the url, whose path may be a secret.
 
-    `starved`: a socket could not be made meanwhile; of several addresses that fail, the client does not tell which.
+    `starved`: a socket could not be created; when several addresses fail, the client does not say which one.
     """
     inner = getattr(error, "os_error", None) or error
     if isinstance(inner, AddressBlocked):

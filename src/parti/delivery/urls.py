@@ -1,4 +1,4 @@
-"""Which urls a task may name, and which headers: everything that could change the request's meaning is refused."""
+"""Which urls and headers a task may name: everything that could change the request's meaning is refused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _OURS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A url that may be asked for; the repr shows no path or query, which may hold a token."""
+    """A url that may be called; the repr shows no path or query, which may hold a token."""
 
     url: URL = field(repr=False)
     host: str
@@ -58,7 +58,7 @@ class Endpoint:
 
 @lru_cache(maxsize=2_048)
 def parse_endpoint(text: str) -> Endpoint:
-    """The endpoint, or `BadUrl` with what is wrong. Says nothing about its address: the guard looks at that later."""
+    """The endpoint, or `BadUrl` with the problem. Does not check its address: the guard does that later."""
     if len(text) > _LONGEST_URL:
         raise BadUrl(f"the url has {len(text)} characters, more than {_LONGEST_URL}")
     if any(c.isspace() or not c.isprintable() for c in text) or "\\" in text:
@@ -66,14 +66,14 @@ def parse_endpoint(text: str) -> Endpoint:
     try:
         url = URL(text)
         port = url.explicit_port
-    except Exception:  # yarl promises ValueError, and has others for what nobody would write
+    except Exception:  # yarl documents ValueError, but raises other errors for very unusual text
         raise BadUrl("the url cannot be read") from None
     if url.scheme not in _PORTS:
         raise BadUrl(f"the url's scheme is {url.scheme[:20]!r}: use http or https")
     host = url.raw_host
     if not host:
         raise BadUrl("the url has no host")
-    # yarl may read a host differently than the text shows it; what is shown has to be what is asked for.
+    # yarl may parse a host differently than the text shows it; the shown host must be the one called.
     authority = re.split(r"[/?#]", text.partition("://")[2], maxsplit=1)[0]
     if "@" in authority or url.user is not None or url.password is not None:
         raise BadUrl("the url holds a user or password: use a header")
@@ -86,9 +86,9 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def _as_given(text: str, url: URL) -> URL:
-    """The url with path and query as they were written: to quote them anew breaks what somebody has signed.
+    """The url with path and query as written: quoting them again would break a signed url.
 
-    Only what no request line can hold, letters beyond ASCII, is quoted.
+    Only characters that a request line cannot hold, those beyond ASCII, are quoted.
     """
     rest = text.partition("://")[2].partition("#")[0]
     target = rest[len(re.split(r"[/?]", rest, maxsplit=1)[0]) :]
@@ -110,7 +110,7 @@ def _check_host(host: str) -> None:
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
         raise BadUrl(f"the url's host {host[:80]!r} is no host name")
     if _NUMERIC.fullmatch(labels[-1]):
-        # 2130706433, 0177.0.0.1, 127.1, 0x7f.1 and 127.0.0.1. are all loopback to some resolver.
+        # Some resolver treats each of 2130706433, 0177.0.0.1, 127.1, 0x7f.1 and 127.0.0.1. as loopback.
         try:
             canonical = str(ipaddress.IPv4Address(host))
         except ValueError:
@@ -120,7 +120,7 @@ def _check_host(host: str) -> None:
 
 
 def check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
-    """The task's headers, or `BadHeader`: names that belong to the request itself, and line breaks, are refused."""
+    """The task's headers, or `BadHeader`: headers that belong to the request itself, and line breaks, are refused."""
     if not headers:
         return {}
     if len(headers) > _MOST_HEADERS:

@@ -24,7 +24,7 @@ __all__ = ["Emit", "Outcomes", "Pipeline", "Results", "Retries", "Standby", "ses
 
 
 def __getattr__(name: str) -> Any:
-    """The pipeline's names, imported when first used: Spark is an extra, and sources are looked up in this package."""
+    """The pipeline's names, imported at first use: Spark is an extra, and Spark looks up sources in this package."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from parti.spark import pipeline

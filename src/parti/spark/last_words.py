@@ -1,8 +1,8 @@
-"""When an error of parti ends a program through Spark, its one sentence is the last line that is printed.
+"""When a parti error ends a program through Spark, the last line printed is parti's one-sentence message.
 
-Spark puts what a source says into a text of its own: an error class and ids before it, then the plan of the query, or
-Java frames. That text is made in the JVM, where nothing of parti runs, so that its end is Spark's. What can be had is a
-line behind it, in programs whose session `parti.spark.session` made: Python asks `sys.excepthook` what to print.
+Spark wraps the error of a source in its own text: an error class and ids before it, then the plan of the query, or Java
+frames. The JVM builds that text, so parti cannot change its end. parti can only print one more line after it, through
+`sys.excepthook`, in programs whose session `parti.spark.session` created.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 
 from parti.errors import PartiError
 
-_OURS: Final = re.compile(r"\bparti(?:\.\w+)*\.([A-Z]\w*: .+)")  # as Spark's worker processes write an exception
+_OURS: Final = re.compile(r"\bparti(?:\.\w+)*\.([A-Z]\w*: .+)")  # Spark's worker processes write exceptions like this
 
 
 def sentence_of(error: BaseException) -> str | None:
-    """What parti said, out of the text of a Spark exception; None when it was not parti that failed."""
+    """parti's message, extracted from the text of a Spark exception; None when the error is not from parti."""
     if isinstance(error, PartiError):
         return None  # it is its own last line
     found = _OURS.findall(str(error))
@@ -26,7 +26,7 @@ def sentence_of(error: BaseException) -> str | None:
 
 
 class LastWords:
-    """An excepthook: what was there before prints as ever, then comes the sentence."""
+    """An excepthook: calls the previous hook, then prints the message."""
 
     def __init__(self) -> None:
         self._before = sys.excepthook
@@ -41,6 +41,6 @@ class LastWords:
 
 
 def say_last_words() -> None:
-    """From now on an error that ends this program is summed up in its last line; called twice it is done once."""
+    """From now on the last line of an error that ends this program is parti's message; a second call does nothing."""
     if not isinstance(sys.excepthook, LastWords):
         sys.excepthook = LastWords()

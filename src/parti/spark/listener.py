@@ -3,8 +3,8 @@
     metrics = PrometheusMetrics((*CATALOG, *query_metrics(("orders",))))
     spark.streams.addListener(QueryMetrics(metrics, queries=("orders",)))
 
-A query is told by its name (`writeStream.queryName("orders")`). Names are a bounded set: one that was not declared is
-counted under `other`, so that nothing can flood the metrics store.
+A query is identified by its name (`writeStream.queryName("orders")`). Names are a bounded set: one that was not
+declared is counted as `other`, so that nothing can flood the metrics store.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ log = get_logger("spark.listener")
 OTHER: Final = "other"
 _BATCH_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 _HISTORY: Final = (
-    1024  # sightings of a stream's end; one a trigger while it moves, so the lag of ~100 s at 10 triggers/s
+    1024  # observations of a stream's end; one per trigger while it moves, so the lag of ~100 s at 10 triggers/s
 )
 
 
 def query_metrics(queries: Iterable[str]) -> tuple[Metric, ...]:
-    """The metrics of these queries, for the catalog of a `Metrics`; everything else is the query `other`."""
+    """The metrics of these queries, for the catalog of a `Metrics`; every other query is counted as `other`."""
     labels = {"query": (*dict.fromkeys(queries), OTHER)}
     return (
         Metric("parti_spark_rows_total", MetricKind.COUNTER, "Rows that batches have read.", labels),
@@ -57,14 +57,14 @@ def query_metrics(queries: Iterable[str]) -> tuple[Metric, ...]:
 
 
 class _Ends:
-    """When a stream's end was first seen at or beyond a sequence: the age of what is not read yet."""
+    """When a stream's end was first seen at or after a sequence: the age of what is not read yet."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[int, float]] = deque()
 
     def age(self, latest: int, done: int, now: float) -> float:
         if self._seen and latest < self._seen[-1][0]:
-            self._seen.clear()  # the stream was purged or made anew
+            self._seen.clear()  # the stream was purged or recreated
         if not self._seen or latest > self._seen[-1][0]:
             self._seen.append((latest, now))
         if len(self._seen) > _HISTORY:
@@ -103,7 +103,7 @@ class QueryMetrics(StreamingQueryListener):
         self._lag(run, query, progress.sources)
 
     def onQueryIdle(self, event: Any) -> None:
-        """Nothing new came: the figures of the last batch stand."""
+        """Nothing new came: the figures of the last batch stay."""
 
     def onQueryTerminated(self, event: Any) -> None:
         run = str(event.runId)
@@ -116,7 +116,7 @@ class QueryMetrics(StreamingQueryListener):
         self._count_running()
 
     def _lag(self, run: str, query: str, sources: Iterable[Any]) -> None:
-        """The lag over all JetStream sources of the query: messages summed, of the ages the greatest."""
+        """The lag over all JetStream sources of the query: the sum of messages, the maximum of ages."""
         now = self._clock()
         messages, age, found = 0, 0.0, False
         for source in sources:
@@ -141,7 +141,7 @@ class QueryMetrics(StreamingQueryListener):
 
 
 def _position(offset: str | None) -> tuple[str | None, int]:
-    """Stream (with its creation time) and sequence of a JetStream offset; (None, 0) for any other source's."""
+    """Stream (with its creation time) and sequence of a JetStream offset; (None, 0) for any other source."""
     try:
         found = json.loads(offset or "null")
         return f"{found['stream']} {found['created']}", int(found["sequence"])

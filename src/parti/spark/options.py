@@ -1,7 +1,7 @@
-"""Options as Spark hands them over: a table of known names, and a refusal that names the nearest one for any other.
+"""Options as Spark passes them: a table of known names; any other name is refused, with the nearest known one.
 
 Spark compares option names without case and may pass them lower-cased, so `maxOffsetsPerTrigger` is found as
-`maxoffsetspertrigger`. A misspelt option that is silently ignored costs hours; here it ends the call that used it.
+`maxoffsetspertrigger`. A misspelt option that is silently ignored costs hours; here the call fails.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from parti.errors import ConfigError, FatalError
 from parti.wire.options import ConnectOptions
 
 Parse = Callable[[str], Any]
-"""Reads an option's text; says what is wrong with a ValueError or a FatalError."""
+"""Parses an option's text; reports a problem by a ValueError or a FatalError."""
 
 CONNECTION_PREFIX = "nats."
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: its name as documented, what counts when it is not given, and what it does."""
+    """One option: its documented name, its default, and what it does."""
 
     name: str
     default: str | None
@@ -32,7 +32,7 @@ class Option:
     doc: str
 
     def value(self, given: str | None) -> Any:
-        """What counts for this text, or for none."""
+        """The parsed value of this text; of the default for None."""
         text = self.default if given is None else given.strip()
         if text is None:
             return None
@@ -43,10 +43,10 @@ class Option:
 
 
 class OptionTable:
-    """The options one side of the connector knows; the connection options belong to every side."""
+    """The options of one side of the connector; the connection options belong to every side."""
 
     def __init__(self, options: Iterable[Option], *, accepted: Iterable[str] = ()) -> None:
-        """`accepted` are names that Spark itself adds and reads; they are let through and not parsed."""
+        """`accepted`: names that Spark itself adds and reads; they are accepted and not parsed."""
         self._options = {option.name.lower(): option for option in options}
         self._accepted = frozenset(name.lower() for name in accepted)
 
@@ -54,7 +54,7 @@ class OptionTable:
         return iter(self._options.values())
 
     def knows(self, name: str) -> bool:
-        """Whether an option of this name has a meaning here."""
+        """Whether an option of this name exists here."""
         folded = name.lower()
         return folded in self._options or folded in self._accepted or folded.startswith(CONNECTION_PREFIX)
 
@@ -80,7 +80,7 @@ class OptionTable:
 
 
 def unknown_option(name: str, tables: Iterable[OptionTable]) -> ConfigError:
-    """The refusal of a name that none of the tables knows."""
+    """The error for a name that none of the tables knows."""
     known = {known.lower(): known for table in tables for known in table.names()}
     known |= {field.lower(): field for field in _connection_names()}
     near = get_close_matches(name.lower(), known, n=1)
@@ -99,7 +99,7 @@ _CONNECTION_FIELDS = {"servers": "servers", "jsDomain": "domain", "apiPrefix": "
 def connect_options(given: Mapping[str, str]) -> ConnectOptions:
     """How to reach NATS: `servers`, `jsDomain`, `apiPrefix` and everything with the prefix `nats.`.
 
-    Files of credentials are read here, on the driver, so that executors need none of them.
+    Credential files are read here, on the driver, so that executors need none of them.
     """
     folded = {name.lower(): text for name, text in given.items()}
     explicit = {name: text for name, text in folded.items() if name.startswith(CONNECTION_PREFIX)}
@@ -109,12 +109,12 @@ def connect_options(given: Mapping[str, str]) -> ConnectOptions:
     if "domain" in explicit and "api_prefix" in explicit:
         raise ConfigError("jsDomain and apiPrefix exclude each other: give one of them")
     options = ConnectOptions.resolve(explicit).self_contained()
-    options.identity()  # a malformed nkey or creds is told here, also when the server at hand asks for none
+    options.identity()  # report a malformed nkey or creds here, even if this server asks for none
     return options
 
 
 def _connection_names() -> list[str]:
-    """The names behind `nats.`, in the spelling of the docs: `nats.credsFile` for `creds_file`."""
+    """The names after `nats.`, in the spelling of the docs: `nats.credsFile` for `creds_file`."""
     return [CONNECTION_PREFIX + _camel(field.name) for field in fields(ConnectOptions)]
 
 
@@ -124,7 +124,7 @@ def _camel(name: str) -> str:
 
 
 def text(value: str) -> str:
-    """Any text but none."""
+    """Any text that is not empty."""
     if not value:
         raise ValueError("it is empty")
     return value
@@ -138,14 +138,14 @@ def flag(value: str) -> bool:
 
 
 def positive(value: str) -> int:
-    """A whole number from 1 on."""
+    """A whole number of at least 1."""
     if not value.isdecimal() or int(value) < 1:
         raise ValueError(f"{value!r} is no whole number from 1 on")
     return int(value)
 
 
 def span(value: str) -> float:
-    """Seconds as `duration`, more than none."""
+    """Seconds as in `duration`, greater than 0."""
     seconds = parse_duration(value)
     if seconds <= 0:
         raise ValueError(f"{value} leaves no time at all: write at least 1s")

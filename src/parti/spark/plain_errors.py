@@ -1,8 +1,8 @@
-"""What goes wrong is told in one sentence: Spark shows our errors without a page of Python frames around them.
+"""parti's errors appear as one sentence: Spark shows them without a page of Python frames around them.
 
-A Python process of Spark's writes the exception that ended it, and ends; `SPARK_HIDE_TRACEBACK` makes it write the
-error alone. It is set here at the very moment one of our own errors passes, so that nobody else's frames are hidden.
-Errors that are not ours keep their frames: they need them.
+A Python process of Spark writes the exception that ended it, and ends; `SPARK_HIDE_TRACEBACK` makes it write only the
+error. The variable is set here only when one of parti's own errors passes, so that no other frames are hidden. Other
+errors keep their frames, because those are needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parti.errors import PartiError
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """For the outermost of our code in a process of Spark's; elsewhere nothing is changed."""
+    """For the outermost parti code in a Spark process; elsewhere it changes nothing."""
     try:
         yield
     except PartiError:

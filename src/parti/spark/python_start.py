@@ -1,8 +1,8 @@
-"""The Python with which Spark starts its processes on this machine: ours, and pyspark as it is installed, compiled.
+"""The Python with which Spark starts its processes on this machine: this interpreter, with the installed pyspark.
 
-Spark puts a zip with pyspark's sources before everything else on the path of every Python process it starts, so that
-each compiles pyspark anew: 1.2 s of CPU until it does anything, in place of 0.45. A streaming query starts one of them
-at least, and a session its daemon.
+Spark puts a zip with pyspark's sources first on the path of every Python process it starts, so each process compiles
+pyspark again: 1.2 s of CPU before it does anything, instead of 0.45 with the installed, compiled one. A streaming query
+starts at least one such process, and a session its daemon.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 _NAME = "PYSPARK_PYTHON"
 _SHELL = Path("/bin/sh")
-# What lies in Spark's own folders leaves the path; what the user or Spark added besides stays, in its order.
+# Entries of Spark's own folders are removed from the path; entries that the user or Spark added stay, in order.
 _SCRIPT = """#!/bin/sh
 set -f
 kept=
@@ -41,10 +41,10 @@ exec {python} "$@"
 
 @contextmanager
 def quick_python(*, local: bool) -> Iterator[None]:
-    """A session that is made in here starts its Python processes quickly, if they all run on this machine (`local`).
+    """A session created in this block starts its Python processes quickly, if all run on this machine (`local`).
 
-    Afterwards the environment names the interpreter itself: programs that are started from here may outlive the script.
-    Nothing is changed for those who chose a Python, or who use another Spark than the installed pyspark's.
+    Afterwards the environment names the interpreter itself: programs started from here may outlive the script. Nothing
+    changes for users who chose a Python, or who use another Spark than that of the installed pyspark.
     """
     if _NAME in os.environ:
         yield
@@ -58,7 +58,7 @@ def quick_python(*, local: bool) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _script() -> str | None:
-    """The path of a script that is as good as our interpreter; None where there cannot be one."""
+    """The path of a script that replaces our interpreter; None where this is not possible."""
     home = _installed_home()
     if home is None or not _SHELL.exists():
         return None
@@ -66,7 +66,7 @@ def _script() -> str | None:
     atexit.register(_remove, folder, os.getpid())
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         return None
-    homes = {str(home), str(home.resolve())}  # Spark follows links when it looks for itself
+    homes = {str(home), str(home.resolve())}  # Spark follows links when it looks for its own folder
     ours = "|".join(shlex.quote(f"{path}/{part}") + "/*" for path in sorted(homes) for part in ("python/lib", "jars"))
     script = Path(folder) / "python"
     script.write_text(_SCRIPT.format(ours=ours, python=shlex.quote(sys.executable)))
@@ -75,12 +75,12 @@ def _script() -> str | None:
 
 
 def _remove(folder: str, made_by: int) -> None:
-    if os.getpid() == made_by:  # a fork that ends must not take it from the rest
+    if os.getpid() == made_by:  # a fork that ends must not delete it for the others
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _installed_home() -> Path | None:
-    """The folder of pyspark with Spark in it; None unless the interpreter finds that one by itself, and it is used."""
+    """The pyspark folder with Spark in it; None unless the interpreter finds it by itself, and it is the one used."""
     spec = find_spec("pyspark")
     home = Path(spec.origin).parent if spec is not None and spec.origin else None
     if home is None or str(home.parent) not in {*site.getsitepackages(), site.getusersitepackages()}:

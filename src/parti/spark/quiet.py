@@ -1,8 +1,8 @@
-"""Spark's chatter stays off the terminal, and nothing else does.
+"""Keeps Spark's noise off the terminal, and nothing else.
 
-Spark's launcher offers no place for the JVM's output, and a Python daemon that ends beside a stopped query prints a
-traceback that means nothing (docs/evidence/spark.md#s22). Both come on file descriptor 2, which all children share: so
-that is where it has to be stopped.
+Spark's launcher cannot redirect the JVM's output, and a Python daemon that ends together with a stopped query prints a
+meaningless traceback (docs/evidence/spark.md#s22). Both are written to file descriptor 2, which all children share: so
+they are filtered there.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _CHATTER: Final = re.compile(
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _DAEMON: Final = "pyspark/daemon.py"
 _HARMLESS: Final = "BrokenPipeError: [Errno 32] Broken pipe"
-_HELD: Final = 200  # lines of a traceback that are held until its last one tells what it was
+_HELD: Final = 200  # lines of a traceback that are held until its last line shows what it was
 
 
 class Chatter:
-    """Takes lines and gives back those that are worth reading, in order: all but Spark's greetings and farewells."""
+    """Takes lines and returns those worth reading, in order: all except Spark's startup and shutdown messages."""
 
     def __init__(self) -> None:
         self._held: list[str] = []
 
     def sift(self, line: str) -> list[str]:
-        """What to show now; a traceback comes as a whole, behind its last line."""
+        """What to show now; a traceback is returned as a whole, after its last line."""
         if self._held:
             self._held.append(line)
             if line.startswith((" ", _TRACEBACK)) and len(self._held) < _HELD:
@@ -48,14 +48,14 @@ class Chatter:
         return [] if _CHATTER.match(line) else [line]
 
     def rest(self) -> list[str]:
-        """What is held still."""
+        """The lines that are still held."""
         held, self._held = self._held, []
         return held
 
 
 @contextmanager
 def without_chatter() -> Iterator[None]:
-    """Until the block ends, and beyond it for children that live on, Spark's chatter does not reach stderr."""
+    """Until the block ends, and after it for children that live on, Spark's noise does not reach stderr."""
     sys.stderr.flush()
     terminal = os.dup(2)
     inlet, outlet = os.pipe()
@@ -70,12 +70,12 @@ def without_chatter() -> Iterator[None]:
         os.dup2(terminal, 2)
         os.write(outlet, end)
         os.close(outlet)
-        seen.wait(5.0)  # what came before is shown before we go on
+        seen.wait(5.0)  # show earlier lines before continuing
 
 
 @contextmanager
 def _our_words(terminal: int) -> Iterator[None]:
-    """What this process says goes to the terminal directly: bars are drawn on one, and descriptor 2 is a pipe now."""
+    """Output of this process goes to the terminal directly: progress bars need one, and descriptor 2 is a pipe now."""
     before = sys.stderr
     if not _is_real(before):
         yield
@@ -96,7 +96,7 @@ def _is_real(stream: TextIO) -> bool:
 
 
 def _pass_on(inlet: int, terminal: int, end: bytes, seen: threading.Event) -> None:
-    """Until the last child has closed its end; the pipe must be read all that time, or it would stop the child."""
+    """Runs until the last child has closed its end; the pipe must be read all that time, or the child would block."""
     chatter = Chatter()
     with open(inlet, "rb") as lines, open(terminal, "wb", buffering=0) as shown:
         for line in lines:

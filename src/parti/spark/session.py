@@ -1,8 +1,8 @@
 """A SparkSession with the settings that matter for `format("jetstream")`, on one machine and on a cluster.
 
-Each setting has its reason in `SETTINGS`; everything can be overridden by the caller. On a cluster parti itself travels
-to the executors: as a zip in `spark.submit.pyFiles`, which also has to be on the driver's PYTHONPATH before the JVM
-starts, because the driver-side planner processes see nothing else (docs/evidence/pipeline.md#p7).
+Each setting has its reason in `SETTINGS`; the caller can override all of them. On a cluster parti itself is shipped to
+the executors: as a zip in `spark.submit.pyFiles`, which must also be on the driver's PYTHONPATH before the JVM starts,
+because the driver-side planner processes see nothing else (docs/evidence/pipeline.md#p7).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateSt
 _CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 SETTINGS: Final[dict[str, str]] = {
-    # 42 ms less for every wave of Python tasks than over TCP (docs/evidence/spark.md#s14).
+    # 42 ms less per wave of Python tasks than over TCP (docs/evidence/spark.md#s14).
     "spark.python.unix.domain.socket.enabled": "true",
-    # transformWithState refuses the default store, and large state does not fit the heap.
+    # transformWithState refuses the default store, and large state does not fit in the heap.
     "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
-    # Progress bars and results on one terminal garble each other.
+    # Progress bars and results on one terminal mix up.
     "spark.ui.showConsoleProgress": "false",
 }
 LOOPBACK: Final[dict[str, str]] = {
-    # A laptop's host name often resolves to an address that is gone after a change of network.
+    # A laptop's host name often resolves to an address that is no longer valid after a change of network.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
 FAST_CHECKPOINTS: Final[dict[str, str]] = {
-    # 15 ms instead of 68 ms a batch on a local disk (docs/evidence/spark.md#s15). No checksums, no atomic rename:
+    # 15 ms instead of 68 ms per batch on a local disk (docs/evidence/spark.md#s15). No checksums, no atomic rename:
     # development only.
     "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
@@ -57,14 +57,14 @@ FAST_CHECKPOINTS: Final[dict[str, str]] = {
 def session(
     app_name: str = "parti", master: str = "local[*]", *, fast_checkpoints: bool = False, **conf: Any
 ) -> SparkSession:
-    """The session that runs already, else a new one; `format("jetstream")` works in it, also on the executors.
+    """The running session, else a new one; `format("jetstream")` works in it, also on the executors.
 
-    Most settings cannot be given to a session that runs: a warning names those that are different there.
+    Most settings of a running session cannot be changed: a warning names those that are different there.
 
     `conf` takes Spark's names: `session("job", **{"spark.sql.shuffle.partitions": 2})`. On `local[N]` a failed task is
     tried four times as on a cluster; Spark's own default there is once, so that one killed worker ends a query.
     `fast_checkpoints` trades the checkpoint's checksums for speed: for development on a local disk only. Under
-    `spark-submit` its `--master` counts and not `master`, and `--py-files` ships what executors need.
+    `spark-submit` its `--master` is used and not `master`, and `--py-files` ships what executors need.
     """
     for name in conf:
         if not name.startswith("spark."):
@@ -78,7 +78,7 @@ def session(
             if active.conf.isModifiable(name):
                 active.conf.set(name, str(value))
         if unmet := [name for name, value in (SETTINGS | conf).items() if active.conf.get(name, None) != str(value)]:
-            from parti.observe.logs import get_logger  # 0.1 s of CPU, in every process of Spark's that imports parti
+            from parti.observe.logs import get_logger  # 0.1 s of CPU, in every Spark process that imports parti
 
             log = get_logger("spark.session")
             log.warning("spark.session_reused", app=active.sparkContext.appName, settings_that_do_not_count=unmet)
@@ -107,9 +107,9 @@ def session(
 
 @contextmanager
 def _interrupt_kept() -> Iterator[None]:
-    """What the program does on SIGINT is left to it, if it has said so.
+    """Keeps the program's own SIGINT handler, if it has one.
 
-    pyspark takes SIGINT for itself: it cancels all jobs and raises in the middle of a batch, which is then repeated.
+    pyspark installs its own: it cancels all jobs and raises in the middle of a batch, which is then repeated.
     """
     before = signal.getsignal(signal.SIGINT)
     yield
@@ -120,18 +120,18 @@ def _interrupt_kept() -> Iterator[None]:
 
 
 def submitted() -> bool:
-    """Whether `spark-submit` started this program: it has a JVM then, which knows where the job runs."""
+    """Whether `spark-submit` started this program: then there is a JVM, which knows where the job runs."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def retrying(master: str) -> str:
-    """`local[N]` with four tries a task, as on a cluster; any other master unchanged."""
+    """`local[N]` with four tries per task, as on a cluster; any other master unchanged."""
     match = re.fullmatch(r"local(?:\[([^,\]]+)\])?", master)
     return f"local[{match[1] or 1},4]" if match else master
 
 
 def build_zip(folder: Path) -> Path:
-    """The packages that executors need, as `parti.zip` in this folder; the same name wherever it is built."""
+    """The packages that executors need, as `parti.zip` in this folder; always under the same name."""
     target = folder / "parti.zip"
     root = Path(__file__).resolve().parents[2]
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -146,7 +146,7 @@ def _shipped() -> dict[str, str]:
     folder = tempfile.mkdtemp(prefix="parti-ship-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     archive = str(build_zip(Path(folder)))
-    # Read by the JVM when it starts, and handed by it to the planner processes.
+    # The JVM reads it when it starts, and passes it to the planner processes.
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = archive + (os.pathsep + before if before else "")
     spark = find_spec("pyspark")
@@ -160,4 +160,4 @@ def _require_java() -> None:
     if java is None or java.major < OLDEST:
         found = f"only {java.version} at {java.home}" if java else "none"
         raise ConfigError(f"Spark needs Java {OLDEST} or newer, found {found}: install one, or set JAVA_HOME to it")
-    os.environ["JAVA_HOME"] = str(java.home)  # of those found, the first that is new enough
+    os.environ["JAVA_HOME"] = str(java.home)  # the first one found that is new enough

@@ -1,8 +1,8 @@
-"""Options of SQL users: what Spark adds to theirs, and how those of a catalog table reach a reader or writer at all.
+"""Options of SQL users: those that Spark adds, and how the options of a catalog table reach a reader or writer.
 
-Spark gives the OPTIONS of `CREATE TABLE ... USING jetstream` to the source once, when it asks for the table's columns;
-the reader and the writer of the table get none of them. What they do get is the columns. So the options travel there,
-as metadata of a column, which the catalog keeps.
+Spark passes the OPTIONS of `CREATE TABLE ... USING jetstream` to the source once, when it asks for the table's columns.
+The reader and the writer of the table get none of them, but they get the columns. So the options are stored as metadata
+of a column, which the catalog keeps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_create_table(options: Mapping[str, str]) -> bool:
 
 
 def of_new_table(options: Mapping[str, str]) -> dict[str, str]:
-    """What the user wrote in OPTIONS; what a table must not hold is refused."""
+    """What the user wrote in OPTIONS; options that a table must not hold are refused."""
     folded = {name.lower(): text for name, text in options.items()}
     if "path" in folded or "location" in folded:
         raise ConfigError(f"{_NO_PATH}, and leave LOCATION out")
@@ -60,7 +60,7 @@ def kept_in(schema: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def effective(schema: StructType, options: Mapping[str, str]) -> dict[str, str]:
-    """The options of a read or write: those given with it, over those that the table keeps. A path is refused."""
+    """The options of a read or write: those given with it override those of the table. A path is refused."""
     given = {name.lower(): text for name, text in options.items()}
     if "path" in given:
         raise ConfigError(f"{_NO_PATH}, as in load() and save() without an argument")

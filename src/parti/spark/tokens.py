@@ -1,6 +1,6 @@
-"""Keys and partitions of whole subject columns: which tokens count, and the server's FNV-1a over them with NumPy.
+"""Keys and partitions of whole subject columns: selects tokens, and computes the server's FNV-1a with NumPy.
 
-No Python runs per message: 0.02 to 0.2 us a row (docs/evidence/pipeline.md#p1), where a loop takes 1 to 3.
+No Python runs per message: 0.02 to 0.2 us per row (docs/evidence/pipeline.md#p1), where a loop takes 1 to 3.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of a subject that make up a key, counted from 1; none of them means the whole subject."""
+    """The tokens of a subject that make up a key, counted from 1; no tokens means the whole subject."""
 
     positions: tuple[int, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Tokens:
-        """From `subject` (all of it), `2,3` (positions), or `orders.*.*` (where the wildcards stand)."""
+        """From `subject` (all of it), `2,3` (positions), or `orders.*.*` (the positions of the wildcards)."""
         if text == "subject":
             return cls()
         if text.replace(",", "").replace(" ", "").isdecimal():
@@ -56,12 +56,12 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """The partition of a subject: hashed from its key as nats-server's `partition(n, ...)` does, or held by a token."""
+    """The partition of a subject: hashed from its key like nats-server's `partition(n, ...)`, or read from a token."""
 
     count: int = 1
     tokens: Tokens = Tokens()
     held_by: int | None = None
-    """The position of the token that is the partition already, as after the server's own subject transform."""
+    """The position of the token that already is the partition, as after the server's own subject transform."""
 
     @classmethod
     def parse(cls, by: str | None, count: int, key: Tokens) -> Partitioning:
@@ -76,7 +76,7 @@ class Partitioning:
         return cls(count, held_by=int(position))
 
     def keeps_whole(self, key: Tokens) -> bool | None:
-        """Whether messages of one key are always in one partition; None when only whoever set the token knows."""
+        """Whether messages of one key are always in one partition; None when only the writer of the token knows."""
         if not key.positions or (self.held_by is not None and self.held_by in key.positions):
             return True
         if self.held_by is not None:
@@ -89,7 +89,7 @@ class Partitioning:
         return self.held_by is not None or self.count > 1
 
     def column(self, subjects: pa.Array) -> pa.Array:
-        """The partition of each subject as int32; null where a subject lacks a token, or the token is no number."""
+        """The partition of each subject as int32; null where a subject lacks a token, or the token is not a number."""
         text = _Text.of(subjects)
         if self.held_by is not None:
             import pyarrow.compute as pc
@@ -110,7 +110,7 @@ class Partitioning:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """The bytes of a string column, and where its values and the dots in them lie."""
+    """The bytes of a string column, and the positions of its values and of the dots in them."""
 
     data: npt.NDArray[np.uint8]
     starts: Ints
@@ -129,7 +129,7 @@ class _Text:
         return cls(data, cut[:-1], cut[1:], dots, at[:-1], np.diff(at))
 
     def span(self, position: int) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-        """Where the token at `position` (from 1) starts and ends in each value, and whether it is there at all."""
+        """Where the token at `position` (from 1) starts and ends in each value, and whether it exists."""
         found: npt.NDArray[np.bool_] = self.dot_count >= position - 1
         starts = self.starts if position == 1 else np.where(found, self._dot(position - 2) + 1, self.ends)
         ends = np.where(self.dot_count >= position, self._dot(position - 1), self.ends)
@@ -154,7 +154,7 @@ class _Text:
 def _fnv1a(
     value: npt.NDArray[np.uint32], data: npt.NDArray[np.uint8], starts: Ints, ends: Ints
 ) -> npt.NDArray[np.uint32]:
-    """`value` hashed on with the slices [starts, ends): one pass per byte position, over the rows still that long."""
+    """`value` hashed further with the slices [starts, ends): one pass per byte position, over rows still that long."""
     length = ends - starts
     value = value.copy()
     shortest = int(length.min(initial=1 << 30))

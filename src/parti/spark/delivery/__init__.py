@@ -2,5 +2,5 @@
 
 Promises: those of `parti.delivery`: nothing lost, in order per document, one engine at a time.
 
-Flow: `engine` makes sure that no other engine delivers -> `job` builds the pipeline -> `task` delivers on executors.
+Flow: `engine` ensures that no other engine delivers -> `job` builds the pipeline -> `task` delivers on executors.
 """

@@ -1,4 +1,4 @@
-"""The engine spark beside the other one: says that it delivers and what it parks, and looks whether the other does."""
+"""The Spark engine never delivers beside the other one: it announces itself and what it parks, and checks for it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from parti.wire.kv import KeyValue
 
 
 def told_checkpoint(folder: str) -> str:
-    """A checkpoint by the name that every process on the machine knows it by."""
+    """The checkpoint as an absolute address, valid in every process on the machine."""
     return folder if "://" in folder else os.path.abspath(folder)
 
 
 def check_parked(word: SparkClaim, stream: str, folder: str, bucket: str) -> None:
-    """`UsageError` when tasks wait in another checkpoint than this one."""
+    """Raise `UsageError` when tasks are parked in another checkpoint than this one."""
     if word.parked and word.checkpoint != told_checkpoint(folder):
         raise UsageError(
             f"{word.parked} tasks of {stream} wait in the checkpoint {word.checkpoint}, and later ones would pass "
@@ -36,13 +36,13 @@ def check_parked(word: SparkClaim, stream: str, folder: str, bucket: str) -> Non
 
 
 async def refuse_consumers(bucket: KeyValue, stream: str) -> None:
-    """`UsageError` while a TaskConsumer delivers."""
+    """Raise `UsageError` while a TaskConsumer delivers."""
     if owned := await bucket.keys("slot.*"):
         raise UsageError(f"`parti deliver run` delivers {stream} ({', '.join(owned)}): stop it first")
 
 
 class Announcer:
-    """Goes along with a delivery pipeline; its drivers share a lease, so that one of them speaks at a time."""
+    """Runs beside a delivery pipeline; its drivers share a lease, so that one of them writes at a time."""
 
     def __init__(self) -> None:
         self._parked: int | None = None
@@ -51,7 +51,7 @@ class Announcer:
         return f"<Announcer parked={self._parked}>"
 
     def begins(self, pipeline: Pipeline) -> None:
-        """The lease is held and nothing is sent yet: say so, then look for the other engine."""
+        """The lease is held and nothing is sent yet: write the claim, then look for the other engine."""
 
         async def speak(bucket: KeyValue) -> None:
             before = await spark_claim(bucket)
@@ -68,16 +68,16 @@ class Announcer:
         self._with_bucket(pipeline, speak)
 
     def stored(self, pipeline: Pipeline, counts: Counts) -> None:
-        """A batch is stored and not committed: what it parked is said before the durable moves past it."""
+        """A batch is stored and not committed: record what it parked before the durable moves past it."""
         if counts.parked != self._parked:
             self._with_bucket(pipeline, _word(pipeline, counts.parked).put)
             self._parked = counts.parked
 
     def closes(self, pipeline: Pipeline) -> None:
-        """The tasks of the batch under way look for this every second."""
+        """Request a stop: the tasks of the running batch check for it every second."""
         word = msgspec.structs.replace(_word(pipeline, self._parked or 0), closing=True)
         self._with_bucket(pipeline, word.put)
-        self._parked = None  # whatever comes of the batch is to be said
+        self._parked = None  # record the next batch's count in any case
 
     def _with_bucket(self, pipeline: Pipeline, work: Callable[[KeyValue], Awaitable[None]]) -> None:
         async def once() -> None:
@@ -91,7 +91,7 @@ class Announcer:
 
 
 def _again(error: PartiError) -> bool:
-    return error.retriable or isinstance(error, UnknownOutcome)  # to say it twice does no harm
+    return error.retriable or isinstance(error, UnknownOutcome)  # writing it twice does no harm
 
 
 def _word(pipeline: Pipeline, parked: int) -> SparkClaim:

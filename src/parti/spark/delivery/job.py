@@ -1,6 +1,6 @@
 """Delivery on Spark: the tasks of a stream to their endpoints, in order per document, as a pipeline.
 
-For fan-out and for bulk replay. What has to wait is parked in the checkpoint; the others go on.
+For fan-out and for bulk replay. Tasks that must wait are parked in the checkpoint; the others continue.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from parti.wire.kv import KeyValue
 from parti.wire.options import ConnectOptions
 
 _ONE_ATTEMPT = Retries(attempts=1, then="park")
-"""A drive: one attempt, then the document waits as long as the delivery policy says."""
+"""One attempt per batch, then the document waits for the time that the delivery policy sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Span:
 
     @property
     def until(self) -> float:
-        """Seconds since 1970 behind the end."""
+        """Seconds since 1970 after the end."""
         if self.end.isdecimal():
             return math.inf
         try:
@@ -70,12 +70,12 @@ def delivery_pipeline(
     outcomes: str | None = None,
     master: str = "local[*]",
 ) -> Pipeline:
-    """The pipeline that delivers what the stream holds and gets, or with `span` delivers that part of it once more.
+    """The pipeline that delivers a stream's present and future tasks, or with `span` redelivers that part of it.
 
-    Makes what delivery needs on the server. Drivers of one stream share a lease: one delivers, the others stand by. A
-    replay has none. Refuses a stream that the TaskConsumer delivers or has parked documents of.
+    Creates what delivery needs on the server. Drivers of one stream share a lease: one delivers, the others stand by. A
+    replay has no lease. Refuses a stream that the TaskConsumer delivers or has parked documents of.
     """
-    # A malformed entry is told here, and not by every task.
+    # A malformed entry is reported here, and not by every task.
     AddressGuard(config.allow_addresses, config.allow_ports)
     RuleBook(config.triggers, config.order)
     start, commit, replicas, before = asyncio.run(_prepare(config, nats, checkpoint if span is None else None))
@@ -99,7 +99,7 @@ def delivery_pipeline(
         checkpoint=checkpoint,
         trigger=trigger,
         grace=config.shutdown,
-        batch_size=40_000,  # some seconds of work: what fails comes again between batches, and each costs 0.3 s of CPU
+        batch_size=40_000,  # some seconds of work: failed tasks are retried between batches, and each costs 0.3 s CPU
         concurrency=config.concurrency,
         retries=_ONE_ATTEMPT,
         outcomes=Outcomes(parquet=outcomes),
@@ -115,9 +115,9 @@ def delivery_pipeline(
 async def _prepare(
     config: DeliverSection, nats: ConnectOptions, checkpoint: str | None
 ) -> tuple[str, Literal["durable", "purge"], int, Before]:
-    """Where to start, how to tell the server what is done, its replicas, and what the TaskConsumer has done already.
+    """Where to start, how to commit to the server, its replicas, and what the TaskConsumer has already done.
 
-    Streams and durable exist afterwards. A replay has no `checkpoint` here: it asks for nothing of this.
+    Streams and durable exist afterwards. A replay has no `checkpoint` here: it needs none of this.
     """
     connection = await connect(nats, name="parti-deliver")
     try:
@@ -143,9 +143,9 @@ async def _prepare(
 
 
 async def _done_before(bucket: KeyValue, journal: Journal, created: str) -> Before:
-    """What the TaskConsumer has done above the durable's position: not to be sent again by a change of engines.
+    """What the TaskConsumer has done above the durable's position: a change of engines must not send it again.
 
-    The position itself says nothing here: once this engine has moved it, what it parked lies below.
+    The position alone is not enough: once this engine has moved it, the tasks that this engine parked lie below it.
     """
     saved = await FeedCheckpoint.load(bucket, 0)
     checkpoint = saved if saved is not None and saved.created == created else FeedCheckpoint()

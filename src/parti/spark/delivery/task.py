@@ -1,9 +1,8 @@
 """Delivery inside a Spark task: the policy, guard, signatures and dead letters of the TaskConsumer, in lanes.
 
-A task of the stream costs at most one attempt a batch. One that has to wait is parked in the checkpoint, with its
-document or by itself as its policy says, and as long as that asks for: no batch waits for a retry. What is known of a
-host that is down stays with the worker process from batch to batch. A task of a driver that another one has followed
-sends and stores nothing.
+A task of the stream gets at most one attempt per batch. If it must wait, it is parked in the checkpoint for the time
+that its policy sets, with its document or alone: no batch waits for a retry. The worker process remembers from batch to
+batch which hosts are down. A Spark task of a driver that was replaced sends and stores nothing.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ from parti.wire.options import ConnectOptions
 
 _LOOK_EVERY = 1.0
 _PATIENCE = 2.0  # seconds that a batch, and all in it, waits for the limits of a trigger; then the task is parked
-_STORE_AGAIN = 5.0  # seconds until a task is tried again whose dead letter could not be stored
+_STORE_AGAIN = 5.0  # seconds until a task whose dead letter could not be stored is retried
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What the TaskConsumer had done when this engine took over: up to `high` all but `open`, and what it `said`."""
+    """What the TaskConsumer had done at takeover: all up to `high` except `open`, and what its journal `said`."""
 
     high: int = 0
     open: frozenset[int] = frozenset()
@@ -71,27 +70,27 @@ class Before:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """The handler of a delivery pipeline; immutable and picklable, with everything that a task needs."""
+    """The handler of a delivery pipeline; immutable and picklable, with everything that a Spark task needs."""
 
     name: str
     config: DeliverSection
     nats: ConnectOptions = field(repr=False)
     replay: bool = False
-    """Whether this goes over tasks that were delivered before: then none is too old, and its letters are its own."""
+    """Whether these tasks were delivered before: then none is too old, and the letters are separate."""
     last: int | None = None
-    """Of a replay: the last sequence that is sent."""
+    """For a replay: the last sequence to send."""
     until: float = math.inf
-    """Of a replay: the time, in seconds since 1970, from which on nothing is sent."""
+    """For a replay: nothing stored from this time on (seconds since 1970) is sent."""
     before: Before = field(default_factory=Before, repr=False)
 
     async def __call__(self, message: RowMessage) -> object:
-        """None when the endpoint has the task; else what the pipeline is to do with its document."""
+        """None when the endpoint has accepted the task; else what the pipeline should do with its document."""
         if not self.covers(message.sequence, message.timestamp):
             return None
         try:
             return await (await _session(self, message.rows)).deliver(message)
         except PartiError as error:
-            # NATS is away: nothing may be let go, and nothing counts as tried.
+            # NATS is unavailable: nothing may be released, and nothing counts as an attempt.
             return ParkKey(_STORE_AGAIN, str(error))
 
     def covers(self, sequence: int, timestamp: float) -> bool:
@@ -102,9 +101,9 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class TaskRight:
-    """The right of a Spark task to send: asked for when the task begins, and told to the receiver by the epoch.
+    """The right of a Spark task to send: checked when the task starts; the epoch tells the receiver.
 
-    The name of the partition is none of the TaskConsumer's, whose epochs are counted otherwise.
+    The partition's name differs from those of the TaskConsumer, whose epochs are counted differently.
     """
 
     partition: str
@@ -115,7 +114,7 @@ class TaskRight:
 
 
 class AttemptLog:
-    """The attempts of one Spark task in `<stream>_ATTEMPTS`, without waiting for the server: it may have holes."""
+    """The attempts of one Spark task in `<stream>_ATTEMPTS`, sent without waiting for the server: it may have gaps."""
 
     def __init__(self, config: DeliverSection, connection: Connection) -> None:
         self._connection = connection
@@ -129,7 +128,7 @@ class AttemptLog:
     async def attempted(self, held: Pending, attempt: DeliveryAttempt, seconds: float) -> None:
         self._recorder.attempted(held, attempt, seconds)
         while self._records:
-            with suppress(nats.errors.Error):  # no connection, or one that takes no more: delivery does not wait for it
+            with suppress(nats.errors.Error):  # no connection, or a full one: delivery does not wait for the log
                 await self._connection.publish(*self._records.pop())
 
 
@@ -153,7 +152,7 @@ def newest(delivery: Deliver, rows: MessageRows) -> dict[tuple[str, str], int]:
         try:
             task = _TRIGGER.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue  # it is no task, and replaces none
+            continue  # not a task: it replaces none
         place = key, task.trigger_id
         if (best := found.get(place)) is None or not _precedes(task, sequence, *best):
             found[place] = task, sequence
@@ -168,7 +167,7 @@ def _precedes(task: _Trigger, sequence: int, other: _Trigger, its_sequence: int)
 
 
 class DeliverySession:
-    """What the messages of one Spark task share."""
+    """The parts that all messages of one Spark task share."""
 
     def __init__(
         self,
@@ -192,9 +191,9 @@ class DeliverySession:
         self._rights: dict[str, TaskRight] = {}
         self._newest: WeakKeyDictionary[MessageRows, dict[tuple[str, str], int]] = WeakKeyDictionary()
         self.closing = False
-        """Whether nothing is to be sent any more: what is in flight ends, the rest is handed back."""
+        """Whether nothing more may be sent: requests in flight finish, the rest is handed back."""
         self.resources: AsyncGenerator[DeliverySession, None] | None = None
-        """Keeps them open; the end of the task's event loop closes them."""
+        """Keeps the resources open; the end of the task's event loop closes them."""
 
     def __repr__(self) -> str:
         return f"<DeliverySession {self._delivery.name} {self._gate!r}>"
@@ -210,7 +209,7 @@ class DeliverySession:
             sequence=message.sequence,
             time=message.timestamp,
         )
-        # Each time that its document was parked because of it was one attempt.
+        # Each time that its document was parked because of this task was one attempt.
         held.attempts = message.rows.tally.parked.get(message.index, ParkedRows()).times
         tried = self._delivery.before.tries.get(message.sequence)
         if tried is not None:
@@ -256,7 +255,7 @@ class DeliverySession:
         return right
 
     def _is_replaced(self, message: RowMessage, trigger: str) -> bool:
-        """Whether a newer task of the same document and trigger waits with it."""
+        """Whether a newer task of the same document and trigger waits as well."""
         rows = message.rows
         found = self._newest.get(rows)
         if found is None:
@@ -273,7 +272,7 @@ class DeliverySession:
                 spent = attempt.outcome
                 held.attempts += 1
             else:
-                rest = attempt.retry_after  # its name is not known: the others need not ask
+                rest = attempt.retry_after  # the host name did not resolve: the others need not try
         finally:
             self._gate.release(held.host, held.trigger, held.rules, spent, rest)
         if self._log is not None:
@@ -301,7 +300,7 @@ class DeliverySession:
 
 
 def _later(held: Pending, wait: float, error: str, *, tried: bool) -> ParkAlone | Retry | ParkKey:
-    """Its document waits with it, unless its policy lets others pass."""
+    """Its document waits with it, unless its policy lets later tasks pass."""
     if held.rules.order is TaskOrder.SKIP:
         return ParkAlone(wait, error, tried)
     return Retry(wait, error) if tried else ParkKey(wait, error)
@@ -310,7 +309,7 @@ def _later(held: Pending, wait: float, error: str, *, tried: bool) -> ParkAlone 
 _DESKS: dict[int, asyncio.Task[DeliverySession]] = {}
 """By event loop: each Spark task has its own."""
 _GATES: dict[str, Gate] = {}
-"""By pipeline: a worker process serves one task after the other, and remembers which hosts are down."""
+"""By pipeline: a worker process serves one Spark task after the other, and remembers which hosts are down."""
 
 
 async def _session(delivery: Deliver, rows: MessageRows) -> DeliverySession:
@@ -333,31 +332,31 @@ async def _open(delivery: Deliver, epoch: int, tasks: int) -> DeliverySession:
 
 
 async def _fence(js: JetStreamApi, delivery: Deliver, epoch: int) -> Mapping[str, str]:
-    """What makes the server refuse our letters once there is a later driver; `StaleEpoch` when there is one already."""
+    """Headers by which the server refuses our letters once a later driver exists; `StaleEpoch` if one exists now."""
     if not epoch:
         return {}
     letters = DeliveryNames(delivery.config.stream).dead_letters
     marker = await read_marker(js, letters, marker_subject(letters, (f"{letters}.>",), delivery.name))
     if marker is None:
-        return {}  # somebody has emptied the stream: the lease alone keeps others out
+        return {}  # the stream was purged: only the lease keeps other drivers out
     if marker.epoch > epoch:
         raise StaleEpoch(f"a driver with epoch {marker.epoch} delivers {delivery.config.stream}; ours is {epoch}")
     return marker.expected
 
 
 async def _listen(session: DeliverySession, bucket: KeyValue) -> None:
-    """Look every second whether the driver wants to stop."""
+    """Check every second whether the driver wants to stop."""
     while not session.closing:
         await asyncio.sleep(_LOOK_EVERY)
-        with suppress(PartiError):  # the next look tells
+        with suppress(PartiError):  # the next check will see it
             found = await spark_claim(bucket)
             session.closing = found is not None and found[0].closing
 
 
 async def _resources(delivery: Deliver, epoch: int, tasks: int) -> AsyncGenerator[DeliverySession, None]:
-    """An open session; what it uses is closed when the loop closes its generators.
+    """An open session; its resources are closed when the loop closes its generators.
 
-    Of what a trigger may do each of the `tasks` has its part: together they keep to its limits.
+    Each of the `tasks` gets its share of a trigger's limits: together they respect them.
     """
     config, clock, names = delivery.config, SystemClock(), DeliveryNames(delivery.config.stream)
     guard = AddressGuard(config.allow_addresses, config.allow_ports)

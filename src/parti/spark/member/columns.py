@@ -16,7 +16,7 @@ _SOURCE = "Nats-Stream-Source"
 
 @dataclass(frozen=True, slots=True)
 class GroupRange:
-    """What the tasks of a batch read when the query is a member of a group; travels with each task."""
+    """What the tasks of a batch read when the query is a member of a group; sent with each task."""
 
     stream: str
     created: str
@@ -24,24 +24,24 @@ class GroupRange:
     to: int
     subjects: tuple[str, ...]
     depth: int
-    """Leading tokens of a subject that tell the partition; the publisher's subject is the rest."""
+    """Leading tokens of a subject that hold the partition; the rest is the publisher's subject."""
     elastic: bool
-    """The stream is a work queue: where a message was first is in its header."""
+    """The stream is a work queue: the original sequence of a message is in its header."""
     floors: dict[int, int]
-    """Partition -> sequence up to which it was done before; a lagging replica may still hold that."""
+    """Partition -> sequence up to which it was done before; a lagging replica may still hold those messages."""
 
     def needed(self, columns: ColumnBuilder) -> tuple[str, ...]:
-        """The columns to ask of the range reader."""
+        """The columns to request from the range reader."""
         headers = {HEADERS} if self.elastic and "sequence" in columns.schema.names else set()
         return tuple(sorted({*columns.needed, "subject", "sequence", *headers}))
 
     def build(self, columns: ColumnBuilder, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The messages of a batch that are not done, in the asked columns."""
+        """The messages of a batch that are not done, in the requested columns."""
         partition = Partitioning(held_by=self.depth).column(batch.column("subject"))
         if self.floors:
             numbers = partition.fill_null(-1).to_numpy(zero_copy_only=False)
             done = np.array([self.floors.get(number, 0) for number in range(int(numbers.max(initial=-1)) + 2)])
-            left = batch.column("sequence").to_numpy() > done[numbers]  # -1 finds the last, which is 0
+            left = batch.column("sequence").to_numpy() > done[numbers]  # index -1 is the last entry, which is 0
             if not left.all():
                 mask = pa.array(left)
                 batch, partition = batch.filter(mask), partition.filter(mask)
@@ -65,7 +65,7 @@ def _publishers(subjects: pa.Array, depth: int) -> pa.Array:
 
 
 def _first_sequences(headers: pa.Array) -> pa.Array:
-    """Of each message its sequence in the stream that the work queue was filled from."""
+    """For each message, its sequence in the stream that the work queue is sourced from."""
     import pyarrow.compute as pc
 
     entries = headers.flatten()

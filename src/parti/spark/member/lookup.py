@@ -1,4 +1,4 @@
-"""The group that a query is a member of, found and checked before anything is read."""
+"""Finds and checks the group that a query is a member of, before anything is read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FoundGroup:
 
     kind: GroupKind
     source: str
-    """The stream that the group is on."""
+    """The stream of the group."""
     stream: str
     """The stream that its members read: the same, or the work queue of an elastic group."""
     store: RecordStore[Any]
@@ -33,7 +33,7 @@ class FoundGroup:
 
     @property
     def depth(self) -> int:
-        """Leading tokens of a subject that tell the partition; publishers did not write them in an elastic group."""
+        """Leading tokens of a subject that hold the partition; in an elastic group publishers did not write them."""
         return partition_depth(self.stored.record)
 
 
@@ -81,7 +81,7 @@ async def find_group(connection: Connection, stream: str, setting: GroupSetting)
 
 
 def look_up(options: ConnectOptions, stream: str, setting: GroupSetting) -> FoundGroup:
-    """`find_group` from a blocking program; only its values are of use afterwards, the connection is closed."""
+    """`find_group` for blocking code; use only its values afterwards, the connection is closed."""
 
     async def look() -> FoundGroup:
         connection = await connect(options, name="parti-spark-group")
@@ -96,7 +96,7 @@ def look_up(options: ConnectOptions, stream: str, setting: GroupSetting) -> Foun
 def read_filters(record: GroupMembership, member: str, partitions: tuple[int, ...]) -> tuple[str, ...]:
     """The subjects of these partitions in the stream that members read.
 
-    A work queue holds nothing but what the group's filters let in; the stream of a static group holds more.
+    A work queue holds only what the group's filters select; the stream of a static group holds more.
     """
     if isinstance(record, StaticRecord):
         return partition_filters(record, member)
@@ -104,5 +104,5 @@ def read_filters(record: GroupMembership, member: str, partitions: tuple[int, ..
 
 
 def owned(record: GroupMembership, member: str) -> tuple[int, ...]:
-    """The member's partitions in rising order."""
+    """The member's partitions in ascending order."""
     return tuple(sorted(partitions_of(record, member)))

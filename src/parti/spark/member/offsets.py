@@ -1,10 +1,10 @@
-"""Where a query stands as a member of a group, as readable JSON in Spark's checkpoint.
+"""The position of a query that is a member of a group, as readable JSON in Spark's checkpoint.
 
     {"stream": "ORDERS-billing", "created": "...", "sequence": 4711, "started": 4000, "lease": 1763220000000000000,
      "partitions": "0-3,8"}
 
-Within one lease it is a position like any other. With a new lease, as after a change of the membership, it begins anew
-at `started`: a partition that was gained may hold messages far below what was read of the others.
+Within one lease it is a position like any other. A new lease, as after a change of the membership, starts again at
+`started`: a new partition may have messages far below the position of the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from parti.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class GroupOffset:
-    """All messages of these partitions with `started` < sequence <= `sequence` are done, if they were there."""
+    """All messages of these partitions with `started` < sequence <= `sequence` are done, if they existed."""
 
     stream: str
     created: str

@@ -1,10 +1,10 @@
-"""A member of a group that takes no messages: it holds the member's consumer and pin, while Spark reads ranges.
+"""A group member that processes no messages itself: it holds the member's consumer and pin, while Spark reads ranges.
 
-The pin is the lease. To get it, one message is taken and kept: never acknowledged before a batch with it is done, given
-back when the member leaves (docs/evidence/pipeline.md#p10). Everything else (joining, healing, following the record
-beside Go and Python members) is what the members of `parti.groups` do. A change of the record waits until the batch
-under way has ended: only then is the consumer let go, so that nobody gets a partition while its messages are being
-handled.
+The pin is the lease. To get it, the member takes one message and keeps it: it is acknowledged only when a batch with it
+is done, and given back when the member leaves (docs/evidence/pipeline.md#p10). Everything else (joining, recovering,
+following the record beside Go and Python members) works as in `parti.groups`. A change of the record waits until the
+running batch has ended: only then is the consumer released, so that no other member gets a partition while its messages
+are being handled.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ _NEVER_BURY = RetryPolicy(max_deliver=1 << 62, delays=(0.0,))  # a message that 
 
 @dataclass(frozen=True, slots=True)
 class PinStatus:
-    """The right to read, as of now."""
+    """The right to read, at this moment."""
 
     lease: int
-    """Names the time since which this instance has been pinned, without a break."""
+    """Identifies the period for which this instance has been pinned without interruption."""
     partitions: tuple[int, ...]
     filters: tuple[str, ...]
 
 
 class PinHolder(GroupConsumer[Any]):
-    """What both kinds do with the messages that come: keep them."""
+    """Keeps the messages that come; common to both kinds of group."""
 
     lease: int | None = None
     _lent = False
-    """A batch is under way: the partitions must stay."""
+    """A batch is running: the partitions must stay."""
     _before: Any = None
-    """The record of the consumer that is held, when another one waits for the batch to end."""
+    """The record of the held consumer, while a newer record waits for the batch to end."""
 
     def prepare(self) -> None:
         """Must be called before `start`."""
@@ -89,7 +89,7 @@ class PinHolder(GroupConsumer[Any]):
 
     @abstractmethod
     async def _apply(self, before: Any) -> None:
-        """Follow the record as the kind of the group asks for it."""
+        """Follow the record, as the kind of group requires."""
 
     async def _drain(self, timeout: float, *, unpin: bool = True) -> bool:
         await self._let_go(True)
@@ -104,9 +104,9 @@ class PinHolder(GroupConsumer[Any]):
             self._moved.notify_all()
 
     async def lend(self, lease: int = 0) -> PinStatus | None:
-        """The right to a batch, if it is held: from now until `take_back` the partitions stay.
+        """The right to run a batch, if this instance has it: until `take_back` the partitions stay.
 
-        While a change of the record waits there is no new one; the batch under way, planned under `lease`, keeps its.
+        While a change of the record waits, no new right is given; the running batch, planned under `lease`, keeps its.
         """
         under_way = self._lent and lease == self.lease
         if self.lease is None or (self._before is not None and not under_way) or not await self.pinned():
@@ -119,7 +119,7 @@ class PinHolder(GroupConsumer[Any]):
         return self.lease is not None and self._freeze_detector.look()
 
     async def take_back(self, lease: int, done: int) -> None:
-        """The batch has ended, and everything of it up to `done` is committed; a change of the record counts now."""
+        """The batch has ended, and is committed up to `done`; now a change of the record takes effect."""
         self._lent = False
         if lease == self.lease:
             async with self._moved:
@@ -173,7 +173,7 @@ def _refuse_several(config: dict[str, Any], member: str) -> None:
 
 
 class MemberThread:
-    """The member in a thread with an event loop of its own, for the driver's reader, which blocks."""
+    """The member in a thread with its own event loop, for the driver's reader, which is blocking code."""
 
     def __init__(self, options: ConnectOptions, stream: str, setting: GroupSetting) -> None:
         self._options = options
@@ -191,7 +191,7 @@ class MemberThread:
         return f"<MemberThread {self._setting.group}/{self._setting.member} {self._member or 'starting'}>"
 
     def start(self) -> FoundGroup:
-        """Join; returns the group after the first attempt, and raises what makes joining impossible."""
+        """Join; returns the group after the first attempt, and raises errors that make joining impossible."""
         self._thread.start()
         self._ready.wait()
         self.check()
@@ -205,7 +205,7 @@ class MemberThread:
         return self._member.record
 
     def check(self) -> None:
-        """Raise what ended the member."""
+        """Raise the error that ended the member."""
         if self._failure is not None:
             raise self._failure
 

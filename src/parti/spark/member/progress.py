@@ -1,12 +1,12 @@
-"""Batches of a query that is a member of a group: what may be read when, and what is told to the group when it is done.
+"""Batches of a query that is a member of a group: what may be read when, and what is committed when a batch is done.
 
 The group's record and the member's pin decide. A batch is planned only while the pin is held, and the partitions stay
-until the batch has ended; then what was done is committed, and only then a change of the membership takes effect. So
-a planned move loses, repeats and reorders nothing.
+until the batch has ended. Then the batch is committed, and only then a change of the membership takes effect. So a
+planned move loses, repeats and reorders nothing.
 
-- elastic: the work queue is the truth. What a batch has done is purged, partition by partition; whatever is in it is
-  not done. Every lease therefore begins at the first message that is left.
-- static: the member's durable keeps the position, moved by CONSUMER.RESET, and only forward and only under the pin.
+- elastic: the work queue is the truth. What a batch has done is purged, partition by partition; everything that remains
+  is not done. So every lease starts at the first remaining message.
+- static: the member's durable keeps the position, moved by CONSUMER.RESET, only forward and only under the pin.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from parti.spark.source.outage import DriverLink
 from parti.wire.errors import ConsumerNotFound, StreamNotFound
 from parti.wire.ranges import RangeReader, StreamState
 
-_LOOK_AGAIN = 0.1  # seconds between two looks at what somebody else has to finish
+_LOOK_AGAIN = 0.1  # seconds between two checks of what another member has to finish
 
 
 class PartitionsElsewhere(FatalError):
-    """A batch cannot be replayed, because others have its partitions and do not finish them: see who owns them."""
+    """A batch cannot be replayed: other members own its partitions and do not finish them. See who owns them."""
 
 
 class GroupProgress:
-    """The driver's side of membership; lives as long as the query."""
+    """The driver's side of the membership; exists while the query runs."""
 
     def __init__(self, options: SourceOptions, setting: GroupSetting, link: DriverLink, clock: Clock) -> None:
         self._options = options
@@ -66,7 +66,7 @@ class GroupProgress:
     # -- what Spark asks -------------------------------------------------------------------------------------------
 
     def initial(self) -> GroupOffset:
-        """A place before everything; the first lease says where to begin."""
+        """A position before everything; the first lease decides where to start."""
         state = self._link.ask(self._state)
         first = 1 if self._elastic else self._link.ask(lambda reader: self._first(reader, state))
         return GroupOffset(state.name, state.created, first - 1, first - 1, 0, "")
@@ -95,7 +95,7 @@ class GroupProgress:
         self._target = self._link.ask(self._state).last_seq
 
     def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> GroupRange | None:
-        """What the batch reads; None for nothing. After this the partitions are held until the batch has ended."""
+        """What the batch reads; None for nothing. After this the partitions stay until the batch has ended."""
         begin, finish = (GroupOffset.from_json(each, stream=self._stream) for each in (start, end))
         after = begin.begin_of(finish)
         if finish.sequence <= after:
@@ -105,7 +105,7 @@ class GroupProgress:
             return None
         floors: dict[int, int] = {}
         if self._elastic and not (goes_on and begin.lease == finish.lease):
-            # A replica that lags behind may still hold what was done under another lease.
+            # A lagging replica may still hold messages that were done under another lease.
             floors = dict.fromkeys(partitions, finish.sequence)
             floors |= self._link.ask(lambda reader: self._floors(reader, partitions))
         subjects = read_filters(self._member.record, self._setting.member, partitions)
@@ -154,17 +154,17 @@ class GroupProgress:
         return GroupOffset(state.name, state.created, end, started, standing.lease, partitions)
 
     def _position(self, reader: RangeReader, begin: GroupOffset, state: StreamState, standing: PinStatus) -> int:
-        """Where a new lease begins: behind everything that is done."""
+        """Where a new lease starts: after everything that is done."""
         if not self._elastic:
             return max(begin.sequence, self._durable_floor(reader))
         floors = self._floors(reader, standing.partitions)
         return min(floors.values(), default=state.last_seq)
 
     def _right_to(self, finish: GroupOffset, after: int) -> tuple[tuple[int, ...], int, bool]:
-        """Which partitions of a planned batch to read, behind which sequence, and whether its own lease still holds.
+        """Which partitions of a planned batch to read, after which sequence, and whether its own lease still holds.
 
-        In a batch that is replayed, partitions may have moved on: then their owner finishes them, and the batch waits.
-        Nothing of them is skipped while it is there, because the commit of the batch counts for all of them.
+        When a batch is replayed, partitions may have moved: then their owner finishes them, and the batch waits. Until
+        then nothing of them is skipped, because the commit of the batch covers all of them.
         """
         deadline = self._clock.now() + self._options.retry_budget
         while True:
@@ -189,7 +189,7 @@ class GroupProgress:
             self._pause()
 
     def _left(self, reader: RangeReader, finish: GroupOffset) -> tuple[int, ...]:
-        """The partitions of the batch of which something is not done."""
+        """The partitions of the batch that are not completely done."""
         if not self._elastic:
             return finish.owned if self._durable_floor(reader) < finish.sequence else ()
         floors = self._floors(reader, finish.owned)
@@ -223,7 +223,7 @@ class GroupProgress:
         return info is not None and int(info["num_pending"]) + int(info["num_ack_pending"]) > 0
 
     def _something_left(self, reader: RangeReader) -> bool:
-        """Whether a query that ends when all is done has to wait for its pin."""
+        """Whether a query that ends when all is done must wait for its pin."""
         self._member.check()
         target = self._target if self._target is not None else self._state(reader).last_seq
         info = self._consumer(reader)
@@ -236,7 +236,7 @@ class GroupProgress:
         return 0 if info is None else int(info["ack_floor"]["stream_seq"])
 
     def _floors(self, reader: RangeReader, partitions: tuple[int, ...]) -> dict[int, int]:
-        """Of each partition that has messages: the sequence before the first of them, as the leader knows it."""
+        """For each partition with messages: the sequence before the first of them, as the leader knows it."""
         record, floors = self._member.record, {}
         for partition in partitions:
             (subject,) = read_filters(record, self._setting.member, (partition,))
@@ -258,7 +258,7 @@ class GroupProgress:
             self._committed = offset
         elif self._durable_floor(reader) >= offset.sequence:
             self._committed = offset
-        elif self._member.pinned():  # another instance may be further by now: only the pinned one moves it
+        elif self._member.pinned():  # another instance may be ahead by now: only the pinned one moves the durable
             name = static_consumer(self._setting.group, self._setting.member)
             reader.connection.api(f"CONSUMER.RESET.{self._stream}.{name}", {"seq": offset.sequence + 1})
         return True

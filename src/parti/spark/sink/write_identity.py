@@ -1,12 +1,12 @@
-"""Which write a row belongs to: two writes never share an identity, and a replay of a write has the one it had.
+"""Which write a row belongs to: two writes never share an identity, and a replay of a write keeps its identity.
 
-Spark tells a task its query and batch, and nothing of which `save()` inside `foreachBatch` it works for. So writes are
-counted: the first, the second, ... of a batch, by the order in which they succeed. A replayed batch counts from the
-start again, and its n-th write is the n-th write of the first try. The count lives beside the driver's block files, in
-a folder that Spark makes for one application and deletes with it.
+Spark tells a task its query and batch, but not which `save()` inside `foreachBatch` it belongs to. So writes are
+counted: the first, the second, ... of a batch, in the order in which they succeed. A replayed batch counts from the
+start again, and its n-th write is the n-th write of the first try. The count is stored beside the driver's block files,
+in a folder that Spark creates for one application and deletes with it.
 
-Where counting cannot tell (a write that begins while an equal one is under way, from another thread or query), the
-write gets an identity of its own: a replay of it is stored again, and nothing is ever taken for something else.
+Where counting is ambiguous (a write starts while an equal one is running, in another thread or query), the write gets a
+unique identity: a replay of it is stored again, and no write is ever mistaken for another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 _FILE: Final = "parti-writes.json"
-_MOST: Final = 256  # batches that are remembered: the last one of each query that runs
+_MOST: Final = 256  # batches that are remembered: the last one of each running query
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +50,27 @@ class WritePlace:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a writer takes along to its tasks: who it is, and how many like it each batch has seen before."""
+    """Sent with a writer to its tasks: its identity, and how many equal writes each batch has seen before."""
 
     writer: str
     kind: str
-    """Writes of one kind could hold the same rows for the same place."""
+    """Writes of one kind could write the same rows to the same destination."""
     alone: bool
-    """Whether no other write of this kind was under way when it began."""
+    """Whether no other write of this kind was running when it started."""
     seen: Mapping[str, int] = field(default_factory=dict)
 
     def number(self, place: WritePlace) -> int | None:
-        """Which write of its batch this is, from 0 on; None when that cannot be known."""
+        """The index of this write in its batch, from 0; None when it cannot be known."""
         return self.seen.get(place.key, 0) if self.alone else None
 
 
 def kind_of(*parts: object) -> str:
-    """A short name for what makes writes alike."""
+    """A short hash of everything that makes writes equal."""
     return hashlib.blake2b(json.dumps([str(part) for part in parts]).encode(), digest_size=8).hexdigest()
 
 
 class WriteLedger:
-    """The counted writes of one Spark application, kept in a file that its planner processes share."""
+    """The counted writes of one Spark application, stored in a file that its planner processes share."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _FILE
@@ -80,12 +80,12 @@ class WriteLedger:
 
     @classmethod
     def of_application(cls) -> WriteLedger | None:
-        """The ledger beside the driver's block files; None where Spark names no folder of the application's own."""
+        """The ledger beside the driver's block files; None where Spark names no folder for the application."""
         first = Path(os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0])
         return cls(first) if first.name.startswith("blockmgr-") and first.is_dir() else None
 
     def begin(self, kind: str) -> Ticket:
-        """A write of this kind begins; until it ends, no other of the kind counts itself."""
+        """A write of this kind starts; until it ends, no other write of the kind is counted."""
         writer = uuid.uuid4().hex
         with self._changed() as state:
             alone = kind not in state["open"].values()
@@ -94,7 +94,7 @@ class WriteLedger:
         return Ticket(writer, kind, alone, seen)
 
     def succeeded(self, ticket: Ticket, place: WritePlace | None) -> None:
-        """The write is stored: the next of its kind in this batch is another one."""
+        """The write is stored: the next one of its kind in this batch is another write."""
         with self._changed() as state:
             state["open"].pop(ticket.writer, None)
             if place is None:
@@ -106,7 +106,7 @@ class WriteLedger:
             state["done"] = dict([*kept[-_MOST:], (key, count)])
 
     def failed(self, ticket: Ticket) -> None:
-        """The write failed: when it is tried again in the same batch, it is the same write."""
+        """The write failed: when it is retried in the same batch, it is the same write."""
         with self._changed() as state:
             state["open"].pop(ticket.writer, None)
 

@@ -1,9 +1,9 @@
 """The writers behind `format("jetstream")`: a task returns only when the stream has stored each of its rows.
 
-A task that is run again, or a micro-batch that is replayed after a restart, publishes the same rows under the same
-ids, so that inside the stream's duplicate window they are stored once. What the ids are made of: the streaming query
-and its batch (or, in a plain batch job, the job), which write of the batch it is (`write_identity`), the partition, the
-chunk of rows inside it, and the chunk's content. With `progressSubject` a replay is stored once whenever it comes.
+A task that is run again, or a micro-batch that is replayed after a restart, publishes the same rows under the same ids,
+so that within the stream's duplicate window they are stored once. An id consists of the streaming query and its batch
+(or, in a plain batch job, the job), which write of the batch it is (`write_identity`), the partition, the chunk of rows
+inside it, and the chunk's content. With `progressSubject` a replay is stored once, however late it comes.
 """
 
 from __future__ import annotations
@@ -87,18 +87,18 @@ WRITER_OPTIONS = OptionTable(
             "rows: a repeat is stored once, however late it comes. Needs `stream` and allow_atomic",
         ),
     ),
-    # Spark's own options of a streaming query travel in the same map, and so do those that a view or table of SQL has
-    # for reading; but not `subjects`, which is easily written for `subject`.
+    # The same map holds Spark's own options of a streaming query, and the reader options of an SQL view or table. But
+    # `subjects` is refused, because it is easily written for `subject`.
     accepted=("checkpointLocation", "queryName", *SPARKS_OWN, *(set(SOURCE_OPTIONS.names()) - {"subjects"})),
 )
 
 READER_COLUMNS = frozenset({"key", "partition", "sequence", "timestamp", "stream"})
-"""Columns of the reader that say where a row came from; a row that is passed on may keep them, they are not written."""
+"""Columns of the reader that say where a row came from; a forwarded row may keep them, they are not written."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows(WriterCommitMessage):
-    """What one task has had acknowledged."""
+    """The rows of one task that were acknowledged."""
 
     partition: int
     messages: int
@@ -108,17 +108,17 @@ class WrittenRows(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """What the rows of a task are called: their run (query or job), its step, the write in it, and the partition."""
+    """The identity of a task's rows: their run (query or job), its step, the write in it, and the partition."""
 
     run: str
     step: str
     write: str | None
-    """Empty for the first write of a batch; None when nothing would tell a repeat of it."""
+    """Empty for the first write of a batch; None when a repeat of it could not be recognised."""
     partition: int
 
     @property
     def scope(self) -> str:
-        """A short form that the ids begin with; `run` goes into their digest."""
+        """A short prefix of the ids; `run` is part of their digest."""
         return f"{self.run[:8]}-{self.step}-{f'{self.write}-' if self.write else ''}{self.partition}"
 
     @property
@@ -128,7 +128,7 @@ class _Name:
 
 
 class _Writer:
-    """What both writers do. Built on the driver, where it checks all that can be known before the first row."""
+    """Common to both writers. Built on the driver, where it checks all that can be known before the first row."""
 
     def __init__(self, schema: StructType, options: Mapping[str, str], overwrite: bool) -> None:
         if overwrite:
@@ -161,7 +161,7 @@ class _Writer:
                 raise ConfigError(
                     "atomic=true needs the option stream (or subject), to know which stream must allow it"
                 )
-            return  # each row names its subject: the tasks will see
+            return  # each row names its subject: the tasks will check
         # Spark builds a writer for every micro-batch: an outage now must cost time, not the query.
         target = find_target(self.connect, stream=self.stream, subject=self.subject or "", patience=self.patience)
         _check_target(target, demand_atomic=demand_atomic)
@@ -185,12 +185,12 @@ class _Writer:
         return WrittenRows(task.partitionId(), done.messages, done.duplicates, place)
 
     def _write_number(self, _place: WritePlace) -> int | None:
-        """Which write of its batch this is; None when that cannot be known."""
+        """The index of this write in its batch; None when it cannot be known."""
         return 0  # a streaming query writes each batch once
 
     def _named(self, place: WritePlace | None, partition: int) -> _Name:
-        """What the task's rows are called; the same at a repeat, and another for every other write."""
-        named = f"w-{self.write_id}" if self.write_id else None  # never one that is counted
+        """The identity of the task's rows; the same when repeated, and different for every other write."""
+        named = f"w-{self.write_id}" if self.write_id else None  # never equal to a counted one
         if place is None:
             return _Name("job" if named else self.job, "0", named, partition)
         if named is not None:
@@ -242,9 +242,9 @@ class _Writer:
 
 
 class JetStreamBatchWriter(_Writer, DataSourceArrowWriter):
-    """`df.write.format("jetstream").mode("append")`; a task that is tried again stores nothing twice.
+    """`df.write.format("jetstream").mode("append")`; a task that is retried stores nothing twice.
 
-    Inside `foreachBatch` each write is counted, so that two of equal rows are two, and a replay of either is none.
+    Inside `foreachBatch` each write is counted: two writes of equal rows are both stored, a replay of either is not.
     """
 
     def __init__(self, schema: StructType, options: Mapping[str, str], overwrite: bool) -> None:
@@ -263,17 +263,17 @@ class JetStreamBatchWriter(_Writer, DataSourceArrowWriter):
             self._ledger.succeeded(self._ticket, written[0].place if written else None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - Spark's signature
-        """Runs on the driver when the write failed; what is stored of it stays, and a repeat knows it again."""
+        """Runs on the driver when the write failed; rows already stored stay, and a repeat recognises them."""
         if self._ledger is not None and self._ticket is not None:
             self._ledger.failed(self._ticket)
 
 
 class JetStreamStreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """`df.writeStream.format("jetstream")`; a micro-batch that is replayed stores nothing twice."""
+    """`df.writeStream.format("jetstream")`; a replayed micro-batch stores nothing twice."""
 
 
 def check_columns(schema: StructType, *, subject_given: bool) -> None:
-    """ConfigError unless the columns are ones the sink writes, with types it writes."""
+    """Raise ConfigError unless the sink can write these columns and their types."""
     texts = (BinaryType, StringType)
     types: dict[str, DataType] = {field.name: field.dataType for field in schema.fields}
     wanted = ["value"] if subject_given else ["value", "subject"]

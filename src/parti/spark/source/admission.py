@@ -1,4 +1,4 @@
-"""How far the next batch may go: pure decisions over what the stream holds and what the user allows."""
+"""How far the next batch may go: pure decisions from the stream's state and the user's limits."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Admission:
         return cls(options.max_offsets, options.max_bytes, options.min_offsets, options.max_delay)
 
     def end(self, state: StreamState, after: int, target: int, begins: int = 0) -> int:
-        """The last sequence of a batch that begins behind `after` and may go to `target` at most.
+        """The last sequence of a batch that starts after `after` and may go to `target` at most.
 
-        Sequences are counted, not rows: filters and deletions make fewer of them. What is gone from the front of the
-        stream does not count, nor what was deleted before `begins`, where the first message is: a gap of a million
-        would be a thousand empty batches.
+        Sequences are counted, not rows: filters and deletions make fewer rows. Messages removed from the front of the
+        stream do not count, nor those deleted before `begins`, the first message: a gap of a million would be a
+        thousand empty batches.
         """
         first = min(max(after, state.first_seq - 1, begins - 1), target)
         allowed = target - first
@@ -37,7 +37,7 @@ class Admission:
         return max(after, first + allowed)
 
     def too_few(self, state: StreamState, after: int, target: int, waited: float) -> bool:
-        """Whether to hold the messages back for now, in the hope of a larger batch."""
+        """Whether to hold the messages back for now, to wait for a larger batch."""
         if self.min_offsets is None or waited >= self.max_delay:
             return False
         return target - max(after, state.first_seq - 1) < self.min_offsets

@@ -22,10 +22,10 @@ log = get_logger("spark.source")
 
 
 class JetStreamReader(DataSourceReader):
-    """Reads everything between two places of a stream, complete and each message once.
+    """Reads everything between two positions of a stream, complete and each message once.
 
-    From `earliest` a task begins at the first message that is there when it begins: a stream at its limits goes on
-    removing messages while the query is planned, and nobody was promised those.
+    From `earliest` a task starts at the first message that exists when it starts: a stream at its limits continues to
+    remove messages while the query is planned, and those were not promised.
 
     It has no `pushFilters`: with it Spark refuses the reader unless a setting that is off by default is on
     (docs/evidence/spark.md#s1). The option `subjects` filters where it is cheap.
@@ -59,7 +59,7 @@ class JetStreamReader(DataSourceReader):
         check_subjects(reader, self._options.stream, self._options.subjects)
         state = reader.state(self._options.stream)
         first = self._options.starting.first_sequence(reader, state)
-        end = self._options.ending.first_sequence(reader, state)  # the first that is not read, as Kafka's
+        end = self._options.ending.first_sequence(reader, state)  # the first one that is not read, as in Kafka
         for option, place in (("startingOffsets", first), ("endingOffsets", end)):
             if place > state.last_seq + 1:
                 raise ConfigError(

@@ -1,7 +1,7 @@
-"""The columns of a JetStream DataFrame, built from what the range reader yields, in exactly Spark's Arrow schema.
+"""The columns of a JetStream DataFrame, built from the range reader's batches, in exactly Spark's Arrow schema.
 
 Spark refuses a batch whose schema differs in any type or nullability, and it prunes no columns of a Python source
-(docs/evidence/spark.md#s2). So the schema is what counts: columns that it does not name are not parsed.
+(docs/evidence/spark.md#s2). So the schema decides: columns that it does not name are not parsed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from parti.spark.tokens import Partitioning, Tokens
 
 HEADERS = "headers"
 _HEADERS_TYPE = "array<struct<key:string,value:binary>>"
-# Name -> type as Spark writes it, and the columns of the range reader it is made of.
+# Name -> Spark's type, and the columns of the range reader that it needs.
 _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "key": ("string", ("subject",)),
     "value": ("binary", ("data",)),
@@ -58,13 +58,13 @@ _ARROW: dict[str, pa.DataType] = {
 
 
 def default_schema(*, include_headers: bool) -> StructType:
-    """What a DataFrame has when the user gives no schema; not from DDL, which only a process with a JVM can read."""
+    """The schema when the user gives none; not from DDL, which only a process with a JVM can parse."""
     names = [name for name in _COLUMNS if name != HEADERS or include_headers]
     return StructType([StructField(name, _SPARK[_COLUMNS[name][0]]) for name in names])
 
 
 def check_schema(schema: StructType) -> None:
-    """Raise ConfigError unless every column of `schema` is one of ours, with our type."""
+    """Raise ConfigError unless every column of `schema` exists here, with the same type."""
     for field in schema.fields:
         if field.name not in _COLUMNS:
             near = get_close_matches(field.name.lower(), _COLUMNS, n=1)
@@ -77,7 +77,7 @@ def check_schema(schema: StructType) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ColumnBuilder:
-    """Turns batches of the range reader into batches of the asked schema; immutable and picklable."""
+    """Turns batches of the range reader into batches of the requested schema; immutable and picklable."""
 
     schema: pa.Schema
     stream: str
@@ -92,14 +92,14 @@ class ColumnBuilder:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The columns to ask of the range reader; always at least one, for a batch without columns has no rows."""
+        """The columns to request from the range reader; at least one, because a batch without columns has no rows."""
         wanted = {source for name in self.schema.names for source in _COLUMNS[name][1]}
         if not self.partitioning.needs_subject and {"key", "subject"}.isdisjoint(self.schema.names):
             wanted.discard("subject")
         return tuple(sorted(wanted)) or ("sequence",)
 
     def build(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same messages in the asked columns."""
+        """The same messages in the requested columns."""
         return pa.RecordBatch.from_arrays(
             [self._column(field, batch) for field in self.schema],
             schema=self.schema,
@@ -116,7 +116,7 @@ class ColumnBuilder:
                     return _constant(0, field.type, batch.num_rows)
                 return self.partitioning.column(batch.column("subject"))
             case "timestamp":
-                return batch.column("timestamp").cast(field.type, safe=False)  # Spark knows microseconds only
+                return batch.column("timestamp").cast(field.type, safe=False)  # Spark has only microseconds
             case "stream":
                 return _constant(self.stream, field.type, batch.num_rows)
             case "headers":
@@ -126,7 +126,7 @@ class ColumnBuilder:
 
 
 def _constant(value: str | int, kind: pa.DataType, rows: int) -> pa.Array:
-    """So many times the same, of an array that is made once."""
+    """`rows` times the same value, from an array that is created once."""
     return _repeated(value, kind, 1 << rows.bit_length())[:rows]
 
 
@@ -138,8 +138,8 @@ def _repeated(value: str | int, kind: pa.DataType, rows: int) -> pa.Array:
 def _never_null(lists: pa.Array) -> pa.Array:
     """The same lists, empty where there was none.
 
-    Direct Get puts headers of its own on every message, so that none and an empty block cannot be told apart there, and
-    the same message must look the same whichever way it is read.
+    Direct Get adds its own headers to every message, so a missing header block and an empty one look the same there.
+    The same message must look the same whichever way it is read.
     """
     return pa.ListArray.from_arrays(lists.offsets, lists.values, type=lists.type)
 

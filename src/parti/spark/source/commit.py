@@ -1,7 +1,7 @@
-"""Telling JetStream what a query has done, so that its tools show position and lag and its queues get empty.
+"""Reports to JetStream what a query has done, so that its tools show position and lag, and its queues get empty.
 
-Spark's checkpoint stays the truth: a commit is repeated as often as needed, and a query that finds none goes on from
-its checkpoint. Every commit here is idempotent.
+Spark's checkpoint stays the truth: a commit is repeated as often as needed, and a query without one continues from its
+checkpoint. Every commit here is idempotent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Commit(Protocol):
     """One way to commit."""
 
     def prepare(self, reader: RangeReader, state: StreamState, started: int) -> None:
-        """Before the first batch: refuse a stream that this cannot work on, and make what it needs."""
+        """Before the first batch: refuse a stream that this cannot work on, and create what it needs."""
         ...
 
     def commit(self, reader: RangeReader, sequence: int) -> None:
@@ -27,7 +27,7 @@ class Commit(Protocol):
 
 
 def commit_of(options: SourceOptions) -> Commit | None:
-    """What the options ask for; None for no commit."""
+    """The commit that the options ask for; None for no commit."""
     match options.commit:
         case "durable":
             assert options.durable is not None
@@ -43,7 +43,7 @@ class DurableCommit:
 
     See docs/evidence/spark.md#s17.
 
-    On an interest stream the consumer also keeps the messages until the query is done with them.
+    On an interest stream the consumer also keeps the messages until the query has processed them.
     """
 
     def __init__(self, stream: str, durable: str, subjects: tuple[str, ...]) -> None:
@@ -59,7 +59,7 @@ class DurableCommit:
         self._create_if_missing(reader, started)
 
     def commit(self, reader: RangeReader, sequence: int) -> None:
-        # Nobody answers a reset of a consumer that somebody deleted: the request would time out, again and again.
+        # A reset of a deleted consumer gets no reply: the request would time out, again and again.
         if not self._create_if_missing(reader, sequence):
             reader.connection.api(f"CONSUMER.RESET.{self._stream}.{self._durable}", {"seq": sequence + 1})
 
@@ -86,7 +86,7 @@ class DurableCommit:
 
 
 class PurgeCommit:
-    """Removes what was read from a work queue. Only there: on other streams it would take messages from others."""
+    """Removes processed messages from a work queue. Only there: on other streams it would delete them for others."""
 
     def __init__(self, stream: str, subjects: tuple[str, ...]) -> None:
         self._stream = stream

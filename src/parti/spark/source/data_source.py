@@ -1,7 +1,7 @@
 """The data source that Spark knows as `format("jetstream")`.
 
-Spark imports this module for every session that uses any Python source, and hides an error in it behind "failed to
-find the data source". So it imports next to nothing; readers and writers come in when they are asked for.
+Spark imports this module for every session that uses any Python source, and reports an error in it as "failed to find
+the data source". So it imports next to nothing; readers and writers are imported when needed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from parti.spark.plain_errors import plainly
 
 
 class JetStreamDataSource(DataSource):
-    """Makes readers and writers from the options of one `load()`, `save()` or `start()`.
+    """Creates readers and writers from the options of one `load()`, `save()` or `start()`.
 
-    Spark builds it without saying what for, so that each reader and writer checks its own options.
+    Spark creates it without saying what for, so each reader and writer checks its own options.
     """
 
     @classmethod
@@ -26,7 +26,7 @@ class JetStreamDataSource(DataSource):
         return "jetstream"
 
     def schema(self) -> StructType:
-        """The columns of a read without a schema of the user's. A wrong option is refused here, at `load()`."""
+        """The columns of a read without a user schema. A wrong option is refused here, at `load()`."""
         from parti.spark.source.columns import default_schema
         from parti.spark.source.options import SOURCE_OPTIONS
         from parti.spark.table_options import effective, is_create_table, kept_in, of_new_table

@@ -1,10 +1,10 @@
-"""Where a query stands in a stream, as readable JSON; and how a position that a user names becomes a sequence.
+"""A query's position in a stream, as readable JSON; and how a position that a user names becomes a sequence.
 
     {"stream": "ORDERS", "created": "2026-01-31T08:15:00.123456789Z", "sequence": 4711, "started": 0}
 
 `sequence` is the last one that the query has read. `created` tells a stream from a later one of the same name.
-`started` is the sequence the query began behind. Spark writes no record of it: when a query dies in its first batch,
-Spark asks anew for the initial offset and replays the batch from there, so that with `latest` the whole batch would be
+`started` is the sequence after which the query began. Spark does not record it: when a query dies in its first batch,
+Spark asks again for the initial offset and replays the batch from there, so that with `latest` the whole batch would be
 skipped. The end of the batch is in the checkpoint, and through `started` so is its beginning.
 """
 
@@ -34,7 +34,7 @@ class Offset:
 
     @classmethod
     def from_json(cls, found: dict[str, Any], *, stream: str) -> Offset:
-        """Read an offset back; one of another stream or of another source is refused."""
+        """Read an offset back; an offset of another stream or of another source is refused."""
         if found.get("stream") != stream:
             raise ConfigError(
                 f"the checkpoint belongs to {found.get('stream') or found!r}, not to stream {stream!r}: "
@@ -46,19 +46,19 @@ class Offset:
             raise ConfigError(f"the checkpoint holds no JetStream offset but {found!r}") from None
 
     def begin_of(self, end: Offset) -> int:
-        """The sequence behind which the batch that Spark calls `self` to `end` begins."""
+        """The sequence after which the batch that Spark calls `self` to `end` starts."""
         if self.created != end.created:
-            return 0  # the stream was made anew in between, and the loss of the old one is allowed
+            return 0  # the stream was recreated in between, and the loss of the old one is allowed
         return self.sequence if self.started == end.started else end.started
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in a stream in the user's words; as `first_sequence` it means the first message at or after it."""
+    """A user's position in a stream; `first_sequence` gives the first message at or after it."""
 
     at: Literal["earliest", "latest"] | int
     is_time: bool = False
-    """Whether `at` counts nanoseconds since 1970 instead of messages."""
+    """Whether `at` is a time in nanoseconds since 1970 instead of a sequence."""
 
     @classmethod
     def parse(cls, text: str) -> Position:
@@ -91,7 +91,7 @@ class Position:
             raise ValueError(f"{text!r} is neither an ISO 8601 time nor milliseconds since 1970") from None
 
     def first_sequence(self, reader: RangeReader, state: StreamState) -> int:
-        """The first sequence at or after this place; one behind the last when there is none yet."""
+        """The first sequence at or after this position; the one after the last when there is none yet."""
         if self.at == "earliest":
             return state.first_seq or 1
         if self.at == "latest":
@@ -99,15 +99,15 @@ class Position:
         return _first_since(reader, state, self.at) if self.is_time else self.at
 
     def is_open(self, first: int, state: StreamState) -> bool:
-        """Whether this place, now at `first`, is wherever the stream begins: what goes before it is read is no loss."""
+        """Whether this position, now at `first`, is the stream's start: messages removed before reading are no loss."""
         return self.at == "earliest" or (self.is_time and first <= state.first_seq)
 
 
 def _first_since(reader: RangeReader, state: StreamState, time_ns: int) -> int:
     """The first sequence stored at or after `time_ns`, by asking the stream's leader for ~log2(n) messages.
 
-    Direct Get knows `start_time` in one call, but any replica may answer it, and one that lags would place the start
-    too early or the end too late. A question takes 0.14 ms, so that a billion messages are searched in 5 ms.
+    Direct Get has `start_time` in one call, but any replica may answer it, and a lagging one would place the start too
+    early or the end too late. One request takes 0.14 ms, so a billion messages are searched in 5 ms.
     """
     low = max(state.first_seq, 1)
     high = found = state.last_seq + 1

@@ -143,8 +143,8 @@ SOURCE_OPTIONS = OptionTable(
         Option("groupAckWait", "5s", span, "with group: how long after its end a query keeps its partitions"),
         Option("retryBudget", "60s", span, "how long NATS may be out of reach before the query fails"),
     ),
-    # A view or a table of SQL is read and written with the same options; `subject` is not let through, because it is
-    # easily written for `subjects`, and then everything would be read.
+    # An SQL view or table is read and written with the same options; `subject` is refused, because it is easily
+    # written for `subjects`, and then everything would be read.
     accepted=(*SPARKS_OWN, "atomic", "maxInFlight", "retryTimeout", "writeId", "progressSubject"),
 )
 
@@ -161,7 +161,7 @@ class GroupSetting:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What a reader was asked to do; immutable and picklable."""
+    """The parsed options of a reader; immutable and picklable."""
 
     connect: ConnectOptions
     stream: str
@@ -186,7 +186,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-        """Read and check all options; the first thing wrong raises ConfigError."""
+        """Read and check all options; the first problem raises ConfigError."""
         values = SOURCE_OPTIONS.parse(given)
         if values["stream"] is None:
             raise ConfigError("option stream is missing: name the stream to read")
@@ -230,7 +230,7 @@ _SKEW = 60.0  # seconds that the clocks of driver and server may differ
 
 
 def _check_times(values: dict[str, Any]) -> None:
-    """A start that has not come yet would read nothing in a batch, and everything from now on in a stream."""
+    """A start in the future would read nothing in a batch, and everything from now on in a stream."""
     starting, ending = values["startingTimestamp"], values["endingTimestamp"]
     now = time.time()
     if starting is not None and starting.at / 1e9 > now + _SKEW:

@@ -1,8 +1,8 @@
 """NATS outages on the driver: absorbed for a while, then reported.
 
-An exception in the driver's reader ends the whole query (docs/evidence/spark.md#s4), and a server that restarts or a
-cluster that elects a leader is out of reach for seconds. So each question to NATS is asked again until it is answered
-or the budget of the outage is used up.
+An exception in the driver's reader ends the whole query (docs/evidence/spark.md#s4), and a restarting server or a
+cluster that elects a leader is unreachable for seconds. So each request to NATS is retried until it is answered or the
+budget of the outage is used up.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ T = TypeVar("T")
 
 log = get_logger("spark.source")
 
-BRIEF = 1.0  # seconds; a trigger that waits longer keeps `query.stop()` waiting
+BRIEF = 1.0  # seconds; a trigger that waits longer blocks `query.stop()`
 
 
 class OutageTooLong(FatalError):
-    """NATS was out of reach for longer than `retryBudget`: bring it back, and start the query again."""
+    """NATS was unreachable for longer than `retryBudget`: bring it back, and start the query again."""
 
 
 class DriverLink:
@@ -43,7 +43,7 @@ class DriverLink:
         self._out_since: float | None = None
 
     def ask(self, question: Callable[[RangeReader], T]) -> T:
-        """The answer, awaited for as long as the budget lasts; then OutageTooLong. Other errors come at once."""
+        """The answer, retried until the budget is used up; then OutageTooLong. Other errors are raised at once."""
         answer = self._ask(question, patience=None)
         assert answer is not None
         return answer[0]
@@ -78,10 +78,10 @@ class DriverLink:
                 return (answer,)
 
     def _renew(self) -> None:
-        """Replace a connection that takes requests and answers none; if that fails, so will the next question."""
+        """Replace a connection that accepts requests and answers none; if that fails, so will the next request."""
         with contextlib.suppress(PartiError):
             self.reader.check()
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self.reader.close()

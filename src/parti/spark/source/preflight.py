@@ -1,4 +1,4 @@
-"""What can be known to be wrong before the first message is read."""
+"""Finds configuration errors before the first message is read."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from parti.wire.ranges import RangeReader
 def check_subjects(reader: RangeReader, stream: str, subjects: tuple[str, ...]) -> None:
     """Raise ConfigError for a filter that no message of the stream can ever match.
 
-    The server accepts such a filter in silence and delivers nothing (docs/evidence/spark.md#s21). A stream that
-    mirrors, sources or transforms holds other subjects than those it listens on: there every filter passes.
+    The server accepts such a filter silently and delivers nothing (docs/evidence/spark.md#s21). A stream that mirrors,
+    sources or transforms holds other subjects than those it listens on: there every filter is accepted.
     """
     if not subjects:
         return

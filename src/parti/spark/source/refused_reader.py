@@ -1,7 +1,7 @@
-"""What a streaming query is given in place of a reader that cannot be made: it says why at the first question.
+"""Replaces a streaming reader that cannot be created: it raises the reason at the first call.
 
-Spark's runner of streaming sources stumbles over a reader that it did not get, and shows that instead of the error
-(`UnboundLocalError`, Spark 4.3). So the refusal comes one call later, in one sentence as everywhere.
+If a source returns no reader, Spark's runner of streaming sources fails itself and shows that failure instead of the
+error (`UnboundLocalError`, Spark 4.3). So the error is raised one call later, in one sentence as everywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parti.spark.plain_errors import plainly
 
 
 class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Whatever Spark asks first is answered with the error."""
+    """Raises the error at the first call, whichever Spark makes."""
 
     def __init__(self, error: PartiError) -> None:
         self._error = error

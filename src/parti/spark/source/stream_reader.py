@@ -1,7 +1,7 @@
-"""The streaming reader: which sequences belong to the next batch, and what is told to JetStream when one is done.
+"""The streaming reader: which sequences belong to the next batch, and what is committed to JetStream when one is done.
 
-The object lives in a process of its own on the driver for as long as the query runs. Another copy, made by Spark's
-planner, travels to the executors and only ever reads ranges (docs/evidence/spark.md#s3).
+The object lives in its own process on the driver while the query runs. Another copy, made by Spark's planner, is sent
+to the executors and only reads ranges (docs/evidence/spark.md#s3).
 """
 
 from __future__ import annotations
@@ -55,25 +55,25 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._committed: tuple[str, int] | None = None
         self._target: tuple[str, int] | None = None  # of AvailableNow: (created, last sequence)
         self._seen: StreamState | None = None
-        self._begins = 0  # where the first message of the next batch is
+        self._begins = 0  # sequence of the first message of the next batch
         self._last_batch: float | None = None
         self._open = options.starting.at == "earliest"
-        """Whether the query's first batch begins wherever the stream does: nobody was promised what went before."""
-        self._planned: Offset | None = None  # the end of the batch that this process planned last
+        """Whether the query's first batch starts wherever the stream does: earlier messages were not promised."""
+        self._planned: Offset | None = None  # the end of the last batch that this process planned
 
     @plainly()
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query starts; awaited through an outage, because a wrong start could never be put right."""
+        """Where a new query starts; waits through an outage, because a wrong start could never be corrected."""
         if (group := self._membership()) is not None:
             return group.initial().to_json()
         return self._ask(self._initial).to_json()
 
     @plainly()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch, or `start` when there is none, also while NATS is out of reach.
+        """The end of the next batch, or `start` when there is none, also while NATS is unreachable.
 
-        `start` is done: Spark has stored the batch that ended there. This is the only sign of it for the last batch
-        of a query, so that it is committed here as well as in `commit`.
+        `start` is done: Spark has stored the batch that ended there. For the last batch of a query this is the only
+        sign of it, so the batch is committed here as well as in `commit`.
         """
         finite = self._target is not None or isinstance(limit, ReadAllAvailable)
         if (group := self._membership()) is not None:
@@ -95,7 +95,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     @plainly()
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The end of the stream as of this trigger, for `latestOffset` in the query's progress: lag is the rest."""
+        """The end of the stream at this trigger, for `latestOffset` in the query's progress; it shows the lag."""
         if (group := self._membership()) is not None:
             found = group.report()
             return None if found is None else found.to_json()
@@ -134,7 +134,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             )
             return []
         gone = min(state.first_seq - 1, finish.sequence)
-        # A batch that another process planned is in the checkpoint: it is replayed as it was, or its loss is told.
+        # A batch that another process planned is in the checkpoint: it is replayed unchanged, or its loss is reported.
         fresh = self._open and after == finish.started and finish == self._planned
         if gone > after and state.loses and not fresh:
             which = f"sequences {after + 1} to {gone} ({gone - after}) are gone unread"
@@ -168,7 +168,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._driver_link().ask_briefly(question)
 
     def _membership(self) -> GroupProgress | None:
-        """The query as a member of its group: joined when the driver first asks, never by the copies for tasks."""
+        """The query as a member of its group: joins at the driver's first call, never in the copies for tasks."""
         if self._group is None and self._options.group is not None:
             from parti.spark.member.progress import GroupProgress
 
@@ -199,7 +199,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._prepared = True
 
     def _observe(self, reader: RangeReader, begin: Offset) -> StreamState:
-        """The stream's state; a leader that knows less than we have read is asked again."""
+        """The stream's state; asks again if the leader reports less than was already read."""
         state = reader.state(self._options.stream)
         if state.created == begin.created and state.last_seq < begin.sequence and state.replicas > 1:
             raise BehindLeader(f"stream {state.name!r} ends at {state.last_seq}, but {begin.sequence} was read already")
@@ -227,7 +227,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return replace(begin, sequence=self._admission.end(state, begin.sequence, target, self._begins))
 
     def _after_loss(self, begin: Offset, state: StreamState) -> Offset:
-        """Where to go on in a stream that is not what it was; raises DataLoss unless that is allowed."""
+        """Where to continue in a stream that has lost messages; raises DataLoss unless that is allowed."""
         if state.created != begin.created:
             self._lost(
                 begin.sequence + 1,
@@ -262,6 +262,6 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._commit is None or done == self._committed:
             return
         if reader.state(offset.stream).created != offset.created:
-            return  # a commit would purge, or skip, what nobody has read of the new stream
+            return  # a commit would purge, or skip, unread messages of the new stream
         self._commit.commit(reader, offset.sequence)
         self._committed = done

@@ -23,8 +23,8 @@ from parti.wire.ranges import RangeReader, StreamState
 
 log = get_logger("spark.source")
 
-# Idle connections of this worker process. Spark forks workers from a daemon, and a socket must not be shared by two of
-# them, so that the process id is part of the key. A worker serves one query at a time: few are enough.
+# Idle connections of this worker process. Spark forks workers from a daemon, and two of them must not share a socket,
+# so the process id is part of the key. A worker serves one query at a time: few are enough.
 _IDLE: dict[tuple[int, ConnectOptions], RangeReader] = {}
 _MOST_IDLE = 4
 
@@ -32,7 +32,7 @@ _MOST_IDLE = 4
 class RangePartition(InputPartition):
     """The messages with `after` < sequence <= `to` of one incarnation of the stream.
 
-    With `open_start`, those that are there when the task begins: nobody was promised the ones before.
+    With `open_start`, those that exist when the task starts: earlier ones were not promised.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ def split(
     *,
     open_start: bool = False,
 ) -> list[RangePartition]:
-    """The range as tasks of nearly the same size: none smaller than the minimum, unless the maximum asks for it.
+    """The range as tasks of nearly the same size: none smaller than the minimum, unless the maximum requires it.
 
     Every task costs about 25 ms (docs/evidence/spark.md#s14), reading 20,000 messages about 30 ms: smaller tasks are
-    mostly cost.
+    mostly overhead.
     """
     count = to - after
     if count <= 0:
@@ -74,10 +74,10 @@ def split(
 
 
 def without_gaps(reader: RangeReader, state: StreamState, parts: list[RangePartition]) -> list[RangePartition]:
-    """The tasks in whose ranges the leader holds messages; a deleted stretch of a million is no thousand tasks.
+    """The tasks in whose ranges the leader holds messages; a million deleted messages do not become a thousand tasks.
 
-    All of them, when the stream lost messages from its front meanwhile: then the tasks find out what is gone. And when
-    it has another leader by now, which may not know all of the range yet.
+    Returns all tasks if the stream lost messages from its front meanwhile: then the tasks find out what is missing.
+    Also if it has another leader by now, which may not know the whole range yet.
     """
     if not state.num_deleted or len(parts) < 2:
         return parts
@@ -97,7 +97,7 @@ def without_gaps(reader: RangeReader, state: StreamState, parts: list[RangeParti
 
 @dataclass(frozen=True, slots=True)
 class RangeTask:
-    """What all tasks of a query have in common; travels to the executors inside the reader."""
+    """What all tasks of a query share; sent to the executors inside the reader."""
 
     connect: ConnectOptions
     stream: str
@@ -125,7 +125,7 @@ class RangeTask:
             try:
                 for batch in self._batches(reader, partition):
                     yield self._built(partition, batch)
-            except DataLoss as loss:  # only of the whole stream, when losses are allowed
+            except DataLoss as loss:  # only for the whole stream, when losses are allowed
                 if self.fail_on_data_loss:
                     raise
                 self._log_lost(loss.first_missing, min(loss.first_available - 1, partition.to))
@@ -155,12 +155,12 @@ class RangeTask:
 
 @contextlib.contextmanager
 def _borrowed(connect: ConnectOptions, patience: float) -> Iterator[RangeReader]:
-    """A reader with a live connection, for this task alone; it is kept for the next one only if all went well."""
+    """A reader with a live connection, for this task alone; kept for the next task only if all went well."""
     settle()
     key = (os.getpid(), connect)
     reader = _IDLE.pop(key, None) or RangeReader(connect, name="parti-spark-task")
     reader.patience = patience
-    with contextlib.suppress(TransientError):  # the read itself tries for as long as its patience lasts
+    with contextlib.suppress(TransientError):  # the read itself retries while its patience lasts
         reader.check()
     try:
         yield reader

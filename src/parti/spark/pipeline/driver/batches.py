@@ -1,7 +1,7 @@
-"""One micro-batch: plan it, run the handler once for each message, store what came of it.
+"""One micro-batch: plan it, run the handler once for each message, store the results.
 
-Called by Spark for each batch, and again with the same number when a batch is replayed. What is stored here is either
-idempotent by the number of the batch or has ids that the server knows again.
+Spark calls this for each batch, and again with the same number when a batch is replayed. Everything stored here is
+idempotent by the batch number, or has ids by which the server detects duplicates.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PipelineStopped(FatalError):
 
 @dataclass(slots=True)
 class Totals:
-    """What a running pipeline has done; batches that were replayed count again."""
+    """What a running pipeline has done; replayed batches count again."""
 
     batches: int = 0
     messages: int = 0
@@ -41,16 +41,16 @@ class Totals:
     """Messages that are parked now."""
     handler_seconds: float = 0.0
     by_batch: list[dict[str, float]] = field(default_factory=list)
-    """Of the last thousand batches: number, messages, seconds."""
+    """For the last thousand batches: number, messages, seconds."""
 
     @property
     def handler_us(self) -> float | None:
-        """Microseconds a message that the handler took, over all of them."""
+        """Average microseconds per message in the handler."""
         return self.handler_seconds / self.messages * 1e6 if self.messages else None
 
 
 class BatchRunner:
-    """What Spark calls for each batch of one query."""
+    """Spark calls this for each batch of one query."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class BatchRunner:
     ) -> None:
         self.totals = Totals()
         self.failure: Exception | None = None
-        """What ended the query, when it was a batch."""
+        """The error that ended the query, when a batch raised it."""
         self._pipeline = pipeline
         self._plan = plan
         self._stage = stage
@@ -75,13 +75,13 @@ class BatchRunner:
         self._parking = parking
 
     def __call__(self, frame: Any, number: int) -> None:
-        """Returns when everything that came of the batch is stored; whatever it raises ends the query."""
+        """Returns when everything from the batch is stored; any error it raises ends the query."""
         try:
             self._run(frame, number)
         except Exception as error:
             self.failure = error
-            # Spark matches the text of what is raised here with an expression that overflows its stack on a long one
-            # ("Py4JJavaError ... ((.|\\n)*)"), and the query then neither runs nor ends. So the text is made short.
+            # Spark matches the text of an error raised here with an expression that overflows its stack on a long text
+            # ("Py4JJavaError ... ((.|\\n)*)"), and the query then neither runs nor ends. So the text is shortened.
             if not isinstance(error, PartiError):
                 self.failure = BatchFailed(f"batch {number}: {first_cause(error)}")
             raise self.failure from None
@@ -90,10 +90,10 @@ class BatchRunner:
         began = time.perf_counter()
         self._check_lease()
         if not self.totals.batches:
-            # The session of the batches is a clone that Spark made for the query: the user's keeps its settings.
+            # The batches use a clone of the session that Spark made for the query: the user's keeps its settings.
             conf = frame.sparkSession.conf
-            conf.set("spark.sql.adaptive.enabled", "false")  # it would coalesce the ordered tasks
-            conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(BLOCK_BYTES))  # by default a task waits for 64M
+            conf.set("spark.sql.adaptive.enabled", "false")  # it would merge the ordered tasks
+            conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(BLOCK_BYTES))  # default: wait for 64M
             if self._pipeline.companion is not None:
                 self._pipeline.companion.begins(self._pipeline)
         outcomes = self._outcomes(frame, number)
@@ -105,11 +105,11 @@ class BatchRunner:
         self._count(counts, number, time.perf_counter() - began)
 
     def _counted(self, outcomes: Any, number: int) -> Counts:
-        """Run the batch; its tasks count by themselves, and only what is parked is kept."""
+        """Run the batch; its tasks do the counting, and only parked messages are kept."""
         parking = self._parking
         if parking is None:
             return _total(outcomes)
-        outcomes = outcomes.persist()  # evaluated again for what is parked, and the handler must run once
+        outcomes = outcomes.persist()  # evaluated again for the parked messages, and the handler must run once
         try:
             counts = _total(outcomes.select(*COUNTED))
             blocks = outcomes.select(BLOCK).where(f"{BLOCK} is not null")
@@ -119,7 +119,7 @@ class BatchRunner:
         return counts
 
     def _kept(self, outcomes: Any, number: int) -> Counts:
-        """Run the batch into the sinks of Spark's side, and count its rows as they pass by."""
+        """Run the batch into the sinks on Spark's side, and count its rows on the way."""
         outcomes, counted = self._observed(outcomes)
         several = self._parking is not None or self._sinks() > 1
         if several:
@@ -150,10 +150,10 @@ class BatchRunner:
         return ordered.mapInArrow(self._stage.run_blocks, self._stage.shape.ddl)
 
     def _observed(self, outcomes: Any) -> tuple[Any, Any]:
-        """The same rows, and what is counted of them while they pass by."""
+        """The same rows, and the counts that are collected as they are evaluated."""
         from pyspark.sql import Observation
 
-        # Built once for all batches: each expression is some calls into the JVM, together 25 ms of every batch.
+        # Built once for all batches: each expression takes some calls into the JVM, together 25 ms per batch.
         self._metrics = self._metrics or _metrics(parking=self._parking is not None)
         observation = Observation()
         return outcomes.observe(observation, *self._metrics), observation
@@ -163,7 +163,7 @@ class BatchRunner:
         return sum((sink.parquet is not None) + (sink.write is not None) for sink in sinks)
 
     def _store(self, outcomes: Any, number: int) -> None:
-        """Evaluate the batch into every sink of Spark's side, at least once."""
+        """Evaluate the batch into every sink on Spark's side, at least once."""
         names = [name for name, _, _ in self._stage.shape.columns]
         kept = [name for name in names if name not in _INTERNAL]
         rows = outcomes if kept == names else outcomes.select(*kept)
@@ -182,7 +182,7 @@ class BatchRunner:
                 self._pipeline.results.write(results, number)
 
     def _parquet(self, rows: Any, folder: str, number: int) -> None:
-        """Write the batch beside its place, then put it there: a reader sees all of it or nothing."""
+        """Write the batch to a temporary folder, then rename it: a reader sees all of it or nothing."""
         files = self._files.within(folder)
         fresh = f".batch-{number}-{self._stage.epoch}"
         rows.write.mode("overwrite").parquet(files.at(fresh))
@@ -240,7 +240,7 @@ _INTERNAL = frozenset({RESULTS, "value", "timestamp", "headers", "parked_until",
 
 
 def _exploded(outcomes: Any) -> Any:
-    """One row for each result, with where it came from."""
+    """One row per result, with its origin."""
     from pyspark.sql import functions as f
 
     origin = ("stream", "sequence", "key", "partition", "epoch")

@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PAYLOAD = "payload:"
 
 SparkSink = Callable[[Any, int], None]
-"""Called with a DataFrame and the number of its batch; called again with the same number when a batch is replayed."""
+"""Called with a DataFrame and its batch number; called again with the same number when a batch is replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,34 +44,34 @@ class Results:
     """Where results go; any combination. Results are what a handler returns as `Emit`."""
 
     subject: str | None = None
-    """Publish each to this subject of a stream; {key}, {subject} and {partition} are filled in."""
+    """Publish each result to this subject of a stream; {key}, {subject} and {partition} are filled in."""
     stream: str | None = None
-    """The stream that must take them; found by the subject when it is not given."""
+    """The stream that must store them; found by the subject when not given."""
     parquet: str | None = None
-    """A folder; each batch writes `batch=N` in it, whole or not at all."""
+    """A folder; each batch writes `batch=N` in it, completely or not at all."""
     write: SparkSink | None = None
     """Any other Spark sink."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcomes:
-    """Where the outcome rows go; without any they are only counted."""
+    """Where the outcome rows go; without a sink they are only counted."""
 
     parquet: str | None = None
     write: SparkSink | None = None
 
 
 class Companion(Protocol):
-    """Goes along with a pipeline, on its driver; what it raises ends the query."""
+    """Hooks that run with a pipeline, on its driver; an error raised here ends the query."""
 
     def begins(self, pipeline: Pipeline) -> None:
         """A query is about to run its first batch; the lease is held, if there is one."""
 
     def stored(self, pipeline: Pipeline, counts: Counts) -> None:
-        """Everything that came of a batch is stored, and it is about to be committed."""
+        """Everything from a batch is stored, and the batch is about to be committed."""
 
     def closes(self, pipeline: Pipeline) -> None:
-        """A stop waits for the batch under way, which takes its time: let it end soon."""
+        """A stop waits for the running batch: make it end soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,30 +79,30 @@ class Pipeline:
     """One handler over one stream, in order for each key, on Spark. Immutable; `run` or `start` it."""
 
     name: str
-    """Names the query, its ids and its lease; two pipelines must not share one."""
+    """Names the query, its ids and its lease; two pipelines must not share a name."""
     stream: str
     handler: Callable[..., Any]
     """As in the worker plane: a plain or async function of a message; or, by `kind`, of a whole batch."""
     kind: Kind = "message"
     subjects: tuple[str, ...] = ()
     key: str = "subject"
-    """What is kept in order: `subject`, tokens such as `2,3` or `orders.*`, or `payload:field` (one or several, with
+    """What keeps its order: `subject`, tokens such as `2,3` or `orders.*`, or `payload:field` (one or several, with
     commas) of a JSON payload."""
     partitions: int = 64  # enough to spread evenly over any usual number of cores
     partition_by: str | None = None
-    """What is hashed, when it is not the key; `token:N` when a token is the partition already."""
+    """What is hashed, if not the key; `token:N` when a token already is the partition."""
     headers: bool = True
     """Whether handlers and dead letters get the headers of messages."""
     start_at: str = "earliest"
-    """`earliest`, `latest`, a sequence, or a time; counts for a new checkpoint only."""
+    """`earliest`, `latest`, a sequence, or a time; used only for a new checkpoint."""
     checkpoint: str = ""
     """Folder of positions and parked messages; has no default, because without it nothing survives a restart."""
     trigger: str = "0s"
-    """How often a batch begins (`0s`: as soon as the last one is done), or `available-now`: what is there, then end."""
+    """How often a batch starts (`0s`: when the last one is done), or `available-now`: read what is there, then end."""
     batch_size: int | None = 100_000
-    """Messages of one batch at most; the memory of a batch is bounded by it."""
+    """Maximum messages per batch; bounds the memory of a batch."""
     grace: float = 10.0
-    """Seconds that a stop gives the batch under way; one that takes longer is interrupted, and replayed later."""
+    """Seconds that a stop gives the running batch; a longer one is interrupted, and replayed later."""
     plan: Literal["auto", "fused", "shuffled"] = "auto"
     concurrency: int = 1000
     retries: Retries = field(default_factory=Retries)
@@ -116,12 +116,12 @@ class Pipeline:
     group_kind: GroupKindName = "auto"
     """Which kind of group, when the name is used by several."""
     standby: Standby | None = None
-    """Run behind a lease, so that further drivers may wait to take over."""
+    """Run behind a lease, so that further drivers can be standbys."""
     companion: Companion | None = None
     nats: ConnectOptions = field(default_factory=ConnectOptions)
     master: str = "local[*]"
     spark: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the Spark session, when this pipeline makes it."""
+    """Settings of the Spark session, if this pipeline creates it."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -136,7 +136,7 @@ class Pipeline:
             raise ConfigError(f"pipeline {self.name}: partitions, concurrency and batch_size are at least 1")
         if self.key.startswith(_PAYLOAD) and self.partition_by is not None:
             raise ConfigError(f"pipeline {self.name}: with key {self.key} the partition is that of the key")
-        _ = self.payload_key  # a malformed one is told here
+        _ = self.payload_key  # report a malformed one here
         if self.grace < 0:
             raise ConfigError(f"pipeline {self.name}: grace {self.grace} must not be negative")
         if self.trigger != "available-now":
@@ -150,7 +150,7 @@ class Pipeline:
 
     @property
     def keys_are_whole(self) -> bool | None:
-        """Whether a key is always in one partition; None when a token of the stream's decides, as its author knows."""
+        """Whether a key is always in one partition; None when a token decides: only the stream's author knows."""
         if self.partition_by is None or self.payload_key is not None:
             return True
         try:
@@ -183,14 +183,14 @@ class Pipeline:
 
     @property
     def payload_key(self) -> PayloadKey | None:
-        """The field of the payload that is the key, if one is."""
+        """The payload field that is the key, if there is one."""
         if not self.key.startswith(_PAYLOAD):
             return None
         return PayloadKey(self.key.removeprefix(_PAYLOAD), self.partitions)
 
     @property
     def shape(self) -> RowShape:
-        """The columns that outcome rows need: only a few when nobody keeps them."""
+        """The columns that outcome rows need: only a few when no sink stores them."""
         results = self.results.parquet is not None or self.results.write is not None
         parking = self.retries.then == "park"
         kept = self.outcomes.parquet is not None or self.outcomes.write is not None
@@ -198,25 +198,25 @@ class Pipeline:
 
     @property
     def group_setting(self) -> GroupSetting | None:
-        """Which member of which group it is, if it is one."""
+        """Its group and member, if it is a member of a group."""
         if self.group is None or self.member is None:
             return None
         return GroupSetting(self.group, self.member, self.group_kind)
 
     @property
     def scope(self) -> str:
-        """What the ids of results begin with: the same for all members of a group, whoever handles a message."""
+        """The prefix of result ids: the same for all members of a group, whichever handles a message."""
         return self.name if self.group is None else self.group
 
     def planned(self, cores: int, measured_us: float | None = None) -> Plan:
-        """The plan for so many cores."""
+        """The plan for this number of cores."""
         kind: Literal["plain", "async", "batch"] = "async" if is_async(self.handler) else "plain"
         if self.kind != "message":
             kind = "batch"
         return choose(PlanFacts(cores, kind, self.retries.then == "park", measured_us, self.plan))
 
     def source_options(self) -> dict[str, str]:
-        """The options of the source, as Spark takes them; without the connection, which holds secrets."""
+        """The options of the source, in Spark's form; without the connection, which holds secrets."""
         options = {"stream": self.stream}
         if self.group is None:
             options |= {"commit": self.commit, "numPartitions": str(self.partitions)}
@@ -235,12 +235,12 @@ class Pipeline:
         return options | {name: text for name, text in optional.items() if text}
 
     def start(self, spark: Any = None) -> RunningPipeline:
-        """Start it on this session, or on one of its own; returns when it runs, or waits for its lease."""
+        """Start it on this session, or on a new one; returns when it runs, or waits for its lease."""
         from parti.spark.pipeline.driver.query import RunningPipeline
 
         return RunningPipeline(self, spark).start()
 
     def run(self, spark: Any = None) -> None:
-        """Run until it is stopped (or, with trigger available-now, until all is done); its failure is raised."""
+        """Run until it is stopped (or, with trigger available-now, until all is done); raises its failure."""
         with self.start(spark) as running:
             running.wait()

@@ -1,16 +1,16 @@
-"""One checkpoint folder per epoch: what a stale driver still writes, nobody reads.
+"""One checkpoint folder per epoch: nobody reads what a stale driver still writes.
 
-Spark guards a shared checkpoint only by "the first writer of a file wins", whoever that is: in a run the stale driver
-won and the new one died (docs/evidence/pipeline.md#p8). So each owner works on a copy of its predecessor's folder,
-taken once.
+Spark protects a shared checkpoint only by "the first writer of a file wins", whichever driver that is: in one run the
+stale driver won and the new one died (docs/evidence/pipeline.md#p8). So each owner works on a copy of its predecessor's
+folder, taken once.
 
-The position belongs to the pipeline and not to the way it is run: whoever begins, with a lease or without, goes on from
-the newest folder there is, and no owner's folder is ever older than that of its predecessor.
+The position belongs to the pipeline and not to the way it is run: every driver that starts, with or without a lease,
+continues from the newest folder, and no owner's folder is ever older than that of its predecessor.
 
-Epochs are claimed: a claim is a file that only one can make, and says by whose lease. Between seeing which is the last
-one and making the next, the owner looks at its lease, and afterwards whether its claim is the last one. So a driver
-that was frozen anywhere before its claim finds another's in its place or above it, or no lease, whatever lease, bucket
-or none its successor had; one that was frozen after it has a folder that is older than its successor's
+Epochs are claimed: a claim is a file that only one driver can create, and it names that driver's lease. The owner reads
+the last claim, checks its lease, creates the next claim, and then checks that its claim is the last one. So a driver
+that froze anywhere before its claim finds the claim taken, a higher one, or no lease, no matter whether its successor
+had a lease, or in which bucket. A driver that froze after its claim has an older folder than its successor
 (docs/decisions/0011-epochs-of-a-pipeline-are-claimed.md).
 """
 
@@ -23,13 +23,13 @@ from dataclasses import asdict, dataclass
 from parti.spark.pipeline.driver.hadoop_fs import HadoopFolder
 
 _ANY = 1 << 63  # above every sequence
-_KEPT = 3  # folders of earlier epochs; a stale driver whose folder is gone fails, as it should
-# Commits before offsets: an offset written in between is a batch to be redone; a commit without its offset is nonsense.
+_KEPT = 3  # folders of earlier epochs; a stale driver whose folder was deleted fails, as it should
+# Commits before offsets: an offset written in between is a batch to be redone; a commit without its offset is invalid.
 _LOGS = ("commits", "offsets")
 _COPIED = ("metadata", *_LOGS, "parked", "cost.json")
 
 
-_CLAIM = "owner-"  # beside the folders: who has which epoch
+_CLAIM = "owner-"  # beside the folders: the owner of each epoch
 
 
 def folder(epoch: int) -> str:
@@ -43,7 +43,7 @@ def epoch_of(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LeaseNote:
-    """By which lease an owner works: its bucket, and when that was made, for one made anew counts from 1 again."""
+    """The lease of an owner: its bucket, and when that was created, because a recreated bucket counts from 1 again."""
 
     bucket: str
     created: str
@@ -72,30 +72,30 @@ class Replay:
     last: int
     """Its last sequence."""
     first: int
-    """The sequence behind which it begins."""
+    """The sequence after which it starts."""
 
 
 def without_lease(files: HadoopFolder) -> str:
-    """The folder of a driver that runs without a lease: the newest there is, or a copy of it if a lease guarded it.
+    """The folder of a driver that runs without a lease: the newest one, or a copy of it if a lease guarded it.
 
-    Its last owner may only be frozen, and what it still writes when it wakes must be nobody's. An epoch is claimed each
-    time, also where the folder stays: one that was frozen before its own claim must find it taken.
+    The last owner may only be frozen, and nobody may read what it writes when it wakes. An epoch is claimed each time,
+    even if the folder stays: a driver that froze before its own claim must find it taken.
     """
     mine = _claim(files, None, lambda: None)
     newest = (_folders(files) or [folder(0)])[-1]
-    # Also one that has claimed and was frozen before it made its folder will make it when it wakes.
+    # Also a driver that froze between its claim and its folder will create the folder when it wakes.
     since = [epoch for epoch in _claims(files) if epoch_of(newest) <= epoch < mine]
     if any(_lease_in(files, epoch) is not None for epoch in since):
         return _tidied(files, _copied(files, mine))
     for epoch in since:
-        files.delete(_claim_file(epoch))  # jobs that run every hour would leave one each
+        files.delete(_claim_file(epoch))  # hourly jobs would leave one claim each
     return _tidied(files, newest)
 
 
 def prepare(files: HadoopFolder, lease: LeaseNote, check: Callable[[], None]) -> str:
-    """The folder of the owner of this lease's term, holding a copy of the newest earlier one; left alone if it exists.
+    """The folder of the owner of this lease's term, with a copy of the newest earlier one; unchanged if it exists.
 
-    `check` raises when the lease is not held any more. A stale owner either fails there or gets a folder that is older
+    `check` raises when the lease is no longer held. A stale owner either fails there or gets a folder that is older
     than that of its successor.
     """
     claims = _claims(files)
@@ -104,7 +104,7 @@ def prepare(files: HadoopFolder, lease: LeaseNote, check: Callable[[], None]) ->
 
 
 def _claim(files: HadoopFolder, lease: LeaseNote | None, check: Callable[[], None]) -> int:
-    """An epoch of one's own, above all that were ever claimed."""
+    """Claim a new epoch, above all that were ever claimed."""
     text = json.dumps(None if lease is None else asdict(lease))
     while True:
         taken = [*_claims(files), *(epoch_of(name) for name in _folders(files))]
@@ -114,7 +114,7 @@ def _claim(files: HadoopFolder, lease: LeaseNote | None, check: Callable[[], Non
             continue
         if _claims(files)[-1] == mine:
             return mine
-        files.delete(_claim_file(mine))  # an old number, which was forgotten meanwhile, or somebody is ahead already
+        files.delete(_claim_file(mine))  # an old number whose claim was deleted meanwhile, or another driver is ahead
 
 
 def _copied(files: HadoopFolder, epoch: int) -> str:
@@ -133,10 +133,10 @@ def _copied(files: HadoopFolder, epoch: int) -> str:
 
 
 def _tidied(files: HadoopFolder, name: str) -> str:
-    """The folder without what a driver had only begun to write when it ended.
+    """The folder without files that a driver had only begun to write when it ended.
 
-    Spark writes each entry under another name first. Where that was the very first one it takes the folder for somebody
-    else's, and no driver could ever begin in it (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).
+    Spark writes each entry under another name first. If that was the very first entry, Spark thinks that the folder
+    belongs to another query, and no driver could ever start in it (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).
     """
     for log in _LOGS:
         for begun in [entry for entry in files.names(f"{name}/{log}") if entry.endswith(".tmp")]:
@@ -171,7 +171,7 @@ def _folders(files: HadoopFolder) -> list[str]:
 
 
 def replay_of(files: HadoopFolder, checkpoint: str) -> Replay | None:
-    """The batch that a query on this checkpoint begins with, when it was begun before."""
+    """The batch that a query on this checkpoint starts with, if the batch was started before."""
     planned = _numbers(files, f"{checkpoint}/offsets")
     done = _numbers(files, f"{checkpoint}/commits")
     if not planned or (done and done[-1] >= planned[-1]):
@@ -181,7 +181,7 @@ def replay_of(files: HadoopFolder, checkpoint: str) -> Replay | None:
     lines = text.splitlines()
     end = json.loads(lines[2])
     planned_at = json.loads(lines[1])["batchTimestampMs"] / 1000
-    if "lease" in end:  # of a group: positions are those of its queue, ids are those of the stream behind it
+    if "lease" in end:  # in a group, positions are those of its queue, ids are those of the stream behind it
         return Replay(planned[-1], planned_at, _ANY, 0)
     start = json.loads(before.splitlines()[2])["sequence"] if before else end["started"]
     return Replay(planned[-1], planned_at, int(end["sequence"]), int(start))

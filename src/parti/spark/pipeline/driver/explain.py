@@ -1,4 +1,4 @@
-"""A pipeline in words: which plan and why, what runs where, and what is promised for it."""
+"""Describes a pipeline: which plan and why, what runs where, and what is guaranteed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parti.worker.handler import is_async
 
 
 def explain(pipeline: Pipeline, cores: int, measured_us: float | None = None) -> list[tuple[str, str]]:
-    """What would run on so many cores, as pairs of a word and its explanation."""
+    """What would run on this number of cores, as pairs of a word and its explanation."""
     plan = pipeline.planned(cores, measured_us)
     return [
         ("pipeline", f"{pipeline.name}, on {pipeline.master} with {cores} cores"),

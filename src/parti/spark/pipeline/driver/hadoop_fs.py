@@ -28,14 +28,14 @@ class HadoopFolder:
         return f"{self.root}/{name}" if name else self.root
 
     def within(self, root: str) -> HadoopFolder:
-        """The same for another root folder."""
+        """The same file system with another root folder."""
         return HadoopFolder(self._spark, root)
 
     def exists(self, name: str) -> bool:
         return bool(self._fs.exists(self._path(name)))
 
     def names(self, folder: str = "") -> list[str]:
-        """What is in a folder, sorted; nothing when there is no such folder."""
+        """The sorted names in a folder; empty when there is no such folder."""
         if not self.exists(folder):
             return []
         return sorted(str(status.getPath().getName()) for status in self._fs.listStatus(self._path(folder)))
@@ -51,7 +51,7 @@ class HadoopFolder:
             stream.close()
 
     def write(self, name: str, text: str) -> None:
-        """Replace a small file; a reader sees the old text or the new, or for a moment none."""
+        """Replace a small file; a reader sees the old text or the new one, or briefly no file."""
         fresh = self._path(f"{name}.new")
         stream = self._fs.create(fresh, True)
         try:
@@ -61,13 +61,13 @@ class HadoopFolder:
         self.move(f"{name}.new", name)
 
     def create(self, name: str, text: str) -> bool:
-        """Make a small file that is not there; False when somebody else has made it, of two at once one of them.
+        """Create a small file that must not exist; False when it exists. Of two concurrent callers, one succeeds.
 
-        On file systems whose `create` without overwriting is one step: HDFS, object stores with conditional writes, and
-        here the local disk, on which Hadoop's is none.
+        Needs an atomic `create` without overwriting: HDFS, object stores with conditional writes, and the local disk,
+        for which this class does it itself, because Hadoop's version there is not atomic.
         """
         path = self._path(name)
-        # Not `getScheme`: Hadoop's raw local file system, that of fast checkpoints, does not implement it.
+        # Not `getScheme`: Hadoop's raw local file system, used by fast checkpoints, does not implement it.
         if self._fs.getUri().getScheme() == "file":
             return create_here(Path(self._fs.makeQualified(path).toUri().getPath()), text)
         try:
@@ -83,7 +83,7 @@ class HadoopFolder:
         return True
 
     def move(self, source: str, target: str) -> None:
-        """Rename, over what is there; afterwards it is there, or an error was raised."""
+        """Rename, replacing the target; afterwards the target exists, or an error was raised."""
         if self.exists(target):
             self.delete(target)
         if not self._fs.rename(self._path(source), self._path(target)):
@@ -93,7 +93,7 @@ class HadoopFolder:
         self._fs.delete(self._path(name), True)
 
     def copy(self, source: str, target: str) -> None:
-        """Copy a file, or a folder with all in it; afterwards it is there, or an error was raised."""
+        """Copy a file, or a folder with its content; afterwards the target exists, or an error was raised."""
         utils = self._jvm.org.apache.hadoop.fs.FileUtil
         if not utils.copy(self._fs, self._path(source), self._fs, self._path(target), False, True, self._conf):
             raise FatalError(f"{self.at(source)} could not be copied to {self.at(target)}: see the file system's log")
@@ -103,7 +103,7 @@ class HadoopFolder:
 
 
 def create_here(path: Path, text: str) -> bool:
-    """Make a file of the local disk that is not there, in one step and with its content."""
+    """Create a file on the local disk that must not exist, atomically and with its content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     fresh.write_text(text)
@@ -111,7 +111,7 @@ def create_here(path: Path, text: str) -> bool:
         os.link(fresh, path)
     except FileExistsError:
         return False
-    except OSError:  # a mounted object store, or a share, has no links: only the name is made in one step there
+    except OSError:  # a mounted object store, or a share, has no hard links: only the name is created atomically
         try:
             with path.open("x") as made:
                 made.write(text)

@@ -1,7 +1,7 @@
 """The pipeline's lease: one driver runs, others wait, and a driver that lost its lease knows it by its own clock.
 
-The election (`parti.wire.kv_election`) runs in a thread with an event loop of its own, because Spark's driver is a
-blocking program. Its term is the epoch of the pipeline.
+The election (`parti.wire.kv_election`) runs in a thread with its own event loop, because Spark's driver is blocking
+code. Its term is the epoch of the pipeline.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Standby:
     """How drivers of the same pipeline share it."""
 
     bucket: str = "parti-pipelines"
-    ttl: float = defaults.LEASE_TTL  # seconds; the standby takes over this long after the last sign of life
+    ttl: float = defaults.LEASE_TTL  # seconds; the standby takes over this long after the last renewal
     renew_every: float = defaults.LEASE_RENEWAL
     margin: float = defaults.LEASE_MARGIN
-    replicas: int = 1  # of the bucket, when this makes it; 3 on a cluster
+    replicas: int = 1  # of the bucket, if this creates it; 3 on a cluster
 
     @property
     def terms(self) -> LeaseTerms:
@@ -80,7 +80,7 @@ class DriverLease:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._ended = threading.Event()
-        """The lease is to be given back, also by a thread that has hardly begun: it would be held for ever."""
+        """Set to release the lease, also in a thread that has just started: otherwise it would be held forever."""
 
     def __repr__(self) -> str:
         return f"<DriverLease {self._pipeline} {self.owner} epoch={self.epoch} {'held' if self.held else 'waiting'}>"
@@ -91,7 +91,7 @@ class DriverLease:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the lease back, so that a standby need not wait for it to run out."""
+        """Release the lease, so that a standby need not wait for it to expire."""
         self._ended.set()
         loop, stop = self._loop, self._stop
         if loop is not None and stop is not None:
@@ -110,7 +110,7 @@ class DriverLease:
         return self._election.term if self._election is not None else 0
 
     def acquire(self, timeout: float | None = None) -> int | None:
-        """Wait for the lease; the epoch, or None when it did not come in time."""
+        """Wait for the lease; returns the epoch, or None after the timeout."""
         if not self._elected.wait(timeout):
             return None
         if self._failure is not None:
@@ -118,7 +118,7 @@ class DriverLease:
         return self.epoch
 
     def check(self) -> None:
-        """LeaseLost unless the lease is held now."""
+        """Raise `DriverLeaseLost` unless the lease is held now."""
         if self._failure is not None:
             raise self._failure
         if not self.held:
@@ -127,7 +127,7 @@ class DriverLease:
     def _run(self) -> None:
         try:
             asyncio.run(self._keep())
-        except BaseException as error:  # handed to whoever waits in `acquire` or asks in `check`
+        except BaseException as error:  # raised again in `acquire` or `check`
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
             self._failure = error if isinstance(error, PartiError) else UsageError(f"the lease ended: {error!r}")
@@ -163,7 +163,7 @@ class DriverLease:
                 await connection.close()
 
     async def _connected(self) -> Connection:
-        """A connection; NATS may come up later than a standby."""
+        """A connection; NATS may start later than a standby."""
         for wait in PATIENT.delays():
             try:
                 return await connect(self._connect, name="parti-pipeline-lease")
@@ -191,14 +191,14 @@ class DriverLease:
 
 
 def _log_or_raise(error: PartiError) -> None:
-    """What may pass by itself is tried again. What a person has to mend, such as a permission, ends the lease."""
+    """Transient errors are retried. Errors that a person must fix, such as a permission, end the lease."""
     if error.category is Category.POLICY:
         raise error
     log.info("pipeline.lease_again", error=str(error))
 
 
 def check_nobody_holds(options: ConnectOptions, bucket: str, pipeline: str, ttl: float) -> None:
-    """UsageError while a driver holds the pipeline's lease; one that died without giving it back is waited for.
+    """Raise UsageError while a driver holds the pipeline's lease; waits for the lease of a dead driver to expire.
 
     For a driver that wants to run without a lease: nothing would fence it from the other one.
     """
@@ -211,7 +211,7 @@ async def _check_nobody_holds(options: ConnectOptions, bucket: str, pipeline: st
             kv = await KeyValue.open(JetStreamApi(connection), bucket)
         except StreamNotFound:
             return
-        # Not renewed for twice its time: whoever had it is gone.
+        # Not renewed for twice its time: its holder is dead.
         found = await renewing_leader(LeaderKey(kv, lease_key(pipeline)), SystemClock(), 2 * ttl)
     if found is not None and found.leader is not None:
         raise UsageError(

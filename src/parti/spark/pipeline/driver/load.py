@@ -44,7 +44,7 @@ _NOT_IN_FILE = {"companion", "retries", "results", "outcomes", "standby", "nats"
 
 
 def load(what: str, nats: ConnectOptions | None = None) -> Pipeline:
-    """The pipeline that `what` names: a TOML file, or `module:attribute`. `nats` counts where it says nothing."""
+    """The pipeline that `what` names: a TOML file, or `module:attribute`. `nats` is used if it sets no connection."""
     make_importable(Path(what).resolve().parent if what.endswith(".toml") else Path.cwd())
     if what.endswith(".toml"):
         return from_toml(Path(what), nats)
@@ -61,7 +61,7 @@ def make_importable(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if str(folder) not in known:  # workers of local mode inherit it, for what the module itself imports
+    if str(folder) not in known:  # workers of local mode inherit it, for the module's own imports
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), *known]))
 
 
@@ -79,7 +79,7 @@ def named(what: str) -> Any:
         raise ConfigError(f"{what}: the module {module} has no {attribute!r}") from None
     source = getattr(imported, "__file__", None)
     if source is not None and str(Path(source).parent) in sys.path and "site-packages" not in source:
-        register_pickle_by_value(imported)  # a module of the user's folder travels with the job, also to a cluster
+        register_pickle_by_value(imported)  # a module of the user's folder is sent with the job, also to a cluster
     return found
 
 
@@ -113,7 +113,7 @@ def from_toml(path: Path, nats: ConnectOptions | None = None) -> Pipeline:
 
 
 def _table(path: Path, table: str, kind: Any, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of one table in the types of the class it fills."""
+    """The values of one table, in the types of the class it fills."""
     hints = get_type_hints(kind, localns={"SparkSink": Any, "RunningPipeline": Any})
     names = [field.name for field in dataclasses.fields(kind) if field.name not in _NOT_IN_FILE]
     values: dict[str, Any] = {}
@@ -135,7 +135,7 @@ def _table(path: Path, table: str, kind: Any, found: Mapping[str, Any]) -> dict[
 
 
 def _spark(path: Path, table: Mapping[str, Any]) -> dict[str, str]:
-    """Settings by Spark's names; in TOML a dotted name is a table in a table, or quoted."""
+    """Settings by Spark's names; in TOML a dotted name is a nested table, or quoted."""
     flat: dict[str, str] = {}
 
     def walk(prefix: str, value: Any) -> None:
@@ -153,7 +153,7 @@ def _spark(path: Path, table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _folder(text: str) -> str:
-    """An address that does not depend on the working directory of the JVM; those with a scheme are left alone."""
+    """An address independent of the JVM's working directory; addresses with a scheme are not changed."""
     return text if "://" in text else str(Path(text).absolute())
 
 

@@ -1,8 +1,8 @@
-"""Parked messages between batches: kept in the checkpoint, joined with the next batch, driven again when due.
+"""Parked messages between batches: stored in the checkpoint, joined with the next batch, retried when due.
 
-The state after batch N is a folder `parked/N`. A replay of batch N reads `parked/N-1` as the first run did and writes
-`parked/N` anew, so that it is exact without any log of its own. Rows are written aside and put in their place when they
-are complete: the folder's name says that it is whole, and no marker file, which a setting of Hadoop's leaves out.
+The state after batch N is a folder `parked/N`. A replay of batch N reads `parked/N-1` as the first run did and rewrites
+`parked/N`, so it is exact without a log. Rows are written to a temporary folder and renamed when complete: the folder's
+name says that it is complete. There is no marker file, because a Hadoop setting can disable those.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parti.spark.pipeline.driver.hadoop_fs import HadoopFolder
 from parti.spark.pipeline.executor.blocks import DDL, Packing
 
 MOST = 100_000
-"""Parked messages; they travel with every batch, so that more of them would slow down everything else."""
+"""Maximum of parked messages; they are part of every batch, so more of them would slow down everything else."""
 
 
 class TooManyParked(FatalError):
@@ -25,7 +25,7 @@ class TooManyParked(FatalError):
 
 
 class CheckpointParking:
-    """The parked messages of one query. `due` is a local file that tells the reader when the next of them is due."""
+    """The parked messages of one query. `due` is a local file that tells the reader when the next one is due."""
 
     def __init__(self, files: HadoopFolder, folder: str, due: Path) -> None:
         self._files = files
@@ -36,7 +36,7 @@ class CheckpointParking:
         return f"<CheckpointParking {self._folder}>"
 
     def joined(self, frame: Any, number: int, packing: Packing) -> Any:
-        """The blocks of the batch, together with those of the messages that are parked."""
+        """The blocks of the batch, together with those of the parked messages."""
         self._files.delete(f"{self._folder}/{number - 2}")
         before = f"{self._folder}/{number - 1}"
         if not self._files.exists(before):
@@ -45,7 +45,7 @@ class CheckpointParking:
         return frame.unionByName(parked.coalesce(1).sortWithinPartitions("sequence").mapInArrow(packing.pack, DDL))
 
     def store(self, parked: Any, number: int, count: int, due: float | None) -> None:
-        """Keep these rows, which are parked after this batch, and leave word when the first of them is due."""
+        """Store these rows, which are parked after this batch, and write down when the first of them is due."""
         name = f"{self._folder}/{number}"
         if count > MOST:
             raise TooManyParked(f"{count} messages are parked, more than {MOST}: the batch is not committed")
@@ -60,7 +60,7 @@ class CheckpointParking:
         self.announce(due)
 
     def resume(self, spark: Any, last_batch: int) -> None:
-        """Leave word of what an earlier run has parked."""
+        """Write down when the first message that an earlier run parked is due."""
         from pyspark.sql import functions as f
 
         name = f"{self._folder}/{last_batch}"

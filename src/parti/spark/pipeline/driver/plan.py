@@ -1,4 +1,4 @@
-"""Which of the two ordered plans is cheaper, and why: decided from the handler, the cores and what was measured. Pure.
+"""Which of the two ordered plans is cheaper, and why: decided from the handler, the cores and measurements. Pure.
 
 - fused: one task reads the batch in stream order and runs the handler itself. Nothing is moved, nothing is sorted.
 - shuffled: tasks read ranges; messages go to tasks by partition, in stream order, and are handled there in parallel.
@@ -14,11 +14,11 @@ from enum import StrEnum
 from typing import Final, Literal
 
 READ_US: Final = 1.2
-"""Microseconds a message in one task that reads and parses it (docs/evidence/pipeline.md#p2)."""
+"""Microseconds per message in one task that reads and parses it (docs/evidence/pipeline.md#p2)."""
 SHUFFLE_US: Final = 2.3
-"""Microseconds a message for reading in ranges, shuffle, sort and the second way into Python, on two cores."""
+"""Microseconds per message for reading in ranges, shuffle, sort and the second transfer to Python, on two cores."""
 INLINE_US: Final = 0.8
-"""A plain handler that does next to nothing, with its outcome row."""
+"""Microseconds of a plain handler that does next to nothing, with its outcome row."""
 LANE_US: Final = 8.0
 """Processor time of an async handler that waits once, with its lane."""
 
@@ -38,7 +38,7 @@ class PlanFacts:
     handler: Literal["plain", "async", "batch"]
     parking: bool = False
     measured_us: float | None = None
-    """Processor microseconds of the handler a message, from earlier batches."""
+    """Processor microseconds per message in the handler, from earlier batches."""
     wanted: Literal["auto", "fused", "shuffled"] = "auto"
 
     @property
@@ -55,7 +55,7 @@ class Plan:
     kind: PlanKind
     reason: str
     tasks: int
-    """Tasks that run the handler at the same time."""
+    """Tasks that run the handler in parallel."""
     fused_us: float
     shuffled_us: float
 

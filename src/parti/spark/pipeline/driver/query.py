@@ -1,7 +1,7 @@
-"""A pipeline that runs: its Spark query, and in front of it the lease when drivers share the pipeline.
+"""A running pipeline: its Spark query, and the lease in front of it when drivers share the pipeline.
 
-After the lease is lost nothing of this driver is stored any more: the server refuses its publishes, its checkpoint is
-nobody's, and the query is stopped. The driver then waits for the lease like any other.
+After the lease is lost, nothing from this driver is stored any more: the server refuses its publishes, nobody reads its
+checkpoint, and the query is stopped. The driver then waits for the lease like any other.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from parti.wire.target import Target, find_target
 
 log = get_logger("spark.pipeline")
 
-_PATIENCE = 30.0  # seconds for the first answers of NATS
-_UNHURRIED = 0.2  # of the grace, in which a batch may end as if nothing were
+_PATIENCE = 30.0  # seconds for the first replies of NATS
+_UNHURRIED = 0.2  # of the grace: in this time the running batch may end normally
 _PROMPT = 1.0  # seconds between triggers for which a stop waits, so that the last batch is committed on the server too
 _RESTARTS = 5  # of a query that was refused although the lease is held, as when a stream dropped its marker
 _REFUSED = ("LeaseLost", "StaleEpoch", "WrongLastSequence")
 
 
 class PipelineFailed(FatalError):
-    """The query ended with an error: see the cause. It goes on from its checkpoint when it is started again."""
+    """The query ended with an error: see the cause. It continues from its checkpoint when it is started again."""
 
 
 class RunningPipeline:
-    """Handle of a started pipeline. Use it as a context, or call `stop`."""
+    """Handle of a started pipeline. Use it as a context manager, or call `stop`."""
 
     def __init__(self, pipeline: Pipeline, spark: Any = None) -> None:
         self.pipeline = replace(pipeline, nats=pipeline.nats.self_contained())
@@ -68,7 +68,7 @@ class RunningPipeline:
         self.query: Any = None
         """Spark's query while one runs."""
         self.started = threading.Event()
-        """Set while a query runs; a standby waits with it unset."""
+        """Set while a query runs; not set on a standby that waits."""
         self._spark = spark
         self._owns_spark = spark is None
         self._runner: BatchRunner | None = None
@@ -90,14 +90,14 @@ class RunningPipeline:
 
     @property
     def parked_due(self) -> float | None:
-        """When the first of the parked messages is due, in seconds since 1970; None when nothing is parked."""
+        """When the first parked message is due, in seconds since 1970; None when nothing is parked."""
         try:
             return float((self._folder / DUE).read_text())
         except (FileNotFoundError, ValueError):
             return None
 
     def start(self) -> RunningPipeline:
-        """Begin. Without a standby, returns when the query runs; a wrong setting is raised here."""
+        """Start. Without a standby, returns when the query runs; a wrong setting is raised here."""
         if self._spark is None:
             from parti.spark.session import session
 
@@ -110,15 +110,15 @@ class RunningPipeline:
         return self
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end; False when it did not come in time. A failure is raised."""
+        """Wait for the end; False after the timeout. Raises a failure."""
         self._thread.join(timeout)
         self._raise()
         return not self._thread.is_alive()
 
     def stop(self, grace: float | None = None) -> None:
-        """After this returns the query is stopped and the lease is given back.
+        """After this returns the query is stopped and the lease is released.
 
-        The batch under way has `grace` seconds to end, by default those of the pipeline; else it is replayed later.
+        The running batch has `grace` seconds to end, by default the pipeline's own; else it is replayed later.
         """
         self._stopping.set()
         self._close(self.pipeline.grace if grace is None else grace)
@@ -136,9 +136,9 @@ class RunningPipeline:
         self.stop(None if kind is None else 0.0)
 
     def _close(self, grace: float) -> None:
-        """Let no further batch begin, and wait for the end of the one under way."""
+        """Let no further batch start, and wait for the end of the running one."""
         began, hurried = time.monotonic(), self.pipeline.companion is None
-        with contextlib.suppress(Exception):  # Spark says in many ways that a query, or all of it, has ended already
+        with contextlib.suppress(Exception):  # Spark reports in many ways that a query, or Spark, has already ended
             (self._folder / CLOSING).touch()
             while (waited := time.monotonic() - began) < grace and not self._closed():
                 if not hurried and waited > _UNHURRIED * grace:
@@ -148,11 +148,11 @@ class RunningPipeline:
                 self._thread.join(0.05)
 
     def _closed(self) -> bool:
-        """Whether no batch is under way any more."""
+        """Whether no batch is running any more."""
         query = self.query
         if query is None or not query.isActive or (self._folder / CLOSED).exists():
             return True
-        # A trigger that comes every minute is not waited for: all it would find is that nothing is to begin.
+        # A trigger that fires every minute is not waited for: it would start nothing.
         prompt = self.pipeline.trigger == "available-now" or parse_duration(self.pipeline.trigger) <= _PROMPT
         return not prompt and not query.status["isTriggerActive"]
 
@@ -195,19 +195,19 @@ class RunningPipeline:
                     self.started.clear()
 
     def _may_restart(self, error: PartiError) -> bool:
-        """Whether to begin anew although the lease is held: NATS was out of reach, or a stream dropped its marker."""
+        """Whether to start again although the lease is held: NATS was unreachable, or a stream dropped its marker."""
         refused = any(name in f"{type(error).__name__} {error}" for name in _REFUSED)
         self._restarts += 1
         return (refused or error.retriable) and self._restarts <= _RESTARTS and not self._stopping.wait(1.0)
 
     def _run_query(self, term: int) -> None:
-        """One query, from its start to its end; returns when it was stopped or has read all there is."""
+        """One query, from its start to its end; returns when it was stopped or has read everything."""
         query = self._begin(term)
         try:
             if self._stopping.is_set() or (self._lease is not None and not self._lease.held):
                 query.stop()
             query.awaitTermination()
-        except Exception as error:  # Spark raises kinds of its own, with the cause as text
+        except Exception as error:  # Spark raises its own classes, with the cause as text
             if self._stopping.is_set():
                 return
             failure = self._runner.failure if self._runner is not None else None
@@ -220,7 +220,7 @@ class RunningPipeline:
             self._lease.check()
 
     def _checkpoint(self, files: HadoopFolder, term: int) -> str:
-        """The folder to work in, in which the pipeline is where it was, also if it ran with a lease then or without."""
+        """The folder to work in, at the pipeline's last position, whether it ran with a lease or without."""
         pipeline = self.pipeline
         if pipeline.standby is None:
             if (note := epochs.lease_of(files)) is not None:
@@ -231,14 +231,14 @@ class RunningPipeline:
         assert self._lease is not None
         try:
             return epochs.prepare(files, lease, self._lease.check)
-        except Exception:  # of the file system, when a successor has deleted what was to be copied
+        except Exception:  # a file system error, when a successor has deleted the folder to copy
             self._lease.check()
             raise
 
     def _begin(self, term: int) -> Any:
         pipeline, spark = self.pipeline, self._spark
         if (setting := pipeline.group_setting) is not None:
-            look_up(pipeline.nats, pipeline.stream, setting)  # a wrong name is told here, and not by Spark later
+            look_up(pipeline.nats, pipeline.stream, setting)  # report a wrong name here, and not later from Spark
         files = HadoopFolder(spark, pipeline.checkpoint)
         checkpoint = self._checkpoint(files, term)
         epoch = self.epoch = epochs.epoch_of(checkpoint)
@@ -273,7 +273,7 @@ class RunningPipeline:
             .option("checkpointLocation", files.at(checkpoint))
         )
         if self._lease is not None:
-            self._lease.check()  # all of the above may have taken longer than the lease lasts
+            self._lease.check()  # the steps above may have taken longer than the lease lasts
         log.info("pipeline.starts", pipeline=pipeline.name, plan=str(plan), epoch=epoch, owner=self.owner)
         self.query = writer.trigger(**_trigger(pipeline.trigger)).start()
         self.started.set()
@@ -307,7 +307,7 @@ class RunningPipeline:
         return stage.at(epoch, self.owner, self._fences(target, epoch))
 
     def _created(self, stream: str) -> str:
-        """When the stream was made."""
+        """When the stream was created."""
         reader = RangeReader(self.pipeline.nats, name="parti-pipeline")
         try:
             return reader.state(stream).created
@@ -322,7 +322,7 @@ class RunningPipeline:
         return find_target(self.pipeline.nats, stream=results.stream, subject=sample, patience=_PATIENCE)
 
     def _fences(self, target: Target | None, epoch: int) -> dict[str, tuple[str, int]]:
-        """The markers of this epoch; from now on the server refuses what earlier owners publish."""
+        """The markers of this epoch; from now on the server refuses publishes of earlier owners."""
         if self._lease is None:
             return {}
         letters = dead_letter_stream(self.pipeline.stream)
@@ -338,15 +338,15 @@ class RunningPipeline:
     def _stop_query(self) -> None:
         query = self.query
         if query is not None:
-            with contextlib.suppress(Exception):  # Spark says in many ways that a query has ended already
+            with contextlib.suppress(Exception):  # Spark reports in many ways that a query has already ended
                 query.stop()
 
     def _remember_cost(self) -> None:
-        """What the handler costs, for the choice of the plan at the next start."""
+        """Store what the handler costs, for the choice of the plan at the next start."""
         cost = self.totals.handler_us
         if cost is not None and self.plan is not None:
             files = HadoopFolder(self._spark, self.pipeline.checkpoint)
-            with contextlib.suppress(Exception):  # the session may be on its way down: a guess is as good as none
+            with contextlib.suppress(Exception):  # the session may be shutting down: losing one estimate does no harm
                 files.write(f"{epochs.folder(self.epoch)}/cost.json", json.dumps({"handler_us": round(cost, 2)}))
 
 
@@ -361,7 +361,7 @@ class _QueryEnded(PipelineFailed):
 
 
 async def _ensure_letters(pipeline: Pipeline) -> None:
-    """The dead-letter stream is there before the first message may need it."""
+    """Create the dead-letter stream before the first message may need it."""
     connection = await connect(pipeline.nats, name="parti-pipeline")
     try:
         await ensure_stream(JetStreamApi(connection), pipeline.stream)

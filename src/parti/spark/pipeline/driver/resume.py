@@ -1,8 +1,8 @@
-"""Exactly once beyond the duplicate window: which results of a replayed batch the stream holds already.
+"""Exactly once beyond the duplicate window: which results of a replayed batch the stream already holds.
 
 A stream remembers message ids for its duplicate window, two minutes by default. A batch that is replayed after a longer
-outage would be stored twice. But its ids are in the headers of what was stored, and it cannot have been stored before
-the batch was planned: so that part of the stream is read once, before the query begins.
+outage would be stored twice. But the stored results have their ids in the headers, and cannot be older than the plan of
+the batch. So that part of the stream is read once, before the query starts.
 """
 
 from __future__ import annotations

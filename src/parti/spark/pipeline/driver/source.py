@@ -1,8 +1,8 @@
 """The source of a pipeline's query: `format("jetstream")` with what only a pipeline needs.
 
-The reading task goes on with its messages: it runs the handler (fused plan), or packs them for the shuffle to the tasks
-that do. And where the pipeline asks for it, the key comes from a field of the payload, and parked messages make a batch
-of their own when nothing new comes.
+The reading task processes its messages further: it runs the handler (fused plan), or packs them for the shuffle to the
+tasks that run it. If the pipeline asks for it, the key comes from a field of the payload, and parked messages make
+their own batch when nothing new comes.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from parti.wire.options import ConnectOptions
 
 _REDRIVE = "redrive"
 DUE, CLOSING, CLOSED = "due", "closing", "closed"
-"""Files by which the driver and the reader, which Spark runs in another process on the driver's machine, talk: when
-parked messages are due; that no further batch is to begin; that none does any more, and the last one is committed."""
+"""Files through which the driver and the reader, which Spark runs in another process on the same machine, communicate:
+when parked messages are due; that no further batch may start; that none will, and the last one is committed."""
 
 Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""What a reading task does with its messages: `Stage.run` or `Packing.pack`."""
+"""What a reading task does with its messages: `HandlerStage.run` or `Packing.pack`."""
 
 
 def message_schema(*, headers: bool) -> StructType:
@@ -68,18 +68,18 @@ def message_schema(*, headers: bool) -> StructType:
 class PayloadKey:
     """The key of a message is a field of its JSON payload, such as `customer.id`, or several: `database,documentId`.
 
-    Of several, each stands behind its length, so that ("ab", "c") and ("a", "bc") are two keys. A payload without the
-    field, or that is no JSON, leaves the key unset: its subject is its key then.
+    Each of several parts follows its length, so that ("ab", "c") and ("a", "bc") are two keys. A payload without the
+    field, or that is not JSON, leaves the key unset: then its subject is its key.
     """
 
     field: str
     partitions: int
 
     def __post_init__(self) -> None:
-        _decoder(self.field)  # a malformed name is told here, and not by every task
+        _decoder(self.field)  # report a malformed name here, and not from every task
 
     def rekeyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same messages with key and partition by the payload."""
+        """The same messages with key and partition from the payload."""
         decode = _decoder(self.field)
         keys = pa.array([decode(value) for value in batch.column("value").to_pylist()], pa.string())
         partition = Partitioning(self.partitions).column(pc.coalesce(keys, batch.column("subject")))
@@ -92,7 +92,7 @@ class PayloadKey:
 
 @lru_cache(maxsize=64)
 def _decoder(fields: str) -> Callable[[bytes], str | None]:
-    """From payload to key. One pass over the bytes for all fields; msgspec reads nothing but those on the paths."""
+    """From payload to key. One pass over the bytes for all fields; msgspec decodes only those on the paths."""
     paths = [tuple(field.split(".")) for field in fields.split(",")]
     tree: dict[str, Any] = {}
     for path in paths:
@@ -124,7 +124,7 @@ def _decoder(fields: str) -> Callable[[bytes], str | None]:
 
 
 def _struct(tree: dict[str, Any]) -> Any:
-    """A type with these fields alone, and those inside them."""
+    """A type with only these fields, and those inside them."""
     leaf = str | int | float | bool | None
     fields = [
         (_attribute(name), leaf if inner is None else _struct(inner) | None, None) for name, inner in tree.items()
@@ -133,7 +133,7 @@ def _struct(tree: dict[str, Any]) -> Any:
 
 
 def _attribute(name: str) -> str:
-    """A name that Python takes, whatever the field is called."""
+    """A valid Python name for any field name."""
     return "f_" + name.encode().hex()
 
 
@@ -153,14 +153,14 @@ class PipelineReader(JetStreamStreamReader):
         self._payload = payload
         self._work = work
         self._words = words
-        self._due_until = math.inf  # with AvailableNow: what comes due later is for the next run, or it never ends
+        self._due_until = math.inf  # with AvailableNow: messages due later are for the next run, or this one never ends
 
     def prepareForTriggerAvailableNow(self) -> None:
         super().prepareForTriggerAvailableNow()
         self._due_until = time.time()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """As the source's; when nothing new is there and parked messages are due, an offset that differs in a count."""
+        """As in the source; when nothing new is there and parked messages are due, an offset with a higher count."""
         found = super().latestOffset(start, limit)
         if (self._words / CLOSING).exists():
             (self._words / CLOSED).touch()
@@ -178,11 +178,11 @@ class PipelineReader(JetStreamStreamReader):
         return self._work(batches)
 
     def _is_due(self) -> bool:
-        """Whether the driver has left word that parked messages are to be driven by now."""
+        """Whether the driver has written that parked messages are due by now."""
         try:
             return float((self._words / DUE).read_text()) <= min(time.time(), self._due_until)
         except (FileNotFoundError, ValueError):
-            return False  # nothing is parked, or the driver is writing it
+            return False  # nothing is parked, or the driver is just writing it
 
 
 def pipeline_source(
@@ -197,10 +197,10 @@ def pipeline_source(
 ) -> type[JetStreamDataSource]:
     """A source under this name for `spark.dataSource.register`; `rows` is the schema of what the work yields.
 
-    `words` is a folder of the driver's machine where the two leave word for each other.
+    `words` is a folder on the driver's machine where driver and reader write their files for each other.
 
-    The class is made here and not at the top of the module, so that Spark ships it by value, with the user's handler.
-    The connection travels in it as well: options show up in plans and logs, where no secret belongs.
+    The class is created here and not at the top of the module, so that Spark ships it by value, with the handler. It
+    also contains the connection: options are visible in plans and logs, where secrets must not appear.
     """
 
     class PipelineSource(JetStreamDataSource):

@@ -2,10 +2,10 @@
 
     def enrich(messages: pyarrow.Table) -> pyarrow.Table | None: ...
 
-Messages come in stream order, cut into calls of the same size in every run. A call that fails is tried again as a
-whole; when that does not help it is cut in two, and so on, until the messages that cannot be handled stand alone and go
-the way of the policy. A result table has the column `value`, optionally `subject`, and `sequence` of the message that a
-result belongs to, which makes its id the same in every run.
+Messages come in stream order, cut into calls of the same size in every run. A failed call is retried as a whole; if it
+still fails, it is split in two, and so on, until each message that cannot be handled is alone and the policy decides
+about it. A result table has the column `value`, optionally `subject`, and `sequence` of the message that a result
+belongs to, which makes its id the same in every run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run_batches(stage: HandlerStage, batches: Iterator[pa.RecordBatch], sinks: T
 
 
 def rebatched(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The same messages in batches of exactly this many, but for the last: how they arrived makes no difference."""
+    """The same messages in batches of exactly `rows`, except the last: how they arrived makes no difference."""
     waiting: list[pa.RecordBatch] = []
     have = 0
     for batch in batches:
@@ -91,7 +91,7 @@ class _Calls:
             self._end(tally, int(indexes[0]), error, attempts)
 
     def _held_back(self, tally: OutcomeTally, indexes: Any) -> Any:
-        """Note those that wait behind a parked key or a stop; what is left may run."""
+        """Mark the messages that wait behind a parked key or a stop; the rest may run."""
         if self._stopped:
             for index in indexes:
                 tally.codes[int(index)], tally.ended[index] = RowOutcome.SKIPPED, time.perf_counter()
@@ -107,12 +107,12 @@ class _Calls:
         return indexes[~held]
 
     def _try(self, batch: pa.RecordBatch) -> tuple[Any, str | None, int]:
-        """The function's answer, or the error of its last attempt."""
+        """The function's result, or the error of its last attempt."""
         attempt, waited = 1, 0.0
         while True:
             try:
                 return self._call(batch), None, attempt
-            except Exception as error:  # whatever a function raises is a failed attempt of its messages
+            except Exception as error:  # any error of a function is a failed attempt of its messages
                 failure = describe(error)
             decision = self._stage.retries.decide(Retry(error=failure), attempt=attempt, waited=waited, parked=0)
             if not isinstance(decision, Again):
@@ -148,7 +148,7 @@ class _Calls:
 
     def _end(self, tally: OutcomeTally, index: int, error: str, attempts: int) -> None:
         parked = tally.parked.pop(index, ParkedRows()).times
-        # The waits are over: what counts is only what they say at the end of them.
+        # The waits are over: only the final decision counts.
         retries = self._stage.retries
         end = retries.decide(Retry(error=error), attempt=max(attempts, retries.attempts), waited=0.0, parked=parked)
         assert isinstance(end, Ended)

@@ -1,6 +1,6 @@
-"""Messages on their way through a shuffle: whole blocks of them, each one binary value, instead of a row a message.
+"""Messages in a shuffle: whole blocks of them, each one binary value, instead of one row per message.
 
-A row a message cost the JVM's tasks 2.0 us of processor time (out of Arrow, into the shuffle, through the sort, and
+One row per message cost the JVM's tasks 2.0 us of processor time (out of Arrow, into the shuffle, through the sort, and
 back into Arrow), as much as the Python side of it; in blocks it is 0.9 us, most of that for the bytes.
 
 Order needs no sort of rows either. A reading task yields its range in order, and the ranges of a batch do not overlap:
@@ -41,25 +41,25 @@ PARKED: Final = pa.schema(
     ]
 )
 """The columns of all messages of a pipeline that parks, whether they come from the stream or were parked."""
-_ROWS: Final = 4096  # messages of a block on average: its own cost, some 0.1 ms, is small beside theirs
-BLOCK_BYTES: Final = 8 << 20  # ... or bytes of payload that make the blocks of all tasks, whatever their number
+_ROWS: Final = 4096  # average messages per block: the fixed cost of a block, some 0.1 ms, is small beside theirs
+BLOCK_BYTES: Final = 8 << 20  # ... or payload bytes in the blocks of all tasks together, whatever their number
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Cuts messages into blocks, one for each handling task; immutable and picklable."""
+    """Cuts messages into blocks, one per handling task; immutable and picklable."""
 
     tasks: int
     parking: bool = False
-    """Whether parked messages travel along, with columns of their own."""
+    """Whether parked messages are included, with additional columns."""
     by_key: bool = False
-    """Whether the task is that of the key and not that of the partition, because nobody can say that a key has one."""
+    """Whether the key chooses the task, not the partition, because a key may be in several partitions."""
 
     def pack(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same messages as rows of `DDL`, in the order they came within each task.
+        """The same messages as rows of `DDL`, in their original order within each task.
 
-        Where blocks end depends on the messages alone, not on how they arrived: a task that is run again makes the
-        same rows, which Spark checks by a sum, and else runs again what came behind it.
+        Block ends depend on the messages alone, not on how they arrived: a task that runs again makes the same rows.
+        Spark checks this by a checksum, and otherwise reruns the stages after it.
         """
         waiting: list[pa.RecordBatch] = []
         rows = size = 0
@@ -79,7 +79,7 @@ class Packing:
             yield self._blocks(waiting)
 
     def _until(self, sizes: npt.NDArray[np.int64], rows: int, size: int) -> int:
-        """How many of these messages belong to the blocks that hold so many rows and bytes already."""
+        """How many of these messages belong to blocks that already hold `rows` rows and `size` bytes."""
         full = int(np.searchsorted(np.cumsum(sizes), BLOCK_BYTES - size)) + 1
         return min(full, _ROWS * self.tasks - rows, len(sizes))
 
@@ -97,12 +97,12 @@ class Packing:
     def _tasks_of(self, whole: pa.RecordBatch) -> npt.NDArray[np.int32]:
         if self.by_key:
             return np.asarray(Partitioning(self.tasks).column(pc.fill_null(whole.column("key"), "")))
-        # A subject without the tokens of its partition has none: all of them go to one task, as those of a partition.
+        # A subject without the tokens of its partition has no partition: all such messages go to one task.
         return np.asarray(pc.fill_null(whole.column("partition"), 0)) % self.tasks
 
 
 def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with all columns of `PARKED`, in exactly its types: Spark names time zones its own way."""
+    """The batch with all columns of `PARKED`, in exactly its types: Spark has its own names for time zones."""
     columns = []
     for field in PARKED:
         if field.name in batch.schema.names:
@@ -115,7 +115,7 @@ def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The messages of rows that have a block each, block by block."""
+    """The messages of rows with one block each, block by block."""
     for batch in batches:
         for block in batch.column(BLOCK):
             with pa.ipc.open_stream(block.as_buffer()) as stream:
@@ -123,7 +123,7 @@ def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def packed(parts: list[pa.RecordBatch]) -> pa.Array:
-    """Each part as an Arrow stream of its own, all of them in one column."""
+    """Each part as a separate Arrow stream, all in one column."""
     target = pa.BufferOutputStream()
     ends = [0]
     for part in parts:

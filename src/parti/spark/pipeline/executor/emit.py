@@ -1,4 +1,4 @@
-"""What a handler gives back beside "done": results for the pipeline's sinks."""
+"""What a handler returns besides "done": results for the pipeline's sinks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from parti.outcomes import Ack
 
 @dataclass(frozen=True, slots=True)
 class Emit(Ack):
-    """Done, with a result. In the worker plane, which has no result sink, it is an `Ack` and nothing more.
+    """Done, with a result. In the worker plane, which has no result sink, it is just an `Ack`.
 
     `subject` overrides the subject of the pipeline's result sink. `more` holds further results of the same message.
     """

@@ -1,4 +1,4 @@
-"""What went wrong, without the stack traces of two languages around it."""
+"""The cause of a failure, without the stack traces of two languages around it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _TELLS = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w+: .*)")
 
 
 class BatchFailed(FatalError):
-    """A batch could not be done: the message says why. It is replayed when the pipeline is started again."""
+    """A batch failed: the message says why. It is replayed when the pipeline is started again."""
 
 
 def first_cause(error: BaseException) -> str:
-    """The lines of an error that tell what happened; those of Python come last in Spark's, and say most."""
+    """The lines of an error that say what happened; in Spark's errors the Python lines come last, and say most."""
     text = str(error).partition("=== Streaming Query ===")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     kept = [line for line in lines if not line.startswith(_NOISE)]

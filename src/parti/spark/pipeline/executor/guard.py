@@ -1,9 +1,9 @@
-"""A limit on the time of plain handlers, which nothing but a signal can interrupt.
+"""A time limit for plain handlers, which only a signal can interrupt.
 
-While a call of the main thread runs for longer than the limit, SIGALRM makes it raise `HandlerTimeout` in the middle of
-whatever it does. A call that does not react even to that (a C library that waits without end), or that runs in another
-thread, ends the whole worker process: were its message tried again beside it, the two would race. Spark runs the task
-again elsewhere, and nothing is lost, because nothing of an unfinished task counts.
+When a call in the main thread runs for longer than the limit, SIGALRM makes it raise `HandlerTimeout` wherever it is. A
+call that does not react to the signal (a C library that waits forever), or that runs in another thread, ends the whole
+worker process: a retry of its message would race with it. Spark reruns the task elsewhere, and nothing is lost, because
+an unfinished task has no effect on the batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from parti.worker.errors import HandlerTimeout
 
-_DEAF = 3.0  # times the limit after which a call counts as deaf to its signal
+_DEAF = 3.0  # times the limit after which a call counts as not reacting to its signal
 
 
 class Guard:
@@ -27,7 +27,7 @@ class Guard:
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.since = 0.0
-        """When the running call of the main thread began (`time.monotonic`); 0 while none runs. The caller sets it."""
+        """When the current call in the main thread started (`time.monotonic`); 0 while none runs. Set by the caller."""
         self.threads: dict[int, float] = {}
         """The same for calls in other threads, by thread."""
         self._interruptible = bool(limit) and threading.current_thread() is threading.main_thread()

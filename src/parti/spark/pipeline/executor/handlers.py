@@ -1,4 +1,4 @@
-"""Running per-message handlers over the Arrow batches of a task: in a row, in threads, or in lanes on an event loop."""
+"""Runs per-message handlers over the Arrow batches of a task: one by one, in threads, or in lanes on an event loop."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from parti.spark.pipeline.executor.publishing import TaskSinks
 if TYPE_CHECKING:
     from parti.spark.pipeline.executor.stage import HandlerStage
 
-_TOGETHER = 0.0002  # seconds of plain calls between two looks at the clock
+_TOGETHER = 0.0002  # seconds of plain calls between two readings of the clock
 _MOST_TOGETHER = 512  # ... and calls
 _THREADS = 32
-_SLOW_CALL = 0.0005  # seconds: a handler that takes longer, and gives up the processor meanwhile, is moved to threads
-_SLOW_CALLS = 100  # ... when that many of its calls were looked at
+_SLOW_CALL = 0.0005  # seconds: a handler that takes longer, and yields the processor meanwhile, is moved to threads
+_SLOW_CALLS = 100  # ... after this many of its calls were measured
 _SLOW: set[tuple[int, str]] = set()
 """Pipelines whose plain handler was seen to wait, by process: the next task of this worker starts in threads."""
 
 
 def _waits() -> int:
-    """How often this thread gave up the processor by itself; a busy machine does not make a handler look idle."""
+    """How often this thread yielded the processor voluntarily; a busy machine does not make a handler look idle."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 class _Task:
-    """What all ways to run have in common: the lanes of one task, and the batches that are not finished."""
+    """Common to all ways to run: the lanes of one task, and the batches that are not finished."""
 
     def __init__(self, stage: HandlerStage, sinks: TaskSinks, loop: asyncio.AbstractEventLoop, call: Any) -> None:
         self.stage = stage
@@ -53,7 +53,7 @@ class _Task:
         self.lanes = KeyLanes(call, stage.retries, _tally_of, self.on_end, concurrency=stage.concurrency)
 
     def on_end(self, message: RowMessage, end: Ended | tuple[Emit, ...]) -> Ended | None:
-        """Hand results and letters to the sinks; a result that no stream can take ends its message instead."""
+        """Pass results and letters to the sinks; a result that no stream can store ends its message instead."""
         if isinstance(end, Ended):
             if end.outcome is RowOutcome.DEAD and not end.buried:
                 self.sinks.bury(message, end)
@@ -90,7 +90,7 @@ def _tally_of(message: RowMessage) -> OutcomeTally:
 
 @contextlib.contextmanager
 def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop of this task; uvloop where it is installed."""
+    """An event loop for this task; uvloop where it is installed."""
     try:
         import uvloop
 
@@ -107,7 +107,7 @@ def _event_loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def run_lanes(stage: HandlerStage, batches: Iterator[pa.RecordBatch], sinks: TaskSinks) -> Iterator[OutcomeTally]:
-    """An async handler: the next batch is read in a thread while lanes work on those before it."""
+    """An async handler: a thread reads the next batch while lanes process the earlier ones."""
     with _event_loop() as loop, ThreadPoolExecutor(1, thread_name_prefix="parti-read") as reader:
         task = _Task(stage, sinks, loop, stage.handler)
         yield from _through_lanes(task, batches, reader)
@@ -119,7 +119,7 @@ def _through_lanes(
     lanes, loop, window = task.lanes, task.loop, task.stage.window
 
     async def feed() -> bool:
-        """Take in one more batch, when there is room for it; False when there is none."""
+        """Take in one more batch, if there is room for it; False when there is none."""
         coming = loop.run_in_executor(reader, next, batches, None)
         batch = await coming
         if batch is None:
@@ -148,7 +148,7 @@ def _through_lanes(
 
 
 def run_inline(stage: HandlerStage, batches: Iterator[pa.RecordBatch], sinks: TaskSinks) -> Iterator[OutcomeTally]:
-    """A plain handler: called in a row; what needs a second attempt goes on in its lane while others run."""
+    """A plain handler: called one by one; retries continue in the message's lane while others run."""
     slow = (os.getpid(), stage.pipeline)
     with _event_loop() as loop, Guard(stage.retries.timeout) as guard:
         inline = _Inline(stage, sinks, loop, guard)
@@ -167,7 +167,7 @@ def _chain(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[
 
 
 def _run_threads(stage: HandlerStage, batches: Iterator[pa.RecordBatch], sinks: TaskSinks) -> Iterator[OutcomeTally]:
-    """A plain handler that waits: lanes as for an async one, each call in a thread. A deaf one ends the worker."""
+    """A plain handler that waits: lanes as for an async one, each call in a thread. A stuck call ends the worker."""
     with (
         _event_loop() as loop,
         ThreadPoolExecutor(1, thread_name_prefix="parti-read") as reader,
@@ -191,7 +191,7 @@ def _run_threads(stage: HandlerStage, batches: Iterator[pa.RecordBatch], sinks: 
 
 
 class _Inline(_Task):
-    """Calls in a row, watched by the guard."""
+    """Calls one by one, watched by the guard."""
 
     def __init__(self, stage: HandlerStage, sinks: TaskSinks, loop: asyncio.AbstractEventLoop, guard: Guard) -> None:
         super().__init__(stage, sinks, loop, self._again)
@@ -201,7 +201,7 @@ class _Inline(_Task):
         self.waits = False
         """Whether the handler was seen to wait for most of its time."""
         self.rest: pa.RecordBatch | None = None
-        """What of a batch is left when that was seen."""
+        """The rest of a batch at the moment this was seen."""
 
     async def _again(self, message: RowMessage) -> Any:
         return self._guarded(message)
@@ -234,12 +234,12 @@ class _Inline(_Task):
             wait(self.lanes.close())
 
     async def _turn(self) -> None:
-        """Let lanes whose wait is over have their turn, and keep what waits bounded."""
+        """Let lanes run whose wait is over, and limit how many wait."""
         await asyncio.sleep(0)
         await self.lanes.below(self.stage.window)
 
     def _run_batch(self, batch: pa.RecordBatch) -> int:
-        """Call the handler for each message; fewer than all when it turned out to wait."""
+        """Call the handler for each message; stops early when the handler turns out to wait."""
         tally = self.add(batch)
         count, start = len(tally.rows), 0
         while start < count:
@@ -251,7 +251,7 @@ class _Inline(_Task):
             self._run_slice(tally, start, stop)
             each, waits = (time.perf_counter() - began) / (stop - start), _waits() - waits
             tally.took_together(start, stop, began, each)
-            # One look at the clock for a slice of about this time: latency is as exact as that, and calls are cheap.
+            # One reading of the clock per slice of about this time: latency is only that exact, and calls are cheap.
             self._slice = max(1, min(int(_TOGETHER / each), 2 * self._slice, _MOST_TOGETHER))
             if self.lanes.pending:
                 self.loop.run_until_complete(self._turn())
@@ -269,7 +269,7 @@ class _Inline(_Task):
         return self.lanes.stopped
 
     def _skip(self, tally: OutcomeTally, start: int) -> None:
-        """The pipeline is to stop: try nothing more."""
+        """The pipeline stops: try nothing more."""
         tally.remaining -= tally.open_from(start)
         for index in range(start, len(tally.rows)):
             if index not in tally.aside:
@@ -293,7 +293,7 @@ class _Inline(_Task):
                 continue
             try:
                 outcome = call(message)
-            except Exception as error:  # whatever a handler raises is a failed attempt of its message
+            except Exception as error:  # any error of a handler is a failed attempt of its message
                 outcome = Retry(error=describe(error))
             if outcome is None or type(outcome) is Ack:
                 continue

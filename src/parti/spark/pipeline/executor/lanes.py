@@ -1,8 +1,8 @@
 """Lanes inside a Spark task: one message of a key in flight, many keys at once, in stream order within each key.
 
-A lane is a key that has messages waiting. A few asyncio tasks work the lanes off; a task keeps its lane until the lane
-is empty and then takes the next one, so that a message costs no task of its own and a handler that never waits costs no
-turn of the loop. Lanes run across Arrow batches: a barrier after each would cost 13 % to 75 %
+A lane is a key with waiting messages. A few asyncio tasks process the lanes; each keeps its lane until the lane is
+empty and then takes the next one. So a message needs no asyncio task, and a handler that never waits needs no turn of
+the loop. Lanes continue across Arrow batches: a barrier after each would cost 13 % to 75 %
 (docs/evidence/pipeline.md#p3).
 """
 
@@ -23,24 +23,24 @@ from parti.worker.errors import HandlerCancelled, HandlerTimeout
 
 Call = Callable[[RowMessage], Awaitable[Any]]
 OnEnd = Callable[[RowMessage, "Ended | tuple[Emit, ...]"], "Ended | None"]
-"""Told of each message that ended otherwise than plainly done, before it counts; may answer with another end."""
+"""Called for each message that did not simply succeed, before its end counts; may return another end."""
 
 
 _NONE = object()
 
 
 class KeyLane:
-    """The messages of one key that wait, first one first."""
+    """The waiting messages of one key, oldest first."""
 
     __slots__ = ("answer", "key", "queue", "since", "task", "timed_out")
 
     def __init__(self, key: str) -> None:
         self.key = key
         self.answer: object = _NONE
-        """What the handler has answered to the first message already, elsewhere."""
+        """The handler's result for the first message, if it was called elsewhere."""
         self.queue: deque[RowMessage] = deque()
         self.since = 0.0
-        """When the running attempt began; 0 while none runs."""
+        """When the current attempt started; 0 while none runs."""
         self.task: asyncio.Task[None] | None = None
         self.timed_out = False
 
@@ -61,9 +61,9 @@ class KeyLanes:
         concurrency: int,
     ) -> None:
         self.pending = 0
-        """Messages pushed and not ended."""
+        """Messages that were pushed and have not ended."""
         self.busy: dict[str, KeyLane | float] = {}
-        """Keys that a new message must queue behind: a lane at work, or until when the key is parked."""
+        """Keys that a new message must queue behind: a running lane, or the time until which the key is parked."""
         self.stopped = False
         self._call = call
         self._retries = retries
@@ -98,14 +98,14 @@ class KeyLanes:
             self._hold(message, lane)
 
     def resume(self, message: RowMessage, key: str, answer: object) -> None:
-        """Queue a message of an idle key whose first attempt was made elsewhere and ended with this answer."""
+        """Queue a message of an idle key whose first attempt was made elsewhere and had this result."""
         self.push(message, key)
         lane = self.busy[key]
         assert isinstance(lane, KeyLane)
         lane.answer = answer
 
     def park(self, key: str, until: float) -> None:
-        """Let no message of this key start any more in this task; they wait with those parked before."""
+        """Start no more messages of this key in this task; they wait with those parked before."""
         self.busy[key] = until
 
     async def below(self, limit: int, tally: OutcomeTally | None = None) -> None:
@@ -164,7 +164,7 @@ class KeyLanes:
                             outcome = await call(message)
                         except asyncio.CancelledError:
                             outcome = self._cancelled(lane)
-                        except Exception as error:  # whatever a handler raises is a failed attempt of its message
+                        except Exception as error:  # any error of a handler is a failed attempt of its message
                             outcome = Retry(error=describe(error))
                     if outcome is None or type(outcome) is Ack:
                         tally = tally_of(message)
@@ -191,7 +191,7 @@ class KeyLanes:
             self._active.discard(lane)
 
     async def _follow(self, lane: KeyLane, message: RowMessage, outcome: object, started: float) -> bool:
-        """Go on with a message that is not simply done, until it has ended; True when its key is parked now."""
+        """Continue with a message that did not simply succeed, until it has ended; True when its key is parked now."""
         tally, index, waited = self._tally_of(message), message.index, 0.0
         parked = tally.parked.pop(index, ParkedRows()).times
         while True:
@@ -243,7 +243,7 @@ class KeyLanes:
         return True
 
     def _hold(self, message: RowMessage, until: float) -> None:
-        """A message behind a parked one of its key: it waits as long, and has lost no attempt."""
+        """A message behind a parked one of its key: it waits equally long, and loses no attempt."""
         tally = self._tally_of(message)
         before = tally.parked.get(message.index, ParkedRows())
         tally.parked[message.index] = before._replace(until=until)
@@ -260,7 +260,7 @@ class KeyLanes:
             self._wake()
 
     def _cancelled(self, lane: KeyLane) -> Retry:
-        """A handler that was cancelled: by its timeout, by its own doing, or because the task ends."""
+        """A handler was cancelled: by its timeout, by itself, or because the task ends."""
         task = asyncio.current_task()
         if lane.timed_out:
             lane.timed_out = False

@@ -1,7 +1,7 @@
-"""A row of an Arrow batch as the message a handler sees, without a Python object for what the handler does not read.
+"""A row of an Arrow batch as the message a handler sees, without Python objects for what the handler does not read.
 
 The worker plane fills sixteen fields of every message, which costs more than reading the message did. Here a message
-is its payload and two references; other columns become Python values when the first handler of the batch asks for one.
+is its payload and two references; other columns become Python values when a handler first reads one in the batch.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from parti.model import Lease, Partition, PartitionId
 from parti.worker.message import Message
 
 UNKNOWN = "none"
-"""The partition of a subject that lacks the tokens to tell it."""
+"""The partition of a subject that lacks the tokens for one."""
 
 
 class MessageRows:
-    """One Arrow batch of messages; each column is turned into a list when it is first asked for."""
+    """One Arrow batch of messages; each column is turned into a list at first use."""
 
     def __init__(self, batch: pa.RecordBatch, stream: str, epoch: int, owner: str, tasks: int = 1) -> None:
         self.batch = batch
@@ -33,7 +33,7 @@ class MessageRows:
         self.attempts: dict[int, int] = {}
         self.failures: dict[int, str] = {}
         self.tally: Any = None
-        """Where the outcomes of these rows are noted."""
+        """Where the outcomes of these rows are recorded."""
         self._places: dict[int | None, tuple[Partition, Lease]] = {}
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class MessageRows:
 
 
 def _keys(batch: pa.RecordBatch) -> list[str]:
-    """The key of each row; a subject without the tokens of a key, or a payload without its field, is its own key."""
+    """The key of each row; its subject, if the subject lacks the key's tokens or the payload lacks the key's field."""
     keys: list[str] = batch.column("key").to_pylist()
     if batch.column("key").null_count:
         subjects = batch.column("subject").to_pylist()
@@ -97,14 +97,14 @@ _LISTS: Mapping[str, Any] = {
 
 
 class RowMessage(Message):
-    """A message of a Spark batch. To a handler it is a `Message` like any other; it holds on to its whole batch."""
+    """A message of a Spark batch. To a handler it is a `Message` like any other; it keeps its whole batch in memory."""
 
     __slots__ = ("index", "rows")
 
     rows: MessageRows
     index: int
 
-    # Message declares slots that a worker fills; the properties below look into the batch instead.
+    # Message declares slots that a worker fills; the properties below read from the batch instead.
     def __init__(self, rows: MessageRows, index: int, data: bytes) -> None:
         self.rows = rows
         self.index = index
@@ -119,7 +119,7 @@ class RowMessage(Message):
         return self.rows.failures.get(self.index, "")
 
     def failed(self, error: str) -> None:
-        """Remember that this attempt failed: the next one sees its number and the error."""
+        """Record that this attempt failed: the next one sees its number and the error."""
         self.rows.attempts[self.index] = self.attempt + 1
         self.rows.failures[self.index] = error
 
@@ -149,7 +149,7 @@ class RowMessage(Message):
 
     @property
     def delivered(self) -> int:  # type: ignore[override]
-        return 0  # it came by a range read
+        return 0  # it came from a range read
 
     @property
     def received_at(self) -> float:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Outcomes as rows: what became of each message of a batch, as the columns that Spark, the audit and people read."""
+"""Outcomes as rows: how each message of a batch ended, as the columns that Spark, the audit and people read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RowOutcome(StrEnum):
     DONE = "done"
     DEAD = "dead-lettered"
     PARKED = "parked"
-    """It failed, or waits behind one of its key that did; it is kept and comes again."""
+    """It failed, or waits behind a failed message of its key; it is stored and comes again."""
     FAILED = "failed"
     """It failed and the policy is to stop: the batch is not committed."""
     SKIPPED = "skipped"
@@ -79,7 +79,7 @@ COUNTED: Final = tuple(name for name, _, _ in _COUNTS)
 
 
 class ParkedRows(NamedTuple):
-    """Why a message waits in the checkpoint."""
+    """Why a message is parked in the checkpoint."""
 
     until: float = 0.0
     """Seconds since 1970."""
@@ -91,7 +91,7 @@ class ParkedRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What became of the messages of a batch, in numbers."""
+    """How the messages of a batch ended, in numbers."""
 
     messages: int = 0
     dead: int = 0
@@ -102,11 +102,11 @@ class Counts:
     first_failed: str | None = None
     """Sequence, subject and error of the first message that stops the pipeline."""
     due: float | None = None
-    """When the first of the parked messages may be tried again, in seconds since 1970."""
+    """When the first parked message may be tried again, in seconds since 1970."""
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Counts:
-        """From a row of Spark, where what was never counted is null."""
+        """From a row of Spark, where a count that is missing is null."""
         numbers = {name: int(found[name] or 0) for name in ("messages", "dead", "parked", "failed")}
         return cls(**numbers, took=float(found["took"] or 0.0), first_failed=found["first_failed"], due=found["due"])
 
@@ -129,18 +129,18 @@ class RowShape:
     """Which columns outcome rows have."""
 
     counted: bool = False
-    """Nobody keeps the rows: one row with the `Counts` of each Arrow batch stands for all of them.
+    """No sink stores the rows: one row with the `Counts` of each Arrow batch replaces them.
 
-    Ten thousand outcome rows, made, moved to the JVM and counted there, were a third of the cost of their batch.
+    Creating ten thousand outcome rows, moving them to the JVM and counting them there was a third of the batch's cost.
     """
     results: bool = False
     """With the results, for sinks on Spark's side."""
     parking: bool = False
-    """With what a parked message needs to come again; beside counts, as one block of all that are parked."""
+    """With what a parked message needs to come again; together with counts, as one block of all parked messages."""
 
     @property
     def columns(self) -> tuple[tuple[str, str, pa.DataType], ...]:
-        """Name, type as Spark writes it, type of Arrow."""
+        """Name, Spark's type, Arrow's type."""
         if self.counted:
             return (*_COUNTS, (BLOCK, "binary", pa.binary())) if self.parking else _COUNTS
         found = _COLUMNS
@@ -168,26 +168,26 @@ class OutcomeTally:
         self.remaining = len(rows)
         self.took: list[float] = [0.0] * len(rows)
         self.ended: list[float] = [0.0] * len(rows)
-        """When each was done, on `time.perf_counter`."""
+        """When each message was done, by `time.perf_counter`."""
         self.codes: dict[int, RowOutcome] = {}
         self.errors: dict[int, str] = {}
         self.results: dict[int, tuple[Emit, ...]] = {}
         self.parked: dict[int, ParkedRows] = {}
-        """By index: messages that came out of the park, and those that are to go there."""
+        """By index: messages that were parked before, and those to be parked."""
         self.aside: set[int] = set()
-        """Messages that nobody is to look at: they wait alone, and not for anything of this batch."""
+        """Messages to skip: they are parked alone, and nothing in this batch concerns them."""
         self.wall = time.time() - time.perf_counter()
 
     def __repr__(self) -> str:
         return f"<OutcomeTally {self.remaining} of {len(self.rows)} open>"
 
     def took_together(self, start: int, stop: int, began: float, each: float) -> None:
-        """These messages were handled in a row, each in about the same time."""
+        """These messages were handled one by one, each in about the same time."""
         self.took[start:stop] = [each] * (stop - start)
         self.ended[start:stop] = (began + each * np.arange(1, stop - start + 1)).tolist()
 
     def leave_aside(self) -> None:
-        """Put back what waits alone and is not due yet."""
+        """Park again the messages that wait alone and are not due yet."""
         now = time.time()
         self.aside = {index for index, parked in self.parked.items() if parked.alone and parked.until > now}
         for index in self.aside:
@@ -195,11 +195,11 @@ class OutcomeTally:
         self.remaining -= len(self.aside)
 
     def open_from(self, start: int) -> int:
-        """How many messages from this one on are to be looked at."""
+        """How many messages from this one on are to be handled."""
         return len(self.rows) - start - sum(index >= start for index in self.aside)
 
     def shorten(self, count: int) -> None:
-        """Let the batch end behind its first `count` messages; none of the others may have been started."""
+        """End the batch after its first `count` messages; none of the others may have been started."""
         self.remaining -= self.open_from(count)
         self.aside = {index for index in self.aside if index < count}
         self.rows.batch = self.rows.batch.slice(0, count)
@@ -241,7 +241,7 @@ class OutcomeTally:
         return [index for index, code in self.codes.items() if code is RowOutcome.PARKED]
 
     def _block(self) -> bytes | None:
-        """All of them, with what they need to come again."""
+        """All parked messages, with what they need to come again."""
         waiting = sorted(self._waiting())
         if not waiting:
             return None
@@ -284,7 +284,7 @@ class OutcomeTally:
         return pa.array(made, pa.list_(_RESULT))
 
     def _parking(self, count: int) -> dict[str, pa.Array]:
-        """What a parked message needs to come again; nothing of the others."""
+        """What a parked message needs to come again; empty for the others."""
         kept = np.zeros(count, dtype=bool)
         kept[list(self.parked)] = True
         mask = pa.array(kept)

@@ -1,4 +1,4 @@
-"""What follows from a handler's answer inside a batch: done, again after a wait, or the end of its tries. Pure."""
+"""What follows from a handler's result inside a batch: done, retry after a wait, or no further attempt. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Then = Literal["dead-letter", "park", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class ParkKey:
-    """Not now, and nothing was tried: the key waits so many seconds, parked where that is the policy."""
+    """Not now, and nothing was tried: the key waits for `after` seconds, parked if that is the policy."""
 
     after: float
     error: str = ""
@@ -22,7 +22,7 @@ class ParkKey:
 
 @dataclass(frozen=True, slots=True)
 class ParkAlone:
-    """Not now, and nothing waits for it: parked alone for so many seconds, while later messages of its key go on."""
+    """Not now, and nothing waits for it: parked alone for `after` seconds, while later messages of its key continue."""
 
     after: float
     error: str = ""
@@ -32,7 +32,7 @@ class ParkAlone:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyDeadLettered:
-    """Never, and the handler itself has put the message to rest: it counts as dead-lettered, no letter is written."""
+    """Never; the handler itself has stored the message: it counts as dead-lettered, and no letter is written."""
 
     error: str = ""
 
@@ -46,11 +46,11 @@ class Ended:
     reason: DeadLetterReason = DeadLetterReason.MAX_DELIVER
     park_for: float = 0.0
     counted: bool = True
-    """Whether this parking counts as one; not when nothing was tried."""
+    """Whether this parking counts; it does not when nothing was tried."""
     alone: bool = False
-    """Whether later messages of the key may go on."""
+    """Whether later messages of the key may continue."""
     buried: bool = False
-    """Whether the message rests somewhere already."""
+    """Whether the message is already stored elsewhere."""
 
 
 Verdict = Done | Again | Ended
@@ -58,15 +58,15 @@ Verdict = Done | Again | Ended
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How a message that fails is tried again, and what happens when that did not help."""
+    """How a failed message is retried, and what happens when that does not help."""
 
-    attempts: int = 3  # outlives a blip of what the handler calls
+    attempts: int = 3  # survives a short failure of what the handler calls
     delays: tuple[float, ...] = (0.1, 0.5, 2.0)  # seconds; the batch waits for its slowest key, so they are short
-    budget: float = 10.0  # seconds a message may wait in all within one batch, also with Retry(after=...)
+    budget: float = 10.0  # total seconds a message may wait within one batch, also with Retry(after=...)
     timeout: float = 0.0  # seconds of one attempt; 0: no limit, because only the handler's author knows one
     then: Then = "dead-letter"
-    park_delays: tuple[float, ...] = (10.0, 60.0, 300.0)  # between the drives of a parked key; the last one repeats
-    park_limit: int = 0  # drives before a parked message is dead-lettered after all; 0: never
+    park_delays: tuple[float, ...] = (10.0, 60.0, 300.0)  # between the retries of a parked key; the last one repeats
+    park_limit: int = 0  # retries before a parked message is dead-lettered after all; 0: never
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -81,7 +81,7 @@ class Retries:
     def decide(self, outcome: object, *, attempt: int, waited: float, parked: int) -> Verdict:
         """What follows when attempt number `attempt` ended with `outcome`.
 
-        `waited` are the seconds that the message has waited in this batch, `parked` how often it was parked before.
+        `waited`: seconds that the message has waited in this batch. `parked`: how often it was parked before.
         """
         if isinstance(outcome, AlreadyDeadLettered):
             return Ended(RowOutcome.DEAD, clean(outcome.error), DeadLetterReason.REJECTED, buried=True)
@@ -105,7 +105,7 @@ class Retries:
         return decision
 
     def _end(self, error: str, parked: int, asked: float | None) -> Ended:
-        """No further attempt in this batch; `asked` is the wait that the handler asked for, if it did."""
+        """No further attempt in this batch; `asked` is the wait that the handler asked for, if any."""
         if self.then == "stop":
             return Ended(RowOutcome.FAILED, error)
         if self.then == "park" and not 0 < self.park_limit <= parked:

@@ -1,7 +1,7 @@
-"""What a task publishes: results and dead letters, in the order they came about, each stored once.
+"""What a task publishes: results and dead letters, in order, each stored once.
 
 One thread of the task publishes over one connection, chunk after chunk: the next chunk is sent when the one before is
-acknowledged, so that no failure can let a later result of a key overtake an earlier one. Ids are made of pipeline,
+acknowledged, so that no failure can let a later result of a key overtake an earlier one. Ids consist of pipeline,
 stream and sequence: a task that runs again publishes under the same ids. With a fence every publish names the epoch
 marker it relies on, and the server itself refuses those of a stale owner (docs/evidence/pipeline.md#p9).
 """
@@ -47,10 +47,10 @@ class ResultSink:
     connect: ConnectOptions
     stream: str
     subject: str
-    """May hold {key}, {subject} and {partition} of the message the result came from."""
+    """May contain {key}, {subject} and {partition} of the message the result came from."""
     fence: tuple[str, int] | None = None
     known: frozenset[str] = frozenset()
-    """Ids that the stream holds already, of a batch that is replayed after the stream forgot them."""
+    """Ids that the stream already holds, for a batch that is replayed after the stream forgot them."""
 
     def fenced(self, fences: Fences) -> ResultSink:
         return replace(self, fence=fences.get(self.stream))
@@ -58,7 +58,7 @@ class ResultSink:
 
 @dataclass(frozen=True, slots=True)
 class LetterSink:
-    """Messages that no handler could take, in the dead-letter stream of their stream."""
+    """Messages that no handler could process, in the dead-letter stream of their stream."""
 
     connect: ConnectOptions
     stream: str
@@ -70,12 +70,12 @@ class LetterSink:
 
 
 def id_scope(name: str, stream: str, created: str) -> str:
-    """What the ids of all results begin with; a stream that is made anew counts from 1 again, and is another one."""
+    """The prefix of all result ids; a recreated stream counts from 1 again, and gets another prefix."""
     return f"{name}:{stream}:{zlib.crc32(created.encode()):08x}"
 
 
 class TaskSinks:
-    """The publishing side of one task. `flush` returns when everything is stored; errors come up in `check`."""
+    """The publishing side of one task. `flush` returns when everything is stored; `check` raises errors."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class TaskSinks:
             line.close()
 
     def emit(self, message: RowMessage, results: tuple[Emit, ...]) -> Ended | None:
-        """Publish the results of a message; an end when one of them has no valid subject."""
+        """Publish the results of a message; returns an end when one of them has no valid subject."""
         sink = self._results
         if sink is None:
             return None
@@ -147,7 +147,7 @@ class TaskSinks:
         self._lines["letters"].put(letter_subject(letter), letter.data, name, lines)
 
     def check(self) -> None:
-        """Raise what went wrong in the publishing thread."""
+        """Raise the error of the publishing thread."""
         for line in self._lines.values():
             line.check()
 
@@ -165,7 +165,7 @@ def _fill(template: str, message: RowMessage) -> str:
 
 
 class _Line:
-    """One ordered line of messages to one stream, with its thread. It connects when the first message comes."""
+    """One ordered queue of messages to one stream, with its thread. It connects when the first message comes."""
 
     def __init__(self, connect: ConnectOptions, stream: str, fence: tuple[str, int] | None, name: str) -> None:
         self._connect = connect
@@ -200,7 +200,7 @@ class _Line:
         self.check()
 
     def close(self) -> None:
-        """Give up what is not published."""
+        """Drop what is not published."""
         self._closed.set()
         if self._thread is not None:
             with contextlib.suppress(queue.Empty):
@@ -223,11 +223,11 @@ class _Line:
             self._publish()
         except BaseException as error:  # raised again in the task's own thread
             self._error = error
-            while self._next() is not None:  # nobody may wait for room that never comes
+            while self._next() is not None:  # else a handler could wait for room forever
                 pass
 
     def _next(self) -> list[tuple[str, bytes, str, Any]] | None:
-        """The next chunk; None at the end, and ever after."""
+        """The next chunk; None at the end, and after it."""
         if self._ended:
             return None
         chunk = self._waiting.get()

@@ -1,9 +1,9 @@
 """The handler stage of a Spark task: messages in, outcome rows out, in stream order for each key.
 
-What is described here travels from the driver to the executors once; `run` is what both plans call there: the fused one
-inside the reading task, the shuffled one behind the shuffle. It picks how to run the handler:
+The stage is sent from the driver to the executors once. There both plans call `run`: the fused plan inside the reading
+task, the shuffled plan after the shuffle. It chooses how to run the handler:
 
-- inline: a plain function, called in a row. The fastest by far, and right while it does not wait;
+- inline: a plain function, called message by message. The fastest by far, and right while it does not wait;
 - threads: a plain function that was seen to wait for most of its time;
 - async: a coroutine function, in lanes;
 - batch: a function over Arrow or pandas, called with many messages at once.
@@ -38,25 +38,25 @@ class HandlerStage:
     kind: Kind = "message"
     retries: Retries = field(default_factory=Retries)
     concurrency: int = (
-        1000  # handlers at once in a task; 256 reached 53 k/s where this reached 94 k/s (docs/evidence/pipeline.md#p3)
+        1000  # concurrent handlers in a task; 256 reached 53 k/s, this reached 94 k/s (docs/evidence/pipeline.md#p3)
     )
     window: int = 20_000  # messages in the lanes of a task at once
-    batch_rows: int = 10_000  # messages of one call of a batch function
+    batch_rows: int = 10_000  # messages per call of a batch function
     created: str = ""
-    """When the stream was made, which is part of the ids of results."""
+    """When the stream was created, which is part of the result ids."""
     scope: str = ""
-    """What the ids of results begin with; the pipeline's name when it is empty."""
+    """The prefix of result ids; the pipeline's name when it is empty."""
     owner: str = ""
     epoch: int = 0
     tasks: int = 1
-    """Tasks that run the handler at the same time, this one among them."""
+    """Tasks that run the handler in parallel, including this one."""
     shape: RowShape = field(default_factory=RowShape)
     """Which columns the outcome rows have."""
     results: ResultSink | None = None
     letters: LetterSink | None = None
 
     def at(self, epoch: int, owner: str, fences: dict[str, tuple[str, int]]) -> HandlerStage:
-        """The stage of an owner: its publishes are refused by the server once another owner has set its marker."""
+        """The stage of one owner: the server refuses its publishes once another owner has set its marker."""
         return replace(
             self,
             epoch=epoch,
@@ -85,7 +85,7 @@ class HandlerStage:
             sinks.flush()
 
     def run_blocks(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """As `run`, behind a shuffle."""
+        """As `run`, after a shuffle."""
         return self.run(unpacked(batches))
 
     def open(self, batch: pa.RecordBatch) -> OutcomeTally:
