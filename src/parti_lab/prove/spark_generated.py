@@ -64,7 +64,7 @@ class ThreeServers:
 def run_cases(
     ctx: RunContext, *, cases: int, first: int = 0, replicas: int = 1, driver: CaseDriver | None = None
 ) -> Counter[str]:
-    """Play `count` cases; the figures count cases by their findings. With a `driver`, on a real Spark."""
+    """Play the cases; the figures count cases by their findings. With a `driver`, on a real Spark."""
     figures: Counter[str] = Counter(dict.fromkeys((f"cases_{kind}" for kind in WRONG), 0))
     where = "on Spark" if driver is not None else "played"
     with _servers(replicas, ctx.seed) as (urls, servers), ctx.progress(f"cases {where}", total=cases) as advance:
