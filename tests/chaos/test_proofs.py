@@ -1,4 +1,4 @@
-"""The proofs of the control plane in small: real processes, real signals, real servers, and their goals."""
+"""The proofs of the control plane in small sizes: real processes, signals and servers, and the proofs' goals."""
 
 from __future__ import annotations
 

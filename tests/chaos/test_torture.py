@@ -1,4 +1,4 @@
-"""Random faults, poisonous messages and exchanged streams, in small; the proofs by hand run many more."""
+"""Random faults, poisonous messages and exchanged streams, in small sizes; the proofs, run manually, cover more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md: every file of a walk exists, and no walk is longer than a reader remembers."""
+"""docs/architecture.md: every file of a walk exists, and no walk has more steps than a reader can remember."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing in the repository cites what is not in it: pages, anchors, tests, commands, modules and names all exist."""
+"""Every reference in the repository exists: pages, anchors, tests, commands, modules and names."""
 
 from __future__ import annotations
 

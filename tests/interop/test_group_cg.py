@@ -1,4 +1,4 @@
-"""The reference's own `cg` and parti as instances of *one* member, and of members side by side.
+"""The reference's own `cg` and parti as instances of *one* member, and as members side by side.
 
 Each test is a situation in which one side once harmed the other. `PARTI_CG` names the binary.
 """

@@ -1,4 +1,4 @@
-"""A Spark query as a member of an elastic group beside a Go member: its reader, driven as Spark drives it."""
+"""A Spark query as a member of an elastic group beside a Go member; the test drives its reader as Spark does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a member has in hand, under any sequence of pins gained and lost, freezes, drains, cancels and outcomes.
+"""Messages in flight at a member, under any sequence of pins gained and lost, freezes, drains, cancels and outcomes.
 
-A small server decides what is pending and comes again; after every step these hold: nothing runs twice at once, a key
-is handled in order, nothing starts while nobody knows whose it is, and only what a handler finished is acknowledged.
+A small server model decides what is pending and redelivered. After every step: no message runs twice at once, a key
+is handled in order, nothing starts while its owner is unknown, and only what a handler finished is acknowledged.
 """
 
 from __future__ import annotations

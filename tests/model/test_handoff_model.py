@@ -1,7 +1,7 @@
 """Any order of events: hypothesis plays the network, the scheduler and the leader against the per-worker protocol.
 
-No time and no simulator here: whatever is in flight may happen next, twice as late, or never. What must hold at every
-moment: effects in stream order, one owner per epoch, nothing skipped; and at the end nothing lost.
+There is no time and no simulator: any event in flight may happen next, much later, or never. Always true: effects
+are in stream order, one owner per epoch, nothing is skipped; and at the end nothing is lost.
 """
 
 from __future__ import annotations

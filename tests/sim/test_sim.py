@@ -1,4 +1,4 @@
-"""Whole clusters in virtual time; and broken rules, to show that the simulator would notice."""
+"""Whole clusters in virtual time, and broken rules that show that the simulator detects them."""
 
 from __future__ import annotations
 

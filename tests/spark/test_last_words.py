@@ -1,4 +1,4 @@
-"""What Spark prints of an error has our sentence in its first line, and a program that it ends has it in its last."""
+"""An error that Spark prints has our sentence in its first line; a program that it ends has it in its last line."""
 
 from __future__ import annotations
 

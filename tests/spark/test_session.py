@@ -1,4 +1,4 @@
-"""`parti.spark.session`: its settings count, and parti reaches executors that are processes of their own."""
+"""`parti.spark.session`: its settings are applied, and parti reaches executors that are separate processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of several folders share: a running part with a real server behind it, and what a test does to it.
+"""Shared by tests of several folders: running parts with a real server behind them, and operations on them.
 
-Nothing here asserts for a test: these modules start things, publish, and tell what came out.
+Nothing here asserts for a test: these modules start parts, publish, and report the output.
 """

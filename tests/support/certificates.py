@@ -1,4 +1,4 @@
-"""A certificate authority of the test, and what it signed."""
+"""A certificate authority for tests, and its certificates."""
 
 import subprocess
 from dataclasses import dataclass

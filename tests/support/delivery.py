@@ -40,7 +40,7 @@ class Scene:
             "storage": "memory",
             "schedule": FAST,
             "jitter": 0.0,
-            "lease": 30,  # longer than a loaded machine starves a process
+            "lease": 30,  # longer than a loaded machine may starve a process
         }
         return msgspec.structs.replace(DeliverSection(), **(values | changes))
 
@@ -91,21 +91,21 @@ class Scene:
             await self.publish(self.task(f"d{number % documents}", path, **changes))
 
     def order(self, path: str = "/hook") -> dict[str, list[int]]:
-        """The numbers that arrived, by document, in the order of arrival."""
+        """The numbers that arrived, per document, in the order of arrival."""
         found: dict[str, list[int]] = {}
         for body in self.endpoint.bodies(path):
             found.setdefault(body["documentId"], []).append(body["payload"]["n"])
         return found
 
     async def settled(self, durable: str = "TriggerDeliveryWorker") -> bool:
-        """Whether the server has every task acknowledged; right after a publish it may not count it as pending yet."""
+        """Whether every task is acknowledged; right after a publish the server may not count it as pending yet."""
         last = (await self.js.stream_info(self.stream))["state"]["last_seq"]
         info = await self.js.consumer_info(self.stream, durable)
         reached = info["ack_floor"]["stream_seq"] >= last
         return bool(reached and info["num_pending"] == 0 and info["num_ack_pending"] == 0)
 
     async def settles_after_outage(self) -> None:
-        """Wait until `settled`, where no answer counts as no; what never settles tells the last answer."""
+        """Wait until `settled`, where no answer counts as False; on timeout the error has the last answer."""
         last = ""
 
         async def settled() -> bool:

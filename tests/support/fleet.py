@@ -1,4 +1,4 @@
-"""Managers on a real server for tests: short windows, and a handler that notes what it was given."""
+"""Managers on a real server for tests: short windows, and a handler that records its messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parti.wire.connect import Connection, connect
 from parti.wire.options import ConnectOptions
 from parti.worker import Message, WorkerConfig, WorkerConsumer
 
-# A busy test machine starves a process for seconds: that must not be taken for a crash where a test is about
+# A busy test machine starves a process for seconds: that must not count as a crash where a test is about
 # something else.
 PATIENT: dict[str, Any] = {
     "heartbeat_ttl": 20.0,
@@ -97,7 +97,7 @@ class Fleet:
         return manager
 
     async def crash(self, manager: Manager) -> None:
-        """As others see a crash: from now on the lease is not renewed, and nothing runs. Real kills: tests/chaos."""
+        """Crash as other members see it: the lease is no longer renewed, and nothing runs. Real kills: tests/chaos."""
         assert manager._main is not None
         manager._main.cancel()
         await asyncio.gather(manager._main, return_exceptions=True)
@@ -117,7 +117,7 @@ class Fleet:
         await eventually(lambda: len(self.seen) >= count, timeout, f"{count} messages handled")
 
     async def spread(self, *managers: Manager, timeout: float = 60.0) -> None:
-        """These managers share the partitions evenly, and everything is at rest."""
+        """Return when these managers share the partitions evenly, and none is moving."""
         chosen = managers or tuple(self.managers)
         least = len(self.partitions) // len(chosen)
         await eventually(
@@ -132,7 +132,7 @@ class Fleet:
 
 
 def stopping(manager: Manager, *, overlap: bool) -> int:
-    """How many partitions this owner was told to stop; with overlap that is after the next owner is ready."""
+    """How many partitions this owner must stop; with overlap, only after the next owner is ready."""
     assert manager._agent is not None
     asked = [c for c, _ in manager._agent.claims.values() if c.state is ClaimState.PREPARE]
     return sum(claim.target is not None or not overlap for claim in asked)

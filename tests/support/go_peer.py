@@ -1,4 +1,4 @@
-"""Members of the Go reference beside our own, and the group that they share."""
+"""Members of the Go reference beside our own, and their common group."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from parti.wire.connect import Connection
 PEER = Path(__file__).parents[1] / "interop" / "peer" / "main.go"
 
 
-TEMPLATE = ConsumerTemplate(ack_wait=2)  # what `cg` uses: the same consumer, to the last field
+TEMPLATE = ConsumerTemplate(ack_wait=2)  # as `cg` has it: the same consumer, in every field
 
 
 class Go:
-    """A Go implementation: how to call it. Its members consume until they are ended."""
+    """A Go implementation and its command line. Its members consume until they are ended."""
 
     def __init__(self, name: str, binary: Path, directory: Path, url: str) -> None:
         self.name, self.binary, self.url = name, binary, url
@@ -105,7 +105,7 @@ class Bench:
         await eventually(empty, timeout=60, what="an empty work queue")
 
     async def joined(self, member: str) -> str:
-        """When the member's consumer was made."""
+        """When the member's consumer was created."""
 
         async def there() -> Any:
             names = await self.api.consumer_names(self.queue)

@@ -1,4 +1,4 @@
-"""Groups and their Python members for tests that block: an event loop in a thread, and what everybody handled."""
+"""Groups and their Python members for blocking tests: an event loop in a thread, and what each member handled."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
 
 WITHIN = 90
-ACK_WAIT = 15.0  # no test waits for it to pass; a process that stands still for long would lose its pin
+ACK_WAIT = 15.0  # no test waits for it; with a short one, a process that stalls would lose its pin
 
 
 class Rig:
-    """A connection with a loop of its own."""
+    """A connection with its own event loop."""
 
     def __init__(self, url: str) -> None:
         self.options = ConnectOptions(servers=(url,))
@@ -46,7 +46,7 @@ class Rig:
 
 
 class Group:
-    """A group `g` on a stream: what was published for its members, and what Python and Spark members handled."""
+    """A group `g` on a stream: the messages published for its members, and what Python and Spark members handled."""
 
     def __init__(self, rig: Rig, stream: Any, kind: str) -> None:
         self.rig, self.stream, self.kind = rig, stream, kind
@@ -59,7 +59,7 @@ class Group:
 
     @classmethod
     def elastic(cls, rig: Rig, stream: Any, *members: str) -> Group:
-        """Eight partitions, by the second token of the subject."""
+        """An elastic group with eight partitions, by the second token of the subject."""
         group = cls(rig, stream, "elastic")
         filters = [PartitioningFilter(f"{stream.name}.*", (1,))]
         rig.do(group.groups.create(stream.name, "g", max_members=8, filters=filters))
@@ -68,14 +68,14 @@ class Group:
 
     @classmethod
     def static(cls, rig: Rig, stream: Any) -> Group:
-        """Four partitions; m1 has the first two, and only its messages count as published."""
+        """A static group with four partitions; m1 has the first two, and only its messages count as published."""
         group = cls(rig, stream, "static")
         rig.do(group.groups.create(stream.name, "g", max_members=4, members=["m1", "m2"]))
         return group
 
     @contextmanager
     def member(self, name: str, template: ConsumerTemplate | None = None) -> Iterator[Any]:
-        """A Python member; what it handles is noted as (subject, number)."""
+        """A Python member; each handled message is recorded as (subject, number)."""
 
         async def handle(message: Any) -> None:
             self.python.append((message.subject, int(message.data)))
@@ -89,7 +89,7 @@ class Group:
             self.rig.do(member.stop())
 
     def publish(self, count: int) -> None:
-        """More numbered messages over twenty keys; after this returns the stream that members read has them."""
+        """Publish `count` more numbered messages over twenty keys; when this returns the members' stream has them."""
         name, first = self.stream.name, self.sent + 1
         self.sent += count
         frames = []
@@ -103,7 +103,7 @@ class Group:
         eventually_blocking(lambda: self.state()["last_seq"] >= self.sent, WITHIN, "all are stored")
 
     def state(self) -> dict[str, Any]:
-        """Of the stream that members read."""
+        """The state of the stream that members read."""
         queue = f"{self.stream.name}-g" if self.kind == "elastic" else self.stream.name
         return dict(self.stream.connection.api(f"STREAM.INFO.{queue}")["state"])
 
@@ -117,7 +117,7 @@ class Group:
         eventually_blocking(self.all_handled, WITHIN, "all is handled")
 
     def check(self) -> None:
-        """Every message was handled once, and by each side in order for its key."""
+        """Assert that every message was handled once, and by each side in order for its key."""
         assert sorted(self.spark + self.python) == sorted(self.published)
         for handled in (self.spark, self.python):
             highest: dict[str, int] = {}

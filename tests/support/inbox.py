@@ -1,4 +1,4 @@
-"""An inbox without a server: the shipped parts as the engine wires them, with lanes and a connection of the test's."""
+"""An inbox without a server: the shipped parts as the engine wires them, with the test's own lanes and connection."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def never(message: Message, runner: Runner) -> float | None:
 
 @dataclass
 class Bare:
-    """The parts, and what they share."""
+    """The parts, and their shared state."""
 
     runtime: Runtime
     ledger: Ledger
@@ -41,7 +41,7 @@ class Bare:
 
 
 def bare_runtime(config: WorkerConfig, **fields: Any) -> Runtime:
-    """A runtime that no server stands behind."""
+    """A runtime without a server."""
     given: dict[str, Any] = {
         "js": Mock(),
         "handler": print,
@@ -52,7 +52,7 @@ def bare_runtime(config: WorkerConfig, **fields: Any) -> Runtime:
 
 
 def bare_inbox(config: WorkerConfig, partitions: Iterable[Partition] = (), pool: Any = None) -> Bare:
-    """With these partitions, each under its first lease; without a `pool` nothing may be handled."""
+    """An inbox with these partitions, each under its first lease; without a `pool` nothing may be handled."""
     runtime, channel = bare_runtime(config), Channel()
     template, known = SubjectTemplate(config.subject_template), list(partitions)
     ledger = Ledger(Routes(template, ()), lane_per_key=config.lanes == "key")

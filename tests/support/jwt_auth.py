@@ -1,4 +1,4 @@
-"""Just enough of the decentralised auth of NATS for tests: operator, account and user JWTs, and their server."""
+"""The part of NATS decentralised auth that tests need: operator, account and user JWTs, and their server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALL = -1
 
 @dataclass(frozen=True)
 class Key:
-    """A key pair by its seed."""
+    """A key pair, derived from its seed."""
 
     seed: str
 
@@ -77,7 +77,7 @@ class Operator:
         )
 
     def credentials(self, *, signer: Key | None = None, expires: int | None = None) -> str:
-        """The content of a credentials file for a new user; `signer` other than the account makes it worthless."""
+        """The content of a credentials file for a new user; a `signer` other than the account makes it invalid."""
         user = Key.new(nkeys.PREFIX_BYTE_USER)
         more = {"exp": expires} if expires is not None else {}
         limits = {"subs": _ALL, "data": _ALL, "payload": _ALL}

@@ -1,4 +1,4 @@
-"""Workers as they were before durables had a namespace: names without it, no seal, no sweeping."""
+"""Workers of the version before durables had a namespace: names without it, no seal, no sweeping."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _metadata, _sweep = Seal.metadata, sweep
 
 @contextmanager
 def old_version(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Managers made inside are of the earlier version, and stay so; those made afterwards are of ours."""
+    """Managers created inside this context have the earlier version, and keep it; later ones have the current one."""
 
     def metadata(seal: Seal) -> dict[str, str]:
         return _metadata(seal) if seal.namespace else {}

@@ -13,7 +13,7 @@ from parti.wire.options import ConnectOptions
 
 
 class Stream:
-    """A stream on a test's server, and what a test does to it."""
+    """A stream on a test's server, and the operations that tests need on it."""
 
     def __init__(self, url: str, name: str) -> None:
         self.url = url
@@ -21,14 +21,14 @@ class Stream:
         self.connection = BlockingConnection.open(ConnectOptions(servers=tuple(url.split(","))))
 
     def create(self, **config: Any) -> None:
-        """Make the stream; it listens on `<name>.>`."""
+        """Create the stream on the subjects `<name>.>`."""
         defaults = {"name": self.name, "subjects": [f"{self.name}.>"], "allow_direct": True, "storage": "file"}
         insist_blocking(lambda: self.connection.api(f"STREAM.CREATE.{self.name}", defaults | config))
 
     def publish(
         self, count: int, subject: str = "k{0}", payload: str = "m{0}", headers: dict[str, str] | None = None
     ) -> int:
-        """Store `count` more messages, each acknowledged by the last; returns the stream's last sequence."""
+        """Publish `count` more messages; all are stored when this returns. Returns the stream's last sequence."""
         first = int(self.state()["last_seq"]) + 1
         block = b""
         if headers:
@@ -43,30 +43,30 @@ class Stream:
                 frames += f"PUB {name} {len(data)}\r\n".encode() + data + b"\r\n"
         self.connection.send(bytes(frames))
         last = first + count - 1
-        while self.state()["last_seq"] < last:  # the server answers behind the messages it read before
+        while self.state()["last_seq"] < last:  # the server answers after storing the messages that it read before
             pass
         return last
 
     def heard(self) -> None:
-        """Store one message with an acknowledgement: afterwards the cluster's stream hears who publishes here."""
+        """Store one acknowledged message: afterwards the cluster's stream receives what this connection publishes."""
         insist_blocking(lambda: self.connection.request(f"{self.name}.heard", b""), what="a leader takes messages")
 
     def reconnect(self) -> None:
-        """Use another server of the cluster, after one was killed."""
+        """Connect to another server of the cluster, after one was killed."""
         self.connection.close()
         self.connection = BlockingConnection.open(ConnectOptions(servers=tuple(self.url.split(","))))
 
     def state(self) -> dict[str, Any]:
-        """The stream's state as the server says it."""
+        """The stream's state, from the server."""
         return dict(insist_blocking(lambda: self.connection.api(f"STREAM.INFO.{self.name}"))["state"])
 
     def options(self, **more: Any) -> dict[str, str]:
-        """Options of format jetstream that read this stream."""
+        """Options of the format `jetstream` that read this stream."""
         return {"servers": self.url, "stream": self.name} | {key: str(value) for key, value in more.items()}
 
 
 class Query:
-    """A streaming read into Parquet, so that what came out survives the query; one `run` is one AvailableNow query."""
+    """A streaming read into Parquet, so that its output survives the query; one `run` is one AvailableNow query."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark = spark
@@ -85,7 +85,7 @@ class Query:
         )
 
     def run(self, options: dict[str, str], *, schema: str | None = None, **trigger: Any) -> Any:
-        """Run a query to its end and return it; its failure is raised."""
+        """Run a query to its end and return it; a failure is raised."""
         query = self.start(options, schema=schema, **(trigger or {"availableNow": True}))
         try:
             assert query.awaitTermination(90)
@@ -94,10 +94,10 @@ class Query:
         return query
 
     def rows(self) -> list[Any]:
-        """What came out so far, by sequence."""
+        """The output so far, ordered by sequence."""
         if not (self.folder / "out" / "_spark_metadata").exists():
             return []
-        reader = self.spark.read.schema("sequence bigint, subject string, value binary")  # empty batches have none
+        reader = self.spark.read.schema("sequence bigint, subject string, value binary")  # empty batches have no schema
         return list(reader.parquet(str(self.folder / "out")).orderBy("sequence").collect())
 
     def sequences(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Streams with a known content for range reads: what was published, and what a complete read must give back."""
+"""Streams with known content for range reads: the published messages, and the result of a complete read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Message:
 
 
 def create(connection: BlockingConnection, stream: str, **config: Any) -> None:
-    """A stream on `<stream>.>`; on replicas Direct Get is on, as the range reader's small path needs it."""
+    """Create a stream on `<stream>.>`; with replicas Direct Get is on, as the range reader's small path needs it."""
     body = {"name": stream, "subjects": [f"{stream}.>"], "allow_direct": True, **config}
     insist_blocking(lambda: connection.api(f"STREAM.CREATE.{stream}", body), what="the stream is created")
 
@@ -49,7 +49,7 @@ def publish(connection: BlockingConnection, stream: str, messages: Iterable[Mess
 def publish_acked(connection: BlockingConnection, message: Message) -> int:
     """Store one message; returns its sequence as the stream's leader acknowledged it.
 
-    While a cluster elects, or a node has not heard of the stream yet, nobody takes the message: then it is sent again.
+    While a cluster elects a leader, or a node does not know the stream yet, no server stores the message: it is resent.
     """
 
     def acked() -> int:
@@ -76,7 +76,7 @@ def consumers(connection: BlockingConnection, stream: str) -> list[str]:
 
 
 def varied(stream: str, count: int, *, size: int = 40, subjects: int = 20) -> Iterator[Message]:
-    """Messages with and without headers, some empty, some that look like frames; each one different."""
+    """Messages with and without headers, some empty, some that look like frames; all are different."""
     for index in range(count):
         match index % 7:
             case 0:
@@ -90,7 +90,7 @@ def varied(stream: str, count: int, *, size: int = 40, subjects: int = 20) -> It
 
 
 def rows(batches: Iterable[pa.RecordBatch]) -> list[tuple[int, Message]]:
-    """What a read gave, in the order it came."""
+    """The messages that a read returned, in order."""
     found = []
     for batch in batches:
         for row in batch.to_pylist():
@@ -100,5 +100,5 @@ def rows(batches: Iterable[pa.RecordBatch]) -> list[tuple[int, Message]]:
 
 
 def numbered(messages: Iterable[Message], first: int = 1) -> list[tuple[int, Message]]:
-    """What a complete read must give."""
+    """The messages that a complete read must return."""
     return list(enumerate(messages, start=first))

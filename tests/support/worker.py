@@ -1,4 +1,4 @@
-"""What every test of the worker plane needs: a stream of its own, and workers that are closed in the end."""
+"""What every test of the worker plane needs: its own stream, and workers that are closed at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parts(*names: str) -> list[Partition]:
 
 @dataclass
 class Effects:
-    """A handler that notes what it was given."""
+    """A handler that records its messages."""
 
     seen: list[Message] = field(default_factory=list)
     answer: Callable[[Message], Outcome | Awaitable[Outcome]] | None = None
@@ -49,7 +49,7 @@ class Effects:
 
 
 class ManagedWorker:
-    """A worker in the per-partition layout, which only a manager can run; to a test it looks like the other one."""
+    """A worker in the per-partition layout, which only a manager can run; it has the interface of the other worker."""
 
     def __init__(self, consumer: WorkerConsumer, connection: Connection) -> None:
         self._consumer = consumer
@@ -60,7 +60,7 @@ class ManagedWorker:
         return getattr(self._consumer, name)
 
     async def update_worker_consumer(self, worker_id: str, partitions: Iterable[Partition]) -> None:
-        """Own these, as the only member of a namespace of its own; once."""
+        """Own these partitions as the only member of its own namespace; can be called once."""
         assert self._manager is None
         config = ControlConfig(
             namespace=self._consumer.config.stream,
@@ -100,7 +100,7 @@ class Bench:
 
     @property
     def consumer(self) -> str:
-        """What letters call the consumer; a managed one has its namespace in its name."""
+        """The consumer's name in letters; the name of a managed consumer contains its namespace."""
         return f"parti-{self.worker_id}" if self.layout == "per-worker" else f"parti-{self.stream}-{self.worker_id}"
 
     async def create(self, **config: Any) -> None:
@@ -119,7 +119,7 @@ class Bench:
         return WorkerConfig(**(settings | changes))
 
     def worker(self, handler: Any, *, js: JetStreamApi | None = None, **changes: Any) -> Any:
-        """A WorkerConsumer, or what looks like one in the other layout."""
+        """A WorkerConsumer, or its equivalent in the other layout."""
         options = {key: changes.pop(key) for key in ("fence", "backoff", "clock") if key in changes}
         worker = WorkerConsumer(js or self.js, self.config(**changes), handler, metrics=self.metrics, **options)
         made = worker if self.layout == "per-worker" else ManagedWorker(worker, self.js.connection)
@@ -133,12 +133,12 @@ class Bench:
         return [ack.seq for ack in acks]
 
     async def publish_many(self, names: Iterable[str], rounds: int) -> None:
-        """`rounds` messages to each, interleaved."""
+        """Publish `rounds` messages to each, interleaved."""
         for number in range(rounds):
             await asyncio.gather(*(self.js.publish(f"{self.stream}.{name}", b"%d" % number) for name in names))
 
     async def info(self, worker: str = "w1", prefix: str = "parti") -> dict[str, Any]:
-        """What the server says of the worker's durable, or of all that it has together."""
+        """The server's info on the worker's durable, or on all its durables together."""
         if self.layout == "per-worker":
             return await self.js.consumer_info(self.stream, f"{prefix}-{worker}")
         found = [await self.js.consumer_info(self.stream, each) for each in await self.js.consumer_names(self.stream)]
@@ -146,7 +146,7 @@ class Bench:
         return {key: sum(info.get(key, 0) for info in found) for key in counted}
 
     async def settled(self, worker: str = "w1", timeout: float = 60.0) -> None:
-        """Everything delivered and acknowledged."""
+        """Return when every message is delivered and acknowledged."""
 
         async def done() -> bool:
             info = await self.info(worker)

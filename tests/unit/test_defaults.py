@@ -1,4 +1,4 @@
-"""A default is written once: what a section of the configuration says is what the value that it becomes has."""
+"""A default is written once: a section of the configuration has the default of the value that it becomes."""
 
 from __future__ import annotations
 

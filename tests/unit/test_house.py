@@ -1,4 +1,4 @@
-"""The house: every module in its layer, every class name with one meaning, every package with what it promises."""
+"""House rules: every module is in its layer, every class name has one meaning, every package states its promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two partitions that share a subject are found, whatever their wildcards, and nothing else is refused."""
+"""Two partitions that share a subject are found, with any wildcards, and nothing else is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever tries again waits by a `Backoff`: many workers that lost the same server must not come back in step."""
+"""All retries wait by a `Backoff`: many workers that lost the same server must not come back in step."""
 
 from __future__ import annotations
 

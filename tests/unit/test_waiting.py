@@ -1,4 +1,4 @@
-"""Waiting for the first of several things: what was started here ends here, what belongs to others goes on."""
+"""Waiting for the first of several tasks: tasks started here end here, tasks of others continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`parti deliver dlq`: `parti dlq` for the tasks of deliver.stream alone, with a filter that is checked."""
+"""`parti deliver dlq`: `parti dlq` for the tasks of deliver.stream only, with a filter that is checked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def dlq() -> None:
 
 
 def _checked(_: click.Context, __: click.Parameter, pattern: str) -> str:
-    """Refuse a filter that no letter can match: an empty answer would pass for good news."""
+    """Refuse a filter that no letter can match: an empty answer would look like good news."""
     from parti.delivery.errors import Reason
 
     tokens, reasons = pattern.split("."), [reason.value for reason in Reason]

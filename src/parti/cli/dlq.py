@@ -1,4 +1,4 @@
-"""`parti dlq`: the dead letters of a stream, whoever wrote them; `parti deliver dlq` does the same for tasks."""
+"""`parti dlq`: the dead letters of a stream, from any writer; `parti deliver dlq` does the same for tasks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ redact_option = click.option(
 
 
 def _chosen_letters(command: Callable[..., None]) -> Callable[..., None]:
-    """Options by which a command gets letters: their numbers, a subject, a filter, or neither for all of them."""
+    """Options that select letters for a command: their numbers, a subject, a filter, or none of these for all."""
 
     @click.argument("stream")
     @click.argument("letters", type=int, nargs=-1)
@@ -111,7 +111,7 @@ def purge(loaded: LoadedConfig, stream: str, chosen: ChosenLetters, as_json: boo
 def chosen_letters(
     sequences: tuple[int, ...] = (), subject: str = ">", place: str = ">", *, tasks: bool = False
 ) -> ChosenLetters:
-    """`tasks`: those of delivery alone."""
+    """The letters that the options select; `tasks`: only letters of delivery tasks."""
     from parti.dead_letters import ChosenLetters, LetterKind
 
     return ChosenLetters(sequences, subject, place, LetterKind.DELIVERY if tasks else None)
@@ -162,7 +162,7 @@ def show_letter(loaded: LoadedConfig, stream: str, letter: int, redact: bool, as
 
 
 def replay_letters(loaded: LoadedConfig, stream: str, chosen: ChosenLetters, rate: float | None, as_json: bool) -> None:
-    """Say how many letters left, and why others did not; then the exit code is 1."""
+    """Replay the letters; print how many were replayed and why others were not, in which case the exit code is 1."""
     from parti.clock import SystemClock
 
     failed: dict[int, str] = {}
@@ -188,7 +188,7 @@ def replay_letters(loaded: LoadedConfig, stream: str, chosen: ChosenLetters, rat
 
 
 def summary(letter: DeadLetter) -> dict[str, Any]:
-    """What a letter tells in short; of a task or of a group's message also what only these have."""
+    """The short form of a letter; for a task or a group's message it includes their own fields."""
     told = {
         "letter": letter.sequence,
         "buried": shown_time(letter.time),
@@ -222,14 +222,14 @@ def shown_time(seconds: float) -> str:
 
 
 def _document(data: bytes) -> str:
-    """Whose task it is, as far as it says so."""
+    """The document of the task, if its data names one."""
     task = _task(data) or {}
     names = (task.get(name) for name in ("database", "collection", "documentId"))
     return "/".join(name if isinstance(name, str) else "" for name in names).strip("/")
 
 
 def _redacted(data: bytes) -> bytes:
-    """The task without what may hold a credential; of something that is no task nothing is shown."""
+    """The task without fields that may contain a credential; data that is not a task is not shown at all."""
     import msgspec
 
     from parti.delivery.masking import looks_like_a_value
@@ -239,7 +239,7 @@ def _redacted(data: bytes) -> bytes:
         return f"({len(data)} bytes that are no task)".encode()
     hidden = [name for name in _MASKED if name in task]
     if "secretsRef" in task and (type(ref := task["secretsRef"]) is not str or looks_like_a_value(ref)):
-        hidden.append("secretsRef")  # the secret itself, pasted where its name belongs
+        hidden.append("secretsRef")  # somebody may have put the secret itself in place of its name
     return msgspec.json.encode(task | dict.fromkeys(hidden, "***"))
 
 
@@ -253,7 +253,7 @@ def _task(data: bytes) -> dict[str, Any] | None:
 
 
 def with_letters(loaded: LoadedConfig, stream: str, act: Callable[[DeadLetterReader], Awaitable[T]]) -> T:
-    """What `act` makes of the letters. Says so where none was ever written, and refuses a stream that is not there."""
+    """Return what `act` returns for the letters. Says so if no letter was ever written; refuses an unknown stream."""
     from parti.dead_letters import DeadLetterReader
     from parti.wire.api import JetStreamApi
     from parti.wire.errors import StreamNotFound
@@ -271,7 +271,7 @@ def with_letters(loaded: LoadedConfig, stream: str, act: Callable[[DeadLetterRea
 
 
 async def require_stream(js: Any, stream: str) -> None:
-    """An empty list would pass for good news."""
+    """Raise if the stream does not exist: an empty list would look like good news."""
     from parti.wire.errors import StreamNotFound
 
     try:

@@ -1,6 +1,6 @@
-"""Proofs: `parti prove NAME`. One module a proof, each with a module-level `PROOF`; all register here.
+"""Proofs: `parti prove NAME`. One module per proof, each with a module-level `PROOF`; all are registered here.
 
-Promises: a proof that cannot run is no proof: it fails.
+Promises: a proof that cannot run fails.
 
 Flow: `command` -> a proof -> real processes and faults -> a judge -> figures and goals.
 """

@@ -1,6 +1,6 @@
-"""Yes or no over a socket on loopback: many processes ask one, a line of JSON each, and the answers come in order.
+"""Yes-or-no questions over a loopback socket: many processes ask one server, one JSON line each, answered in order.
 
-A broken broker can hide nothing that is told this way.
+Reports sent this way do not pass through NATS, so a broken broker cannot hide them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Self
 
 
 class Answering(ABC):
-    """Listens while it is entered; `port` is where."""
+    """The server; listens on `port` while the context is entered."""
 
     port = 0
     _server: asyncio.Server | None = None
@@ -40,7 +40,7 @@ class Answering(ABC):
 
 
 class Asking:
-    """The other end; each call returns with the answer."""
+    """The client; each call returns the server's answer."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

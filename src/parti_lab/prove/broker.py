@@ -1,8 +1,8 @@
-"""`parti prove broker`: the server dies and comes back, the network is cut, slowed and thinned out. Nothing is lost.
+"""`parti prove broker`: the server is killed and restarted, the network is cut, slowed and made lossy. Nothing is lost.
 
-One server, real worker processes whose connections all go through a fault proxy: SIGKILL and restart of the server,
-cuts of one to thirty seconds, then a slow line and one that loses bytes. After each fault the time is taken until every
-partition has effects again. The rolling restart of three nodes is `parti prove handoff --replicas 3 --faults roll`.
+One server, and real worker processes whose connections all go through a fault proxy: SIGKILL and restart of the
+server, cuts of one to thirty seconds, then a slow line and a lossy one. After each fault the proof measures the time
+until every partition has effects again. For a rolling restart: `parti prove handoff --replicas 3 --faults roll`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Fault = Callable[[], Awaitable[None]]
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    """One fault after the other, with a rest in between."""
+    """Apply one fault after the other, with a pause in between."""
     options = ctx.options
     shape = HerdShape(
         workers=int(options["workers"]),
@@ -105,7 +105,7 @@ def _slow(proxy: FaultProxy, seconds: float) -> Fault:
 
 
 def _lossy(proxy: FaultProxy, seconds: float) -> Fault:
-    """Bytes vanish from the streams; both ends notice and drop the connection, again and again."""
+    """Drop bytes from the TCP streams; both ends notice and close the connection, repeatedly."""
 
     async def lossy() -> None:
         await asyncio.to_thread(proxy.drop, 0.02)

@@ -1,4 +1,4 @@
-"""`parti prove clock`: wall clocks jump by ten minutes, forwards and backwards. No partition changes hands by it."""
+"""`parti prove clock`: wall clocks jump by ten minutes, forwards and backwards. No partition changes its owner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parti_lab.prove.traffic import Traffic, make_stream
 
 
 class JumpingClock(SystemClock):
-    """The real clock, whose wall time is set by hand as an operator or NTP would."""
+    """The real clock, with a wall time that the proof can set, as an operator or NTP would."""
 
     def __init__(self) -> None:
         self.offset = 0.0
@@ -28,7 +28,7 @@ class JumpingClock(SystemClock):
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    """Jump one worker's clock after the other's, and count who lost what."""
+    """Let the clock of one worker after the other jump, and count the partitions that each one lost."""
     jumps = 8 if ctx.quick else int(ctx.options["jumps"])
     rng = ctx.random()
     async with AsyncExitStack() as stack:

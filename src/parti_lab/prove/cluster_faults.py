@@ -1,4 +1,4 @@
-"""Servers of a proof, and what happens to them meanwhile: leaders step down, a node is killed, all are restarted."""
+"""The servers of a proof and their faults: leaders step down, a node is killed, all nodes are restarted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAULTS: Final = ("none", "stepdown", "kill", "roll")
 
 @dataclass
 class Servers:
-    """Where clients connect, and what can be broken."""
+    """The URLs that clients connect to, and the servers that faults can hit."""
 
     urls: tuple[str, ...]
     server: NatsServer | None = None
@@ -25,7 +25,7 @@ class Servers:
 
     @classmethod
     async def open(cls, stack: AsyncExitStack, replicas: int) -> Servers:
-        """One server, or a cluster of three; gone with the stack."""
+        """Start one server, or a cluster of three; they end with the stack."""
         if replicas == 1:
             server = await stack.enter_async_context(NatsServer())
             return cls((server.url,), server=server)
@@ -34,7 +34,7 @@ class Servers:
 
 
 class ClusterFaults:
-    """Breaks a cluster again and again until stopped; afterwards every node is up and current."""
+    """Breaks a cluster repeatedly until stopped; afterwards every node is up and current."""
 
     def __init__(self, kind: str, servers: Servers, js: JetStreamApi, streams: list[str], rng: random.Random) -> None:
         self._kind = kind
@@ -67,7 +67,7 @@ class ClusterFaults:
                 await self._roll()
 
     async def _waited(self, seconds: float) -> bool:
-        """Wait; True when it is time to end."""
+        """Wait; True when the faults have to end."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stopped.wait()
@@ -84,7 +84,7 @@ class ClusterFaults:
                 f"CONSUMER.LEADER.STEPDOWN.{stream}.{name}" for name in self._rng.sample(names, min(2, len(names)))
             ]
         except PartiError:
-            pass  # no leader right now: that is what this is about
+            pass  # there is no leader right now, which this fault causes on purpose
         for call in calls:
             try:
                 await self._js.request(call)

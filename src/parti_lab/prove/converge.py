@@ -1,6 +1,6 @@
 """`parti prove converge`: ten workers get 900 new partitions. How long until they are spread evenly and consumed?
 
-Then ten more join. How long until every worker has its share of the partitions that are in use?
+Then ten more workers join. How long until every worker has its share of the partitions in use?
 
 Kafka's own figures for this case: 103 s with the classic protocol, 5 s with KIP-848.
 """
@@ -26,7 +26,7 @@ from parti_lab.prove.traffic import PRODUCER, make_stream
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    """Add the partitions, each with a message that waits; stop the clock when all are owned, even and consumed."""
+    """Add the partitions, each with one waiting message; stop the clock when all are owned, evenly spread, consumed."""
     workers, count = int(ctx.options["workers"]), int(ctx.options["partitions"])
     clock = SystemClock()
     async with AsyncExitStack() as stack:
@@ -82,7 +82,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
 
 
 async def _join(fleet: Fleet, count: int, clock: Clock) -> float:
-    """Seconds from the start of so many workers more until all have their share."""
+    """Seconds from the start of `count` more workers until all workers have their share."""
     if not count:
         return 0.0
     began = clock.now()

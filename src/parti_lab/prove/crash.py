@@ -1,7 +1,7 @@
 """`parti prove crash`: workers are killed under load. Nothing is lost or reordered, and little is repeated.
 
-Real processes, SIGKILL. For each crash: the time from the kill to the first effect of each of its partitions elsewhere,
-and how many messages were done twice. Each victim is replaced, so that the fleet keeps its size.
+Real processes, SIGKILL. For each crash the proof measures the time from the kill to the first effect of each of the
+victim's partitions at another worker, and counts repeated messages. Each victim is replaced: the fleet keeps its size.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from parti_lab.bench.report import ExperimentOption, Proof, RunContext
 from parti_lab.prove.herd import Herd, HerdShape, herd, judged, sizes
 from parti_lab.prove.sink import percentile
 
-_IN_HAND = 500  # max_ack_pending: what a worker may hold, plus one position interval at the rates used here
+_IN_HAND = 500  # max_ack_pending: messages in flight at one worker, plus one position interval at the rates used here
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    """Kill, wait for the takeover, replace; again and again."""
+    """Kill, wait for the takeover, replace the victim; repeat."""
     options = ctx.options
     crashes = min(int(options["crashes"]), 3) if ctx.quick else int(options["crashes"])
     shape = HerdShape.of(options)

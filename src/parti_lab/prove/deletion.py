@@ -1,10 +1,10 @@
-"""`parti prove deletion`: somebody deletes the consumers of working workers, again and again.
+"""`parti prove deletion`: the consumers of running workers are deleted repeatedly.
 
 See docs/requirements.md#r-101.
 
-Each trial deletes one worker's durable through the API, at a random moment under load, and takes the time until that
-worker has handled a message that was published after the deletion. In the end every message must have been handled
-exactly once and in order: a recreated consumer begins where its partitions are, not at the beginning of the stream.
+Each trial deletes one worker's durable through the API, at a random moment under load. It measures the time until
+that worker has handled a message published after the deletion. In the end every message must have been handled
+exactly once and in order: a recreated consumer starts at the positions of its partitions, not at the stream's start.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PAUSE = 0.02  # seconds between two bursts of the load
 
 @dataclass(slots=True)
 class DeletionEffects:
-    """What the handlers did, in the order they did it."""
+    """The effects of all handlers, in order."""
 
     handled: dict[int, int] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
@@ -52,14 +52,14 @@ class DeletionEffects:
             wanted[1].set_result(time.monotonic())
 
     def after(self, worker: str, sequence: int) -> asyncio.Future[float]:
-        """Done when the worker handles something behind this sequence, with the time of it."""
+        """A future with the time at which the worker first handles a message above this sequence."""
         future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self.waiting[worker] = (sequence, future)
         return future
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    """Delete, wait, judge."""
+    """Delete consumers, wait for their recovery, judge."""
     trials = int(ctx.options["trials"]) // (10 if ctx.quick else 1)
     workers, rate = int(ctx.options["workers"]), float(ctx.options["rate"])
     rng, stream = ctx.random(), f"prove-{uuid4().hex[:8]}"
@@ -79,7 +79,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
                 times = await _trials(ctx, js, stream, workers, trials, effects, rng)
                 stop.set()
             last = int((await js.stream_info(stream))["state"]["last_seq"])
-            with contextlib.suppress(NeverHappened):  # what is missing then is lost, and counted
+            with contextlib.suppress(NeverHappened):  # what is still missing is counted as lost
                 await eventually(lambda: len(effects.handled) >= last, _SETTLE)
         finally:
             for worker in fleet:
@@ -93,7 +93,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
 async def _load(
     js: JetStreamApi, stream: str, workers: int, rate: float, rng: random.Random, stop: asyncio.Event
 ) -> None:
-    """Publish to partitions at random until told to stop."""
+    """Publish to random partitions until stopped."""
     while not stop.is_set():
         count = max(1, int(rate * _PAUSE))
         subjects = [f"{stream}.{rng.randrange(workers)}-{rng.randrange(_PARTITIONS)}" for _ in range(count)]
@@ -122,10 +122,10 @@ async def _trials(
             try:
                 await js.consumer_delete(stream, f"parti-{worker}")
             except PartiError:
-                continue  # it was just being made anew; the next trial comes soon
+                continue  # the consumer was just being recreated; the next trial comes soon
             last = int((await js.stream_info(stream))["state"]["last_seq"])
             recovered = effects.after(worker, last)
-            # The load goes to all workers; this one is certain to get something.
+            # The load goes to all workers; this message makes certain that this worker gets one.
             await js.publish(f"{stream}.{worker.removeprefix('w')}-0", b"x")
             try:
                 async with asyncio.timeout(_GIVE_UP):

@@ -1,12 +1,12 @@
-"""`parti prove delivery`: endpoints, workers and the server misbehave, and every task arrives in order or rests.
+"""`parti prove delivery`: endpoints, workers and the server fail; every task arrives in order or is a dead letter.
 
 Real processes deliver to a real endpoint that answers with 5xx, 429, silence, resets, drips, garbage and huge bodies.
-Meanwhile workers are killed, frozen and stopped, and the server is killed. The endpoint's log of accepted requests and
-the dead letters are all that is judged; what was accepted twice must be explained by a fault (`delivery_duplicates`).
-The endpoint does what docs/delivery.md tells receivers to do: it refuses a request of an older epoch than it has seen.
-A process may freeze in the very moment between its last look at the lease and the write to the socket; nobody but the
-receiver can refuse what comes of that (`stale_refused`). A process that still held its lease would bury a task that is
-refused so, and the dead letters would tell.
+Meanwhile workers are killed, frozen and stopped, and the server is killed. Only the endpoint's log of accepted
+requests and the dead letters are judged. A fault must explain each second acceptance (`delivery_duplicates`).
+The endpoint does what docs/delivery.md asks of receivers: it refuses a request with an older epoch than it has seen.
+A process may freeze between its last check of the lease and the write to the socket; only the receiver can refuse
+such a request (`stale_refused`). A process that still held its lease would turn a task that is refused this way into
+a dead letter, and the proof would find it there.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
                     await troubles.make(TROUBLES[number % len(TROUBLES)])
                     await publishing
                     advance(1)
-            with suppress(NeverHappened):  # what has not arrived by then is counted as lost
+            with suppress(NeverHappened):  # tasks that have not arrived by then are counted as lost
                 await eventually(stage.settled, engine.within, "every task delivered or in the dead letters")
             figures["exit_codes"] = sum([await asyncio.to_thread(worker.stop) for worker in workers])
         finally:
@@ -84,11 +84,11 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
 
 @dataclass(frozen=True, slots=True)
 class _Engine:
-    """What is different between the engines, as the proof sees them."""
+    """The differences between the engines that matter to the proof."""
 
     worker: type[Worker]
     in_flight: int
-    """Tasks that one fault may repeat: with Spark a whole batch, which the stop of a driver waits for."""
+    """Tasks that one fault may repeat: with Spark a whole batch, which a driver finishes before it stops."""
     lease: int = _LEASE
     timeout: str = "500ms"
     within: float = WITHIN
@@ -110,8 +110,8 @@ class _Engine:
 
 
 async def _driver_at_work(stage: DeliveryStage, workers: list[Worker]) -> Worker:
-    """Three times of four the driver that delivers, once it does: Spark takes longer to start than most faults last."""
-    from parti.spark.pipeline.driver.lease import Standby, lease_key  # Spark is an extra: the other engine does without
+    """In three of four cases the driver that delivers, once one does: Spark starts slower than most faults last."""
+    from parti.spark.pipeline.driver.lease import Standby, lease_key  # Spark is an extra, for this engine only
 
     before = sum(stage.requests.values())
 
@@ -124,14 +124,14 @@ async def _driver_at_work(stage: DeliveryStage, workers: list[Worker]) -> Worker
         with suppress(PartiError):
             entry = await (await KeyValue.open(stage.js, Standby().bucket)).get(lease_key(f"deliver-{STREAM}"))
             for worker in workers:
-                if f"-{worker.pid}-".encode() in entry.value:  # the name of a driver tells its process
+                if f"-{worker.pid}-".encode() in entry.value:  # the name of a driver contains its process id
                     return worker
     return stage.rng.choice(workers)
 
 
 _ENGINES = {
     "async": _Engine(Worker, DeliverSection().host_concurrency),
-    # It keeps no log of attempts that would tell which answers came too late: so they get more time.
+    # Spark keeps no attempt log that would show which answers came too late, so requests get more time.
     "spark": _Engine(SparkWorker, 1_000_000, lease=6, timeout="3s", within=300.0, spark=True, quick=0),
 }
 
@@ -164,12 +164,12 @@ def _settings(server: NatsServer, endpoint: FaultHttpServer, partitions: int) ->
 
 
 _COSTS = {
-    # Messages into the server. When all is well, with any rules: an acknowledgement, a line of the journal, a pull.
+    # Messages into the server. Without faults, under any rules: an acknowledgement, a journal entry, a pull.
     "messages_per_delivery": "<= 3",
-    # With hosts that are ill. A parked task has three: it is stored, acknowledged, removed. An attempt that failed has
-    # three as well: the attempt log, a wake-up and its answer. Tasks that memory has no room for are read once more.
+    # With failing hosts. A parked task costs three: it is stored, acknowledged, removed. A failed attempt also costs
+    # three: the attempt log, a wake-up and its answer. Tasks that do not fit into memory are read a second time.
     "messages_per_attempt": "<= 4",
-    # While processes are killed, frozen or stopped. Each start and each move costs some sixty, whatever there is to do.
+    # While processes are killed, frozen or stopped. Each start and each move costs about sixty, with or without tasks.
     "messages_per_attempt_moved": "<= 5",
 }
 GOALS = {
@@ -192,18 +192,18 @@ GOALS = {
     "letters_wrong": "== 0",
     "buried_although_accepted": "== 0",
     **_COSTS,
-    # Seconds that ill hosts cost the one that is well. Where it has to wait for requests that are under way: one of
-    # them takes a second, and a look-up that hangs three.
+    # Seconds by which failing hosts delay the healthy one. It may have to wait for requests in flight: one of
+    # them takes a second, and a look-up that hangs takes three.
     "well_delay": "<= 1",
     "well_delay_crowded": "<= 5",
 }
 
 
 def _goals(options: Mapping[str, Any]) -> dict[str, str]:
-    """Spark asks for messages with or without tasks: there they tell nothing.
+    """The goals of an engine. Spark pulls with or without tasks, so its message counts have no goal.
 
-    Nor does it promise anybody a time: all wait for the batch under way, and that for the slowest request in it and for
-    Spark itself. What that came to is a figure.
+    Spark also promises no delivery time: each task waits for the current batch, which waits for its slowest request and
+    for Spark itself. The measured time is only a figure.
     """
     of_one = (*_COSTS, "well_delay", "well_delay_crowded")
     return {name: goal for name, goal in GOALS.items() if name not in of_one or options["engine"] != "spark"}

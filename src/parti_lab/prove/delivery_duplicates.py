@@ -1,8 +1,8 @@
-"""Why a task was accepted twice: which fault explains it, and what nothing explains. Pure.
+"""Counts tasks that were accepted twice, by the fault that explains each, and those that no fault explains. Pure.
 
-A crash may repeat what was in flight, and never more. So a second acceptance counts as explained when the first one was
-in flight at the moment of a fault (as many as a process has requests under way), when nobody could be told of it
-because the server was away, or when the worker has said that it heard no answer. A planned stop explains nothing.
+A crash may repeat what was in flight, and never more. So a second acceptance counts as explained in three cases: the
+first was in flight when a fault happened (up to the process's requests in flight); it could not be acknowledged
+because the server was down; or the worker logged that it got no answer. A planned stop explains nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from parti_lab.prove.delivery_faults import READ, DeliveryFault
 
-_TOLD = 5.0  # seconds from an endpoint's yes until the server has the acknowledgement; generous, as READ is
+_TOLD = 5.0  # seconds from an endpoint's 2xx until the server has the acknowledgement; generous, as READ is
 UNHEARD, UNEXPLAINED = "unheard", "unexplained"
 KINDS = ("kill", "freeze", "server", "stall", UNHEARD, UNEXPLAINED)
 
@@ -35,9 +35,9 @@ def explain(
     *,
     in_flight: int,
 ) -> dict[str, int]:
-    """How many second acceptances each kind of fault explains; `unheard` are ids and attempts without an answer.
+    """How many second acceptances each kind of fault explains; `unheard` holds ids and attempts without an answer.
 
-    `in_flight` is how many of one process may be repeated because of one fault.
+    `in_flight` is how many requests of one process one fault may repeat.
     """
     found: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
     used: Counter[DeliveryFault] = Counter()
@@ -49,8 +49,8 @@ def explain(
         if (task, first.attempt) in unheard and counted_on:
             found[UNHEARD] += 1
         elif again.epoch == first.epoch:
-            # The same owner sends again only what it was not answered. It says so in the attempt log, which has holes
-            # where the server was away.
+            # The same owner only repeats a request that got no answer. The attempt log has an entry for it, except
+            # while the server was down.
             lost_word = counted_on and any(fault.kind == "server" for fault in fitting)
             found["server" if lost_word else UNEXPLAINED] += 1
         else:
@@ -62,5 +62,5 @@ def explain(
 
 
 def fits(fault: DeliveryFault, first: float, again: float) -> bool:
-    """Whether the first was on its way when the fault came, or could not be told of, and the second came after."""
+    """Whether the first was in flight or not yet acknowledged when the fault happened, and the second came after it."""
     return fault.begin - _TOLD <= first <= fault.last + READ and fault.begin <= again

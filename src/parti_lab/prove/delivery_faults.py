@@ -1,4 +1,4 @@
-"""What the proof of delivery does to workers and the server, and when: each fault is one entry of a log."""
+"""The faults that the proof of delivery applies to workers and the server; each one is an entry of a log."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from parti_lab.prove.delivery_worker import Worker
 
 Kind = Literal["kill", "freeze", "server", "stall"]
 TROUBLES = ("kill", "server", "freeze", "stop")
-READ = 5.0  # seconds until we have read what a worker has sent, on a machine that stands still now and then
+READ = 5.0  # seconds until we have read what a worker has sent, on a machine that stalls now and then
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryFault:
-    """One disturbance that nobody planned."""
+    """One unplanned disturbance."""
 
     kind: Kind
     begin: float
     last: float
-    """Until when something may have been accepted that is not known to be done: for a dead process, its death."""
+    """Until when a request may have been accepted and not be recorded as done; for a dead process, when it died."""
 
 
 @dataclass(slots=True)
 class Troubles:
-    """Makes trouble, and remembers it. A planned stop is no fault: nothing may come of it."""
+    """Applies faults and logs them. A planned stop is not a fault: it must have no consequences."""
 
     server: NatsServer
     workers: list[Worker]
@@ -38,10 +38,10 @@ class Troubles:
     clock: Clock
     lease: int
     choose: Callable[[], Awaitable[Worker]] | None = None
-    """Whom to hit, and when: returns when it is time. By default anybody, within a second."""
+    """Chooses the victim, and returns when the fault is due. Default: a random worker, within a second."""
     faults: list[DeliveryFault] = field(default_factory=list)
     _expected: list[tuple[Worker, float, float]] = field(default_factory=list)
-    """Whose leases run out when by our own doing: what comes of that has its explanation already."""
+    """Leases that expire because of our own faults, with their times: their consequences are explained already."""
 
     async def make(self, trouble: str) -> None:
         clock = self.clock
@@ -66,13 +66,13 @@ class Troubles:
                 await asyncio.to_thread(self.server.kill)
                 await clock.sleep(self.rng.uniform(0.1, 1.5))
                 await asyncio.to_thread(self.server.start)
-                # Whoever could not renew goes on until its lease runs out, and cannot tell anybody what it has done.
+                # A worker that cannot renew continues until its lease expires, and cannot report what it has done.
                 last = clock.now() + self.lease
                 self.faults.append(DeliveryFault("server", begin, last))
                 self._expected += [(worker, begin, last + READ) for worker in self.workers]
 
     def stalls(self) -> list[DeliveryFault]:
-        """Leases that ran out without our doing, as the workers say: on a machine that stands still for seconds."""
+        """Leases that expired without a fault of ours, as logged by the workers: the machine stalled for seconds."""
         moments = ((worker, moment) for worker in self.workers for moment in worker.lease_losses)
         return [
             DeliveryFault("stall", moment - 2 * self.lease, moment)

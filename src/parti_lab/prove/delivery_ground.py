@@ -1,4 +1,4 @@
-"""The endpoints of one random situation: real servers on loopback that are ill for a while and well afterwards."""
+"""The endpoints of one random scenario: real servers on loopback that fail for a while and are healthy afterwards."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _LOOK = 0.02
 
 @dataclass(slots=True)
 class Ground:
-    """The endpoints of one run, and what they saw."""
+    """The endpoints of one run, and the requests they received."""
 
     scenario: DeliveryScenario
     rng: random.Random
     heals_at: float = math.inf
-    """Known from the first request on: processes take their time to start."""
+    """Set at the first request, because processes take time to start."""
     servers: dict[str, list[FaultHttpServer]] = field(default_factory=dict)
     seen: list[SeenRequest] = field(default_factory=list)
     stall: float = 0.0
-    """The longest time that this process stood still."""
+    """The longest stall of this process, in seconds."""
     clock: SystemClock = field(default_factory=SystemClock)
     hanging: Path = Path()
-    """As long as this file exists, the names of `no_dns` hosts cannot be looked up."""
+    """While this file exists, the names of `no_dns` hosts cannot be looked up."""
 
     def url(self, trigger: Trigger, document: int) -> str:
         server = self.servers[trigger.name][document % trigger.hosts]
@@ -54,7 +54,7 @@ class Ground:
         stack.callback(asyncio.create_task(self._watch()).cancel)
 
     async def _watch(self) -> None:
-        """Notice when we stood still ourselves; bring the dead back when it is time."""
+        """Record our own stalls; restart the dead hosts when it is time."""
         dead = [trigger.name for trigger in self.scenario.triggers if trigger.host == "dead"]
         down = [server for name in dead for server in self.servers[name]]
         while True:

@@ -1,8 +1,8 @@
-"""What was wrong with a run of delivery, judged by what was published, what the endpoints saw, and the letters. Pure.
+"""Judges a delivery run by the published tasks, the requests that endpoints received, and the dead letters. Pure.
 
-Order per policy, loss, attempts that were spent without a request, attempts that were forgotten, retries that came too
-early, rates and concurrency. What a fault explains is no fault of ours: a request that was on its way when a process
-died, froze or could reach nobody may come again, as if it had not been.
+It checks order per policy, loss, attempts counted without a request, forgotten attempts, early retries, rates and
+concurrency. It excuses what a fault explains: a request that was in flight when a process died, froze or lost its
+connection may be sent again, as if it had never been sent.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from parti_lab.prove.delivery_scenario import Trigger
 _EARLY = 0.02  # seconds that clocks and rounding may differ by
 Blame = Callable[[str, str], None]
 _UNSEEN = frozenset({"dead", "no_dns"})
-"""Kinds of hosts that see no request of some attempts."""
+"""Kinds of hosts that do not see the request of every attempt."""
 
 
 @dataclass(slots=True)
 class SeenRequest:
-    """One request as its endpoint saw it, and what it was answered."""
+    """One request as its endpoint received it, and the answer."""
 
     at: float
     id: str
@@ -33,10 +33,10 @@ class SeenRequest:
     number: int
     attempt: int
     status: int
-    """0: no answer that can be heard."""
+    """0: the sender got no answer."""
     epoch: int = 0
     wait: float = 0.0
-    """Of Retry-After."""
+    """Seconds, from Retry-After."""
     ended: float = 0.0
     partition: str = ""
 
@@ -47,7 +47,7 @@ class SeenRequest:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTask:
-    """One task that the stream has stored, and when."""
+    """One task that the stream stored, with its time."""
 
     id: str
     trigger: str
@@ -68,16 +68,16 @@ class RestedTask:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What a run may be excused for."""
+    """Circumstances that excuse a finding."""
 
     faults: Sequence[DeliveryFault]
     timeouts: Collection[tuple[str, int]]
-    """Ids and attempts that timed out, as their senders say: an endpoint that stood still may not have read them."""
+    """Ids and attempts that timed out at their senders; a stalled endpoint may not have read these requests."""
     processes: int
     stall: float
-    """The longest time that the endpoints themselves stood still; what came meanwhile came at once."""
+    """The longest stall of the endpoints themselves; requests sent meanwhile arrive all at once afterwards."""
     forgetful: bool = False
-    """Whoever takes the place of one that died at once does not know what that has sent in the last second."""
+    """The successor of a crashed process does not know what that process sent in its last second."""
 
 
 def judge(
@@ -87,7 +87,7 @@ def judge(
     letters: Sequence[RestedTask],
     run: Circumstances,
 ) -> tuple[dict[str, int], list[str]]:
-    """Counts of what is wrong, by kind, and a line of words for each of the first few."""
+    """Counts of findings by kind, and one line of text for each of the first few."""
     faults, timeouts = run.faults, run.timeouts
     by_name = {trigger.name: trigger for trigger in triggers}
     wrong: dict[str, int] = dict.fromkeys(KINDS, 0)
@@ -128,10 +128,10 @@ KINDS = (
 
 
 def prompt(seen: Sequence[SeenRequest], timeouts: Collection[tuple[str, int]]) -> list[SeenRequest]:
-    """Without requests that were read late: their sender had given them up, and sent another before they were read.
+    """The requests without those read late: their sender had timed out and sent another one before they were read.
 
-    A machine that stands still reads what waits in its sockets in any order. Who gave up cannot take a request back;
-    a receiver that remembers ids, as docs/delivery.md asks for, knows it for a repetition.
+    A machine that stalls reads the data waiting in its sockets in any order. A sender cannot take a request back after
+    its timeout; a receiver that remembers ids, as docs/delivery.md asks for, recognises the repeat.
     """
     highest: dict[str, int] = defaultdict(int)
     found = []
@@ -146,10 +146,10 @@ def prompt(seen: Sequence[SeenRequest], timeouts: Collection[tuple[str, int]]) -
 def _order(
     triggers: Mapping[str, Trigger], seen: Sequence[SeenRequest], faults: Sequence[DeliveryFault], blame: Blame
 ) -> None:
-    """First acceptances of a document come in the order of their publishing; `skip` promises none.
+    """First acceptances of a document come in publishing order; the policy `skip` promises no order.
 
-    Where nobody could be told of an acceptance the next owner repeats what came before it. With `latest` that may be a
-    task which was never sent, as the accepted one had replaced it; the newest comes last all the same.
+    Where an acceptance could not be acknowledged, the next owner repeats the tasks before it. With `latest` that may be
+    a task that was never sent, because the accepted one had replaced it; the newest still comes last.
     """
     last: dict[tuple[str, str], SeenRequest] = {}
     known: set[str] = set()
@@ -207,7 +207,7 @@ def _attempts(
 
 
 def _explained(before: SeenRequest, after: SeenRequest, faults: Sequence[DeliveryFault]) -> bool:
-    """Whether a fault came between two requests, or right before the first: what it said may not have been kept."""
+    """Whether a fault happened between two requests or right before the first, so that its result may not be stored."""
     return any(fault.begin - READ <= after.at and before.at <= fault.last + READ for fault in faults)
 
 
@@ -227,7 +227,7 @@ def _limits(
             and not any(fault.begin <= request.at <= fault.last + READ for fault in excused)
         ]
         if trigger.rate:
-            # A fifth above the rate; where each process has a few requests a second, one of each more.
+            # A fifth above the rate; at a few requests per second and process, one more for each process.
             most, first = max(1.2 * trigger.rate * (1 + stall), trigger.rate * (1 + stall) + processes), 0
             for last, request in enumerate(own):
                 while own[first].at <= request.at - 1.0:

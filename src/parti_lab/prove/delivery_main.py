@@ -1,7 +1,7 @@
-"""`parti` where names cannot be looked up for now: `python -m parti_lab.prove.delivery_main FILE COUNT deliver ...`.
+"""`parti` with name look-ups that hang: `python -m parti_lab.prove.delivery_main FILE COUNT deliver ...`.
 
-FILE: as long as it exists, names below `parti.invalid` hang (`delivery_names`). COUNT is how many descriptors the
-process may open; 0: as many as it likes.
+While FILE exists, look-ups of names below `parti.invalid` hang (`delivery_names`). COUNT limits the descriptors that
+the process may open; 0 means no limit.
 """
 
 from __future__ import annotations

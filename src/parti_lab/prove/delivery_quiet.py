@@ -54,7 +54,7 @@ async def quiet_phases(stage: DeliveryStage, options: ConnectOptions) -> dict[st
 
 
 async def _poison(stage: DeliveryStage, stream: str) -> int:
-    """How many tasks of other documents had not arrived when the poison task was given up."""
+    """How many tasks of other documents had not arrived when delivery gave up the poison task."""
     arrived: set[str] = set()
     given_up = asyncio.Event()
 

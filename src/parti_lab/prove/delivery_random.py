@@ -1,8 +1,8 @@
-"""Random situations for delivery, one after the other: each is drawn from its seed, run by real processes and judged.
+"""Random delivery scenarios, one after the other: each is drawn from its seed, run by real processes and judged.
 
-The hosts are real servers on loopback that are ill for a while and well afterwards. So everything has to arrive in the
-end, or rest in the dead letters because its own policy gave it few attempts. Isolation is judged within a run: how much
-longer the tasks of a host that is always well take beside the ill ones than alone, once all is calm.
+The hosts are real servers on loopback that fail for a while and are healthy afterwards. So every task must arrive in
+the end, or be a dead letter because its own policy allows few attempts. Isolation is judged within a run: how much
+longer the tasks of an always healthy host take beside the failing hosts than alone, once all is calm.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from parti_lab.prove.delivery_stage import subject_of
 from parti_lab.prove.delivery_worker import Worker
 
 _LEASE, _LEASE_SPARK = 3, 6
-_IDLE = 2.0  # seconds that tell what processes say without a task
-_WITHIN, _WITHIN_SPARK = 90.0, 240.0  # seconds until all has arrived; a session takes minutes to start at worst
-_FALLS = 0.9  # times the rate before: then it still falls
-_ALONE = 20  # tasks that tell how long a host takes that is alone
-_ORDINARY = 15  # tasks of each trigger that tell what a delivery costs when all is well
+_IDLE = 2.0  # seconds in which we count the messages that processes send without a task
+_WITHIN, _WITHIN_SPARK = 90.0, 240.0  # seconds until all tasks have arrived; a session takes minutes to start at worst
+_FALLS = 0.9  # times the previous rate: below this, the rate is still falling
+_ALONE = 20  # tasks that measure how long a host takes when it is alone
+_ORDINARY = 15  # tasks of each trigger that measure the cost of a delivery without faults
 _COSTS = {
     "well": "messages_per_delivery",
     "ill": "messages_per_attempt",
     "moved": "messages_per_attempt_moved",
 }
-"""Situations in which messages into the server are counted, and the figure of each."""
+"""Scenarios in which messages into the server are counted, and the figure of each."""
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class DeliveryRun:
         return []
 
     async def settled(self) -> bool:
-        """Whether each task was accepted or rests; of `latest` the newest of each document."""
+        """Whether each task was accepted or is a dead letter; with `latest`, the newest of each document."""
         orders = {trigger.name: trigger.order for trigger in self.scenario.triggers}
         newest = {(task.trigger, task.document): task.id for task in self.published}
         wanted = {
@@ -140,7 +140,7 @@ class DeliveryRun:
         return not wanted or not wanted - {letter.id for letter in await self.letters()}
 
     async def unheard(self) -> dict[tuple[str, int], str]:
-        """Attempts that ended without an answer, as the workers logged them, and how."""
+        """Attempts that ended without an answer, and their outcome, from the workers' log."""
         found: dict[tuple[str, int], str] = {}
         stream, sequence = DeliveryNames(self.stream).attempts, 0
         with suppress(MessageNotFound, StreamNotFound):
@@ -153,18 +153,18 @@ class DeliveryRun:
         return found
 
     async def refused(self) -> int:
-        """Attempts that no endpoint saw, as there was none: a connection that is refused costs what a request does."""
+        """Attempts without an endpoint: a refused connection costs as many messages as a request."""
         dead = {trigger.name for trigger in self.scenario.triggers if trigger.host == "dead"}
         return sum(task.partition("-")[0] in dead for task, _ in await self.unheard())
 
     async def superseded(self) -> int:
-        """Tasks that a newer one has replaced: each was dealt with, without a request."""
+        """Tasks that a newer task replaced: each was processed without a request."""
         tried = {request.id for request in self.ground.seen} | {letter.id for letter in await self.letters()}
         latest = {trigger.name for trigger in self.scenario.triggers if trigger.order == "latest"}
         return sum(task.trigger in latest and task.id not in tried for task in self.published)
 
     async def idle(self) -> float:
-        """Messages a second that processes send without a task, once what was before is over: leases and pulls."""
+        """Messages per second that processes send without a task, once earlier work is over: leases and pulls."""
         least = math.inf
         while True:
             before = _sent(self.server, self.js)
@@ -175,7 +175,7 @@ class DeliveryRun:
             least = rate
 
     async def ordinary(self, idle: float) -> tuple[int, int]:
-        """Messages, and deliveries that they were for, with all rules and when all is well."""
+        """The messages and the deliveries they served, with all rules and without faults."""
         triggers = [each for each in self.scenario.triggers for _ in range(5 if each.rate == 5.0 else _ORDINARY)]
         began, before = self.ground.clock.now(), _sent(self.server, self.js)
         await self.publish(triggers)
@@ -185,7 +185,7 @@ class DeliveryRun:
         return max(0, int(sent - idle * took)), len(triggers)
 
     async def alone(self, within: float = 60.0) -> list[str]:
-        """Tasks of the host that is always well, with nobody beside them: their ids, once all have arrived."""
+        """Deliver tasks of the always healthy host with no other load; returns their ids once all have arrived."""
         before = len(self.published)
         await self.publish([self.scenario.triggers[-1]] * _ALONE)
         with suppress(NeverHappened):
@@ -193,9 +193,9 @@ class DeliveryRun:
         return [task.id for task in self.published[before:]]
 
     def slowest(self, ids: Collection[str]) -> float:
-        """The 95th percentile, over tasks of the host that is always well, from the publishing to the acceptance."""
+        """The 95th percentile of the time from publishing to acceptance, over tasks of the always healthy host."""
         first = {request.id: request for request in reversed(self.ground.seen) if request.accepted}
-        # A backlog waits until its partition is delivered, which the first request of any trigger tells.
+        # A backlog waits until its partition is being delivered; the first request of any trigger shows that.
         begins = {request.partition: request.at for request in reversed(self.ground.seen)}
         found = [(task, first[task.id]) for task in self.published if task.id in ids and task.id in first]
         waits = sorted(request.at - max(task.at, begins[request.partition]) for task, request in found)
@@ -205,7 +205,7 @@ class DeliveryRun:
 async def run_scenario(
     scenario: DeliveryScenario, server: NatsServer, js: JetStreamApi, folder: Path, spark: SharedSpark | None = None
 ) -> tuple[dict[str, Figure], list[str]]:
-    """Figures of what was wrong, and words about it; on Spark with its session."""
+    """Run one scenario, on Spark with its session; returns figures of what was wrong, and text about it."""
     rng = random.Random(f"run {scenario.seed}")
     ground = Ground(scenario, rng, hanging=folder / "names-hang" if spark is None else spark.hanging)
     async with AsyncExitStack() as stack:
@@ -215,7 +215,7 @@ async def run_scenario(
         tasks = [trigger for trigger in scenario.triggers for _ in range(trigger.tasks)]
         rng.shuffle(tasks)
         half = len(tasks) // 2
-        # Spark's workers take as long to start as all the rest: where nothing but hosts is wrong, that comes first.
+        # Spark's workers take as long to start as the rest of the run: if only hosts fail, start them first.
         warm = spark is not None and not scenario.faults
         if not warm:
             await run.publish(tasks[:half])
@@ -235,14 +235,14 @@ async def run_scenario(
             await troubles.make(fault)
         await publishing
         well = {task.id for task in run.published if task.trigger == scenario.triggers[-1].name} - set(before)
-        with suppress(NeverHappened):  # what has not arrived by then is lost
+        with suppress(NeverHappened):  # tasks that have not arrived by then are lost
             await eventually(run.settled, _WITHIN if spark is None else _WITHIN_SPARK, "every task accepted or at rest")
         sent, took = _sent(server, js) - sent_before, ground.clock.now() - began
         costs: dict[str, int] = {}
-        if spark is None:  # which asks for messages, with or without tasks
+        if spark is None:  # Spark pulls with or without tasks
             attempts, idle = len(ground.seen), await run.idle()
             attempts += await run.refused() + await run.superseded()
-            if "server" not in scenario.faults:  # one that was started anew counts from 0
+            if "server" not in scenario.faults:  # a restarted server counts from 0
                 kind = "moved" if scenario.faults else "ill"
                 costs = {f"messages_{kind}": max(0, int(sent - idle * took)), f"tasks_{kind}": attempts}
             costs["messages_well"], costs["tasks_well"] = await run.ordinary(idle)
@@ -267,7 +267,7 @@ async def run_scenario(
         figures: dict[str, Figure] = {**wrong, "duplicates_unexplained": repeats, "exit_codes": sum(codes)}
         figures |= {"tasks": len(run.published), "requests": len(ground.seen)}
         figures |= costs
-        if not faults and not scenario.faults:  # a stop keeps others waiting, too
+        if not faults and not scenario.faults:  # a stop also makes others wait
             figures["well_alone"] = round(run.slowest(alone), 2)
             figures["well_beside_ill"] = round(run.slowest(well), 2)
             figures["stall"] = round(ground.stall, 2)
@@ -294,7 +294,7 @@ async def _discard(workers: list[Worker]) -> None:
 
 
 def _sent(server: NatsServer, js: JetStreamApi) -> int:
-    """Messages into the server, but for our own: we publish, and look whether all has arrived."""
+    """Messages into the server without our own (publishes, and checks whether all tasks have arrived)."""
     return int(ask(f"{server.monitor_url}/varz").get("in_msgs", 0)) - int(js.connection.stats["out_msgs"])
 
 
@@ -309,7 +309,7 @@ def _repeats(
 
 
 async def random_runs(ctx: RunContext, count: int, *, spark: bool) -> dict[str, Figure]:
-    """So many situations from the run's seed on: what was wrong in all of them, and the worst of what is measured."""
+    """Run `count` scenarios from the run's seed on: the sum of all findings, and the worst of each measurement."""
     total: Counter[str] = Counter()
     delays: dict[bool, list[float]] = {False: [0.0], True: [0.0]}
     words: list[str] = []
@@ -328,7 +328,7 @@ async def random_runs(ctx: RunContext, count: int, *, spark: bool) -> dict[str, 
                     words += [str(scenario), *found] if found else []
                     print(f"{scenario}: {_sentence(figures)}", file=sys.stderr)
                     if "stall" in figures:
-                        # On Spark everybody waits for a batch, and that for the slowest request in it.
+                        # On Spark every task waits for its batch, which waits for its slowest request.
                         delays[spark or scenario.crowded].append(_delay(figures))
                     total.update({key: int(value) for key, value in figures.items() if isinstance(value, int)})
                     advance(1)
@@ -343,7 +343,7 @@ async def random_runs(ctx: RunContext, count: int, *, spark: bool) -> dict[str, 
 
 
 def _sentence(figures: dict[str, Figure]) -> str:
-    """What was measured in one situation, and what was wrong with it."""
+    """The measurements and findings of one scenario."""
     said = [f"{figures['requests']} requests of {figures['tasks']} tasks"]
     for kind in _COSTS:
         if tasks := int(figures.get(f"tasks_{kind}", 0)):
@@ -355,11 +355,11 @@ def _sentence(figures: dict[str, Figure]) -> str:
 
 
 def _delay(figures: dict[str, Figure]) -> float:
-    """Seconds that ill hosts cost the one that is well; what stood still itself is not theirs."""
+    """Seconds by which failing hosts delay the healthy one, without the endpoints' own stalls."""
     return float(figures["well_beside_ill"]) - float(figures["well_alone"]) - float(figures["stall"])
 
 
 def with_random(figures: dict[str, Figure], random: dict[str, Figure]) -> dict[str, Figure]:
-    """Both parts of the proof in one: what both count is added up."""
+    """Both parts of the proof in one; counts that both have are added up."""
     both = {name: int(figures[name]) + int(value) for name, value in random.items() if name in figures}
     return figures | random | both

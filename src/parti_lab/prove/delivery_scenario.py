@@ -1,6 +1,6 @@
-"""One random situation for delivery: hosts, triggers with their rules, sizes, policies, and faults, all from a seed.
+"""One random delivery scenario: hosts, triggers with their rules, sizes, policies, and faults, all from a seed.
 
-Pure, so that the same seed is the same situation. Each trigger has documents of its own: then its policy alone says in
+Pure, so the same seed gives the same scenario. Each trigger has its own documents, so its policy alone decides in
 which order they have to arrive.
 """
 
@@ -19,7 +19,7 @@ FAULTS = ("kill", "server", "freeze", "stop")
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """One trigger: what its rules are, where it sends to, and what its tasks look like."""
+    """One trigger: its rules, its hosts, and the shape of its tasks."""
 
     name: str
     order: str
@@ -31,7 +31,7 @@ class Trigger:
     size: int = 0
     """Bytes of payload."""
     attempts: int = 0
-    """Of the task's own policy; 0: as many as it takes."""
+    """Attempts that the task's own policy allows; 0 means no limit."""
     backoff: float = 0.0
     hosts: int = 1
     """Servers of this kind; a document belongs to one of them."""
@@ -46,7 +46,7 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryScenario:
-    """Everything that a run does; ill hosts are well again after `heals` seconds."""
+    """Everything that a run does; failing hosts recover after `heals` seconds."""
 
     seed: int
     partitions: int
@@ -57,7 +57,7 @@ class DeliveryScenario:
     block_for: str
     max_ack_pending: int
     descriptors: int = 0
-    """What a process may open at most; 0: as much as it likes."""
+    """The number of descriptors that a process may open; 0 means no limit."""
 
     @property
     def tasks(self) -> int:
@@ -65,10 +65,10 @@ class DeliveryScenario:
 
     @property
     def crowded(self) -> bool:
-        """Whether the host that is well has to wait for requests to ill ones that are under way.
+        """Whether the healthy host has to wait for requests in flight to failing hosts.
 
-        That is so where tasks of the others may be all that is in hand (some stand behind one that is tried, or wait
-        for a rate), and where partitions move because another process joins: what is in flight ends first.
+        It has to where tasks of other hosts may be all that is in flight (some wait behind a task being tried, or for a
+        rate), and where partitions move because another process joins: what is in flight ends first.
         """
         others = self.tasks - self.triggers[-1].tasks
         moves = self.processes > 1 and self.partitions > 1
@@ -82,9 +82,9 @@ class DeliveryScenario:
 
 
 def draw(seed: int, *, spark: bool = False, hungry: bool = False) -> DeliveryScenario:
-    """The situation of this seed; `hungry`: with more hosts than a process has descriptors for, as one in ten is.
+    """The scenario of this seed; `hungry`: more hosts than a process has descriptors for, as in one of ten scenarios.
 
-    (Not on Spark, whose processes are shared by all situations.)
+    (Not on Spark, whose processes are shared by all scenarios.)
     """
     rng = random.Random(f"delivery {seed}")
     hungry = not spark and (hungry or random.Random(f"hungry {seed}").random() < _HUNGRY)
@@ -92,14 +92,14 @@ def draw(seed: int, *, spark: bool = False, hungry: bool = False) -> DeliverySce
     triggers = [_trigger(rng, number, spark) for number in range(rng.randint(1, 4))]
     if hungry:
         triggers.append(Trigger(f"t{len(triggers)}", "block", "well", documents=200, tasks=200, hosts=80))
-    triggers.append(Trigger(f"t{len(triggers)}", "block", "well", tasks=40))  # whom the others must not disturb
+    triggers.append(Trigger(f"t{len(triggers)}", "block", "well", tasks=40))  # the others must not disturb this one
     return DeliveryScenario(
         seed=seed,
         partitions=1 if spark else rng.choice((1, 1, 2, 4)),
         processes=2 if not spark and (faults or rng.random() < 0.4) else 1,
         triggers=tuple(triggers),
         faults=faults[:1] if spark else faults,
-        heals=rng.choice((1.5, 3.0) if spark else (3.0, 6.0)),  # there a batch takes about as long as a heal here
+        heals=rng.choice((1.5, 3.0) if spark else (3.0, 6.0)),  # a Spark batch takes about as long as a recovery here
         block_for=rng.choice(("200ms", "2s", "1m")),
         max_ack_pending=rng.choice((64, 2000)),
         descriptors=100 if hungry else 0,

@@ -1,8 +1,8 @@
-"""Generated cases on the engine spark: one session for all of them, as a start of Spark costs more than a case.
+"""Generated cases on the engine spark: all share one session, because starting Spark costs more than a case.
 
-Faults hit the processes of that session: its Python workers are killed in the middle of a batch, all of it freezes
-beyond its lease, the pipeline is stopped in order and goes on from its checkpoint, the server is killed. That one
-driver follows another is the matter of the rounds, which have two real ones (`delivery`).
+Faults hit the processes of that session: its Python workers are killed in the middle of a batch, the whole session
+freezes beyond its lease, the pipeline is stopped cleanly and continues from its checkpoint, the server is killed.
+Failover from one driver to another is tested by the rounds, which have two real drivers (`delivery`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parti_lab.prove.delivery_worker import Worker
 from parti_lab.prove.processes import below
 from parti_lab.prove.spark_process import WITHIN, Driver, ProofBroken
 
-SPARK_TASKS = 2  # that deliver at the same time
+SPARK_TASKS = 2  # deliver at the same time
 
 
 class SharedSpark(Driver):
@@ -33,11 +33,11 @@ class SharedSpark(Driver):
         super().__init__({"folder": str(folder)})
         self.folder = folder
         self.hanging = folder / "names-hang"
-        """As long as this file exists, names of the proof cannot be looked up."""
+        """While this file exists, the names of the proof cannot be looked up."""
         self.lease_losses: list[float] = []
         self._clock = SystemClock()
         self._stopped = threading.Event()
-        os.environ[HANGING] = str(self.hanging)  # the JVM hands its environment to the workers
+        os.environ[HANGING] = str(self.hanging)  # the JVM passes its environment to the workers
 
     def run(self, words: list[str]) -> None:
         """Start a pipeline with these settings, unless one runs."""
@@ -45,7 +45,7 @@ class SharedSpark(Driver):
         self.submit({"run": words})
 
     def stop(self) -> int:
-        """Let the pipeline end in order; an exit code."""
+        """Stop the pipeline cleanly; returns an exit code."""
         self._stopped.clear()
         self.submit({"stop": 1})
         if not self._stopped.wait(WITHIN):
@@ -60,7 +60,7 @@ class SharedSpark(Driver):
 
 
 class SharedWorker(Worker):
-    """One case's pipeline in the shared session, with the manners of a process."""
+    """One case's pipeline in the shared session, with the interface of a worker process."""
 
     def __init__(self, spark: SharedSpark, words: list[str], rng: random.Random) -> None:
         super().__init__(words)
@@ -83,11 +83,11 @@ class SharedWorker(Worker):
 
     def signal(self, number: signal.Signals) -> None:
         for pid in (self.pid, *(process.pid for process in below(self.pid))):
-            with suppress(ProcessLookupError):  # Spark lets workers end that it has no use for
+            with suppress(ProcessLookupError):  # Spark ends workers that it does not need
                 os.kill(pid, number)
 
     def kill(self) -> None:
-        """SIGKILL of processes that run its tasks; Spark runs those again."""
+        """SIGKILL of processes that run its tasks; Spark runs the tasks again."""
         self._spark.kill_workers(self._rng)
 
     def stop(self) -> int:

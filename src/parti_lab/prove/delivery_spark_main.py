@@ -1,7 +1,7 @@
 """The process with the one Spark session of generated cases: `python -m parti_lab.prove.delivery_spark_main '{...}'`.
 
 It reads jobs from standard input, one JSON line each: {"run": [the words of `parti deliver run`]} starts a delivery
-pipeline, {"stop": 1} ends it in order. A pipeline that fails is started again, as a supervisor would do.
+pipeline, {"stop": 1} stops it cleanly. A pipeline that fails is restarted, as a supervisor would do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parti.observe.logs import configure_logging
 from parti_lab.prove.delivery_spark import SPARK_TASKS
 
 _MASTER = f"local[{SPARK_TASKS}]"
-_AGAIN = 0.5  # seconds until a pipeline that failed is started again
+_AGAIN = 0.5  # seconds until a failed pipeline is restarted
 
 
 class MainDelivery:
@@ -34,7 +34,7 @@ class MainDelivery:
         return f"<MainDelivery {'ended' if self._ended.is_set() else 'running'}>"
 
     def end(self) -> None:
-        """After this returns, it has stopped in order."""
+        """After this returns, the pipeline has stopped cleanly."""
         self._ended.set()
         self._thread.join()
 
@@ -42,7 +42,7 @@ class MainDelivery:
         while not self._ended.is_set():
             try:
                 self._once()
-            except Exception as error:  # of Spark's, too: whatever it is, the next one goes on from the checkpoint
+            except Exception as error:  # also Spark's: the next pipeline continues from the checkpoint
                 _say({"failed": f"{type(error).__name__}: {error}"[:2000]})
                 self._ended.wait(_AGAIN)
 
@@ -52,7 +52,7 @@ class MainDelivery:
 
         given = dict(zip(self._words[::2], self._words[1::2], strict=True))
         loaded = load_config(flags={name: value for name, value in given.items() if "." in name})
-        configure_logging(loaded.config.observe, stream=sys.stdout)  # the proof reads of leases that are lost
+        configure_logging(loaded.config.observe, stream=sys.stdout)  # the proof reads lost leases from this log
         options = configured_options(loaded).options
         pipeline = delivery_pipeline(
             loaded.config.deliver, options, checkpoint=given["checkpoint"], master=f"local[{SPARK_TASKS}]"

@@ -1,6 +1,6 @@
-"""The stage of the proof of delivery: the stream, an endpoint that misbehaves at random, and what has to come of it.
+"""The stage of the proof of delivery: the stream, an endpoint that fails at random, and the expected result.
 
-The endpoint does what docs/delivery.md tells receivers to do: it refuses a request of an older epoch than it has seen.
+The endpoint does what docs/delivery.md asks of receivers: it refuses a request with an older epoch than it has seen.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _FATAL = {"/redirect": "rejected", "/refused": "rejected", "/poison": "exhausted
 
 
 def subject_of(stream: str, document: str) -> str:
-    """The subject that publishers have to use for a document, in several partitions."""
+    """The subject that publishers must use for a document, where a stream has several partitions."""
     return f"{stream}.db.docs.{base64.urlsafe_b64encode(document.encode()).decode()}"
 
 
 class DeliveryStage:
-    """The stream, the endpoint, what was published and what has to come of it."""
+    """The stream, the endpoint, the published tasks and their expected results."""
 
     def __init__(self, js: JetStreamApi, endpoint: FaultHttpServer, rng: random.Random, documents: int) -> None:
         self.js = js
@@ -60,15 +60,15 @@ class DeliveryStage:
         self.history = History()
         self.letters = DeadLetterReader(js, STREAM)
         self.expected: dict[str, tuple[str, bytes]] = {}
-        """Tasks that have to end in the dead letters: id -> reason and data."""
+        """Tasks that must become dead letters: id -> reason and data."""
         self.requests: Counter[str] = Counter()
         self.published = 0
         self.stale_refused = 0
-        self.late: list[tuple[str, int]] = []  # id and attempt that came after a later one of its owner was accepted
+        self.late: list[tuple[str, int]] = []  # id and attempt, read after a later one of the same owner was accepted
         self.timeout = "500ms"
-        """Of requests that may meet a fault; what is sure to be answered has time for it."""
+        """For requests that may meet a fault; requests that are certain to be answered have a longer timeout."""
         self.accepted: dict[str, list[Accepted]] = {}
-        """By id: when and by whom it was accepted; more than once is a duplicate."""
+        """By id: when and by which owner the task was accepted; more than one entry is a duplicate."""
         self._clock = SystemClock()
         self._epochs: dict[str, int] = {}
         self._documents = documents
@@ -77,7 +77,7 @@ class DeliveryStage:
         endpoint.otherwise(self._reply)
 
     def _reply(self, request: ReceivedRequest) -> Reply:
-        """Faults at random; what is answered with 2xx is an effect."""
+        """Answer with random faults; a request answered with 2xx is an effect."""
         webhook_id = request.headers["webhook-id"]
         self.requests[webhook_id] += 1
         slot, epoch = request.headers["x-parti-partition"], int(request.headers["x-parti-epoch"])
@@ -95,7 +95,7 @@ class DeliveryStage:
         attempt = int(request.headers["x-parti-attempt"])
         before = self.accepted.get(webhook_id)
         if before and before[-1].epoch == epoch and attempt < before[-1].attempt:
-            # A machine that stood still may read a request that was given up after its successor: the log will tell.
+            # After a stall the endpoint may read a timed-out request after the next attempt; the log shows it.
             self.late.append((webhook_id, attempt))
             return Answer(200)
         body = request.json()
@@ -104,12 +104,12 @@ class DeliveryStage:
         self._left.discard(webhook_id)
         this = Accepted(self._clock.now(), epoch, attempt)
         self.accepted.setdefault(webhook_id, []).append(this)
-        # The status has decided: it is accepted, whether the body is too long or never ends.
+        # The status decides: the task is accepted, even if the body is too long or never ends.
         whim = self.rng.random()
         return Huge(size=1 << 20) if whim < 0.01 else Drip(size=100, interval=0.1) if whim < 0.02 else Answer(200)
 
     async def publish(self, count: int) -> None:
-        """Tasks of random documents; one in twelve has to end in the dead letters."""
+        """Publish tasks of random documents; one in twelve must become a dead letter."""
         for _ in range(count):
             document = f"doc-{self.rng.randrange(self._documents)}"
             number = self._numbers[document] = self._numbers[document] + 1
@@ -142,7 +142,7 @@ class DeliveryStage:
         return json.dumps(task).encode()
 
     async def _store(self, document: str, webhook_id: str, data: bytes) -> None:
-        """Publish until the server has it: the id makes a second try harmless."""
+        """Publish until the server has stored it; the message id makes a second publish harmless."""
 
         async def stored() -> bool:
             try:
@@ -154,21 +154,21 @@ class DeliveryStage:
         await eventually(stored, WITHIN, "a publish")
 
     async def settled(self) -> bool:
-        """Whether everything has arrived, or rests in the dead letters."""
+        """Whether every task has arrived or is a dead letter."""
         if self._left:
             return False
         letters, stored = DeliveryNames(STREAM).dead_letters, 0
         try:
-            async for page in self.js.stream_subjects(letters, f"{letters}.db.>"):  # others are markers of drivers
+            async for page in self.js.stream_subjects(letters, f"{letters}.db.>"):  # the others are drivers' markers
                 stored += sum(page.values())
         except StreamNotFound:
-            pass  # nobody has made it: nothing was delivered, and nothing rests
+            pass  # the stream does not exist: nothing was delivered, and there are no dead letters
         except PartiError:
             return False
         return stored >= len(self.expected)
 
     async def judge(self) -> dict[str, int]:
-        """What is wrong with the dead letters."""
+        """Counts of what is wrong with the dead letters."""
         found: dict[str, DeadLetter] = {}
         doubled = incomplete = unspent = 0
         async for letter in self.letters.walk():
@@ -181,7 +181,7 @@ class DeliveryStage:
             incomplete += not (
                 letter.reason == reason and letter.data == data and letter.attempts == tried and answered
             )
-            # A broken handshake is an attempt that the endpoint never saw as a request.
+            # A failed TLS handshake is an attempt that the endpoint never saw as a request.
             unspent += letter.attempts > self.requests[told.id] and told.outcome != "tls"
         return {
             "dead_letters": len(found),
@@ -191,7 +191,7 @@ class DeliveryStage:
         }
 
     async def duplicates(self, faults: list[DeliveryFault], in_flight: int) -> dict[str, int]:
-        """What was accepted twice, by what explains it."""
+        """Counts of second acceptances by the fault that explains them."""
         unheard = {(record.id, record.attempt) for record in [r async for r in self._unheard()]}
         found = explain(self.accepted, faults, unheard, in_flight=in_flight)
         backwards = sum(attempt not in unheard for attempt in self.late)
@@ -201,7 +201,7 @@ class DeliveryStage:
         }
 
     async def _unheard(self) -> AsyncIterator[AttemptRecord]:
-        """The attempts that ended without an answer, as the workers logged them."""
+        """The attempts that ended without an answer, from the workers' log."""
         stream = DeliveryNames(STREAM).attempts
         for outcome in (AttemptOutcome.TIMEOUT, AttemptOutcome.NETWORK):
             sequence = 0

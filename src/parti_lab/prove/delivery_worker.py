@@ -20,23 +20,23 @@ _ENDS_WITHIN = 60.0
 
 
 class WorkerNotReady(TransientError):
-    """The process did not come up: its last output is in the message."""
+    """The process did not start; the message has its last output."""
 
 
 class Worker:
-    """One process, started again and again under the same settings."""
+    """One process, restarted repeatedly with the same settings."""
 
     _READY, _LOST = b'"ready"', b"deliver.lease_lost"
-    """What it says when it has joined, and when a lease of it has run out."""
+    """Log lines of the process: it has joined; one of its leases has expired."""
 
     def __init__(self, settings: Sequence[str], program: Sequence[str] = ("parti.cli",)) -> None:
-        """`program`: the module that is run, and its own arguments before those of the command."""
+        """`program`: the module to run, and its own arguments, which precede those of the command."""
         self._settings = list(settings)
         self._program = list(program)
         self._process: subprocess.Popen[bytes] | None = None
         self._clock = SystemClock()
         self.lease_losses: list[float] = []
-        """When it said that a lease of it had run out."""
+        """When the process logged that one of its leases had expired."""
 
     @property
     def pid(self) -> int:
@@ -54,7 +54,7 @@ class Worker:
         ready = threading.Event()
         lines: list[str] = []
 
-        def drain() -> None:  # a full pipe would stop the process
+        def drain() -> None:  # a full pipe would block the process
             assert process.stdout is not None
             for line in process.stdout:
                 if self._READY in line:
@@ -69,19 +69,19 @@ class Worker:
             raise WorkerNotReady(f"the worker did not start: {' '.join(lines)}")
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to this very process."""
+        """Send a signal to this process only."""
         assert self._process is not None
         os.kill(self._process.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL; after this returns it is dead."""
+        """SIGKILL; after this returns the process is dead."""
         if self.running:
             assert self._process is not None
             self._process.kill()
             self._process.wait()
 
     def discard(self) -> None:
-        """After this returns, nothing of it runs."""
+        """After this returns, no part of the process runs."""
         self.kill()
 
     def stop(self) -> int:
@@ -92,9 +92,9 @@ class Worker:
 
 
 class SparkWorker(Worker):
-    """A driver of the engine spark with its JVM and its tasks: what happens to it happens to all of them.
+    """A driver of the engine spark with its JVM and its tasks: each fault hits all of them.
 
-    It has joined when it begins to start: Spark itself takes its time, and the other driver delivers meanwhile.
+    It counts as joined when it begins to start: Spark itself starts slowly, and the other driver delivers meanwhile.
     """
 
     _READY, _LOST = b'"starting"', b"pipeline.lease_lost"

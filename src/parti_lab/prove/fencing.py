@@ -1,8 +1,8 @@
-"""`parti prove fencing`: an owner is frozen for three lease times and then thawed. Nothing of it counts any more.
+"""`parti prove fencing`: an owner is frozen for three lease times and then resumed. Its later effects are refused.
 
-SIGSTOP and SIGCONT of real processes. While it is frozen the others take over; when it wakes up its own clock tells it
-that its lease is over, before it starts anything. The sink compares epochs, as one that must never see an old effect
-after a new one has to: at most the one effect that was on its way is refused there.
+SIGSTOP and SIGCONT of real processes. While the owner is frozen the others take over. When it resumes, its own clock
+shows that its lease has expired, before it starts anything. The sink compares epochs, as any sink must that may never
+accept an old effect after a new one: it refuses at most the one effect that was in flight.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parti_lab.prove.herd import Herd, HerdShape, herd, judged, sizes
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    """Freeze, wait for the takeover, thaw, wait until all is at rest; again and again."""
+    """Freeze, wait for the takeover, resume, wait until nothing moves; repeat."""
     options = ctx.options
     trials = min(int(options["trials"]), 2) if ctx.quick else int(options["trials"])
     shape = HerdShape.of(options, takes=0.004)
@@ -52,7 +52,7 @@ async def _freeze(group: Herd) -> int:
         await asyncio.sleep(max(0.0, 3 * group.shape.ttl - (group.clock.now() - at)))
     finally:
         victim.thaw()
-    victim.owned.clear()  # it tells what it gets from now on; its revocations of before come late
+    victim.owned.clear()  # from now on it reports new partitions; reports of earlier revocations may still arrive
     await eventually(
         lambda: victim.state == "stable" or not victim.running, 60.0, "the thawed worker is a member again"
     )

@@ -1,4 +1,4 @@
-"""Workers of a proof inside one process, each with its own connections, and an assignment that follows a script."""
+"""Workers of a proof inside one process, each with its own connections, and an assignment that a script sets."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from parti_lab.prove.sink import Sink
 from parti_lab.prove.traffic import value_of
 
 STREAM = "PROVE"
-_STARTS_WITHIN = 240.0  # seconds; all workers share a process, and maybe a core with ten others
+_STARTS_WITHIN = 240.0  # seconds; all workers share one process, and maybe one core with ten other processes
 
 
 class Scripted:
-    """Gives each partition to the worker that the script names; whatever it does not name is spread evenly."""
+    """Gives each partition to the worker that the script names; the other partitions are spread evenly."""
 
     def __init__(self) -> None:
         self.owners: dict[PartitionId, WorkerId] = {}
@@ -74,7 +74,7 @@ class Fleet:
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def start(self, count: int) -> None:
-        """Start so many workers more; all are live when this returns."""
+        """Start `count` more workers; all are live when this returns."""
         await asyncio.gather(*(self._start() for _ in range(count)))
 
     async def _start(self) -> Manager:
@@ -117,7 +117,7 @@ class Fleet:
         self.grants += 1
 
     async def moved_evenly(self, timeout: float = 60.0) -> None:
-        """Return when the partitions are spread over all workers and at rest."""
+        """Return when the partitions are spread over all workers and none is moving."""
         least = len(self.partitions) // len(self.managers)
         await eventually(lambda: all(len(m.owned()) >= least for m in self.managers), timeout, "an even spread")
         await self.settle(timeout)
@@ -129,7 +129,7 @@ class Fleet:
         return next((m for m in self.managers if m.is_leader), None)
 
     async def move(self, count: int, timeout: float = 60.0) -> int:
-        """Move so many partitions to another worker at once, and wait until all are there; how many really moved."""
+        """Move `count` partitions to other workers at once, and wait until they arrive; returns how many moved."""
         workers = [m.worker_id for m in self.managers if m.worker_id is not None]
         before = {p: m.worker_id for m in self.managers for p in m.owned()}
         chosen = self.rng.sample(sorted(before), min(count, len(before)))
@@ -174,16 +174,16 @@ class Fleet:
         return self.metrics.registry.get_sample_value(name, labels or None) or 0.0
 
     def conflicts(self) -> float:
-        """Claim writes that somebody else beat, as a share of all."""
+        """The share of claim writes that lost their CAS to another writer."""
         return self.counted("parti_claim_cas_total", result="conflict") / max(1.0, self.claim_writes())
 
     def claim_writes(self) -> float:
-        """Claim writes so far, whatever came of them."""
+        """Claim writes so far, with any result."""
         return sum(self.counted("parti_claim_cas_total", result=r) for r in ("success", "conflict", "unknown"))
 
 
 async def _end(manager: Manager, connection: Connection) -> None:
     try:
-        await manager.stop(returning=True)  # the proof is over: nobody has to take anything over
+        await manager.stop(returning=True)  # the proof is over: no worker has to take over
     finally:
         await connection.close()

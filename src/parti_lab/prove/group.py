@@ -21,7 +21,7 @@ CASES = ("churn", "frozen", "long", "deleted", "go")
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    """Case after case on a fresh server: publish and disturb, then judge by what was published and what took effect."""
+    """Run each case on a fresh server: publish and disturb, then judge by what was published and what took effect."""
     cases = _cases(ctx.options)
     figures: dict[str, Figure] = {"kind": GroupKind(ctx.options["kind"]).value}
     for case in cases:
@@ -30,7 +30,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
 
 
 def _cases(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The cases of a run with these options, on this machine; what is not run has neither figures nor goals."""
+    """The cases of a run with these options, on this machine; a case that is not run has neither figures nor goals."""
     asked = str(options["case"])
     if asked not in (*CASES, "all"):
         raise UsageError(f"there is no case {asked!r}: choose one of {', '.join(CASES)}, or all")
@@ -104,7 +104,7 @@ async def _deleted(ctx: RunContext) -> dict[str, Figure]:
 
 async def _go(ctx: RunContext) -> dict[str, Figure]:
     cg = find_cg()
-    assert cg is not None  # otherwise the case is not run
+    assert cg is not None  # without `cg` this case is not run
     rounds = 2 if ctx.quick else 12
     async with running(GroupKind(ctx.options["kind"]), ctx.random(), ["m1", "m2"], pause=0.01) as proof:
         with ctx.progress("beside the reference", total=2 * rounds) as advance:

@@ -1,4 +1,4 @@
-"""Cases of `parti prove group` beside the churn: frozen with many in hand, handlers longer than `ack_wait`, and Go."""
+"""More cases of `parti prove group`: freezes with many messages in flight, handlers longer than `ack_wait`, and Go."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from parti_lab.bench.goals import Figure
 from parti_lab.prove.group_go import GoInstance
 from parti_lab.prove.group_run import ACK_WAIT, GROUP, KEYS, STREAM, GroupRun
 
-_BURST = 400  # twice what a member may have in hand
+_BURST = 400  # twice what a member may have in flight
 _SHORT, _LONG = 0.6 * ACK_WAIT, 2.5 * ACK_WAIT  # the pin outlives the first, and not the second
-_WATCH = 2 * ACK_WAIT  # what a frozen instance might upset by its return shows within that
+_WATCH = 2 * ACK_WAIT  # harm that a resumed instance does shows within this time
 LONG_HANDLER = 1.25 * ACK_WAIT
 
 
 async def frozen(proof: GroupRun, rounds: int, advance: Advance) -> dict[str, Figure]:
-    """An instance with many messages in hand stands still and returns: nobody is out of order, nobody waits for it.
+    """An instance with many messages in flight freezes and returns: order is kept, and no other instance waits for it.
 
-    Short and long in turn: after the first it is still pinned, during the second another one takes over.
+    Short and long freezes alternate: after a short one it is still pinned, during a long one another one takes over.
     """
     await asyncio.gather(*(proof.start(member) for member in ("m1", "m1", "m2", "m2")))
     stalls: list[float] = []
@@ -47,16 +47,16 @@ async def frozen(proof: GroupRun, rounds: int, advance: Advance) -> dict[str, Fi
         "frozen_lost": verdict.lost,
         "frozen_inversions": verdict.inversions,
         "frozen_two_owners": verdict.two_owners,
-        # Each key has at most one message inside a handler when its instance stands still.
+        # Each key has at most one message inside a handler when its instance freezes.
         "frozen_repeats_of_running": round(verdict.duplicated / (rounds * KEYS), 3),
         "frozen_stall_max_s": round(max(stalls), 3),
     }
 
 
 async def long_handlers(proof: GroupRun, changes: int, advance: Advance) -> dict[str, Figure]:
-    """Members come and go, and instances are stopped, while every handler takes longer than `ack_wait`.
+    """Members join and leave, and instances are stopped, while every handler takes longer than `ack_wait`.
 
-    Nothing but planned changes: no message may begin twice.
+    All changes are planned: no message may begin twice.
     """
     groups = proof.groups
     members = ["m1", "m2"]
@@ -88,9 +88,9 @@ async def long_handlers(proof: GroupRun, changes: int, advance: Advance) -> dict
 
 
 async def beside_go(proof: GroupRun, cg: Path, rounds: int, advance: Advance) -> dict[str, Figure]:
-    """The reference's own member in the other seat: first as another member, then as an instance of the same one.
+    """A member of the Go reference beside ours: first as another member, then as an instance of the same member.
 
-    Judged is what ours do: nothing lost between the two, none of ours out of order, and Go's instance alive at the end.
+    The judge checks ours: nothing is lost between the two, ours keep the order, and Go's instance is alive at the end.
     """
     kind = proof.kind.value
     ours = ["m1", "m9"] if isinstance(proof.groups, ElasticGroups) else ["m1"]
@@ -109,7 +109,7 @@ async def beside_go(proof: GroupRun, cg: Path, rounds: int, advance: Advance) ->
                 await _disturb(proof, number)
                 await proof.stop(next(each for each in proof.instances if each.member == "m2"))
                 advance(1)
-            # The last of ours for m1 leaves; from then on only Go is there for it.
+            # Our last instance of m1 leaves; from then on only Go serves m1.
             await proof.stop(next(each for each in proof.instances if each.member == "m1"))
             left = time.monotonic()
             alive = await _began_since(seats, left)
@@ -138,7 +138,7 @@ async def _disturb(proof: GroupRun, number: int) -> None:
 
 
 def _begun(proof: GroupRun, seats: list[GoInstance]) -> set[int]:
-    """The numbers of all messages that somebody began. There is one publisher: the n-th message has sequence n + 1."""
+    """The numbers of all messages that any instance began. There is one publisher: message n has sequence n + 1."""
     return {counter for counter, _, _ in proof.begun} | {sequence - 1 for seat in seats for sequence in seat.sequences}
 
 
@@ -147,7 +147,7 @@ def _all_begun(proof: GroupRun, seats: list[GoInstance]) -> bool:
 
 
 async def _began_since(seats: list[GoInstance], since: float) -> int:
-    """How many of Go's instances begin something after this moment, given time."""
+    """How many of Go's instances begin a message after this moment, within a time limit."""
 
     def alive() -> int:
         return sum(any(at > since for _, _, at in seat.begun) for seat in seats)
@@ -158,9 +158,9 @@ async def _began_since(seats: list[GoInstance], since: float) -> int:
 
 
 def _inversions(proof: GroupRun, seats: list[GoInstance]) -> int:
-    """First beginnings of ours behind a later one of the same key, whoever began that.
+    """First starts of ours that came after a later message of the same key was started, by any instance.
 
-    What Go began is seen later than it was, by what its output needs: that can excuse one of ours, and accuse none.
+    Starts in Go are seen late, because they are read from its output: that can hide an inversion, never invent one.
     """
     events = [(at, counter, True) for counter, _, at in proof.begun]
     events += [(at, sequence - 1, False) for seat in seats for sequence, _, at in seat.begun]

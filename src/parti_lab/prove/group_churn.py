@@ -20,12 +20,12 @@ from parti_lab.prove.group_run import ACK_WAIT, GROUP, STREAM, GroupRun, reap
 
 SPARE = "m9"
 DISRUPTIVE = ("kill", "freeze", "freeze_any")  # these may repeat what was in flight
-_FROZEN_FOR = (0.1 * ACK_WAIT, 3 * ACK_WAIT)  # from unnoticed to long replaced
+_FROZEN_FOR = (0.1 * ACK_WAIT, 3 * ACK_WAIT)  # from too short to be noticed to long after the takeover
 
 
 @dataclass(slots=True)
 class Churn:
-    """What was done, and how long others needed to go on."""
+    """The events that were applied, and how long the other instances needed to continue."""
 
     events: Counter[str] = field(default_factory=Counter)
     kills: list[float] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Churn:
 
 
 async def churn(proof: GroupRun, members: list[str], events: int, advance: Advance) -> Churn:
-    """Disturb under load; every kind of event comes as often as the others, in an order that the seed decides."""
+    """Disturb the group under load; every kind of event is equally frequent, in an order that the seed decides."""
     done = Churn()
     spare = [SPARE] if isinstance(proof.groups, ElasticGroups) else []
     await asyncio.gather(*(proof.start(member) for member in [*members, *spare] for _ in range(2)))
@@ -50,7 +50,7 @@ async def churn(proof: GroupRun, members: list[str], events: int, advance: Advan
                 if kind in ("add", "drop"):
                     await _change_membership(proof, listed)
                 elif kind == "freeze_any":
-                    # Beside whatever comes next: a frozen instance may be stopped, or find its member gone.
+                    # In parallel with the next events: a frozen instance may be stopped, or its member may be removed.
                     frozen = proof.rng.choice(proof.instances)
                     beside(proof.freeze(frozen, proof.rng.uniform(*_FROZEN_FOR)))
                 else:
@@ -62,7 +62,7 @@ async def churn(proof: GroupRun, members: list[str], events: int, advance: Advan
 
 
 async def _measure_the_rest(proof: GroupRun, done: Churn, listed: list[str]) -> None:
-    """A goal that nothing was measured for cannot fail; while others stood still, a time said nothing."""
+    """Measure each kind not measured yet (times during a freeze did not count): a goal without a figure cannot fail."""
     for kind, times in (("kill", done.kills), ("step_down", done.step_downs)):
         if not times:
             member = proof.rng.choice(listed)
@@ -73,7 +73,7 @@ async def _measure_the_rest(proof: GroupRun, done: Churn, listed: list[str]) -> 
 
 @contextlib.asynccontextmanager
 async def _beside() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], None]]:
-    """Start things that go on beside others; when this is left all have ended. An error is told as it is."""
+    """Start coroutines in the background; all have ended when the context exits. Errors are raised unchanged."""
     tasks: list[asyncio.Task[None]] = []
     try:
         yield lambda act: tasks.append(asyncio.create_task(act))
@@ -82,7 +82,7 @@ async def _beside() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], None]
 
 
 async def _change_membership(proof: GroupRun, listed: list[str]) -> None:
-    """Let the spare member in, or out again, or take another one out and in."""
+    """Add or remove the spare member, or remove another member and add it again."""
     groups = proof.groups
     assert isinstance(groups, ElasticGroups)
     if SPARE not in listed:
@@ -102,7 +102,7 @@ async def _change_membership(proof: GroupRun, listed: list[str]) -> None:
 async def _strike(proof: GroupRun, done: Churn, kind: str, member: str) -> None:
     active = proof.active(member)
     assert active is not None
-    alone = proof.frozen[member] > 0  # how long it takes says nothing then
+    alone = proof.frozen[member] > 0  # with a frozen instance the time means nothing
     now = time.monotonic()
     if kind == "kill":
         os.kill(active.process.pid, signal.SIGKILL)
@@ -117,7 +117,7 @@ async def _strike(proof: GroupRun, done: Churn, kind: str, member: str) -> None:
         await proof.stop(active)
         await proof.start(member)
     elif kind == "stop_any":
-        # Any instance, also a standby, and its successor starts while it leaves.
+        # Any instance, also a standby; its successor starts while it leaves.
         stopping = proof.rng.choice(proof.instances)
         await asyncio.gather(proof.stop(stopping), proof.start(stopping.member))
     else:
@@ -125,7 +125,7 @@ async def _strike(proof: GroupRun, done: Churn, kind: str, member: str) -> None:
 
 
 async def _step_down(proof: GroupRun, done: Churn, member: str, active: str, *, alone: bool) -> None:
-    """The server pins the next pull that waits; where the other instance has none just then, that is the same one's."""
+    """Step down. The server pins the next waiting pull; if the other instance has none, that is the same instance's."""
     for _ in range(5):
         await proof.groups.step_down(STREAM, GROUP, member)
         now = time.monotonic()

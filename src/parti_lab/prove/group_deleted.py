@@ -1,4 +1,4 @@
-"""A case of `parti prove group`: somebody deletes consumers, alone or while their instances are in trouble."""
+"""A case of `parti prove group`: consumers are deleted, alone or together with a fault of their instances."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from parti_lab.bench.goals import Figure
 from parti_lab.prove.group_run import ACK_WAIT, GROUP, STREAM, GroupRun, Instance, reap
 
 BESIDE = ("nothing", "kill", "freeze", "step_down")
-"""What happens to the member at the same moment; each comes as often as the others."""
+"""The fault of the member at the same moment; all are equally frequent."""
 REPEATED_WITHIN = 1.0
-"""Seconds: what was done so shortly before may be repeated. A standby notes the position four times a second."""
+"""Seconds: messages done this shortly before may be repeated. A standby stores the position four times per second."""
 
 
 async def deleted(proof: GroupRun, rounds: int, advance: Advance) -> dict[str, Figure]:
-    """A consumer that is deleted under load is made anew where it was: nothing is lost, out of order or replayed."""
+    """A consumer deleted under load is recreated at its position: nothing is lost, out of order or replayed."""
     await asyncio.gather(*(proof.start(member) for member in ("m1", "m1", "m2", "m2")))
     deletions: list[float] = []
     recoveries: list[float] = []
@@ -36,7 +36,7 @@ async def deleted(proof: GroupRun, rounds: int, advance: Advance) -> dict[str, F
             member = proof.rng.choice(["m1", "m2"])
             active = await eventually(partial(proof.active, member), timeout=30, what=f"work of {member}")
             assert active is not None
-            # Long enough for somebody to have noted what was done since the last time.
+            # Long enough for an instance to store the position since the last deletion.
             await asyncio.sleep(proof.rng.uniform(0.5, 1.5))
             began = time.monotonic()
             await _strike(proof, beside, active)
@@ -80,9 +80,9 @@ async def _delete(proof: GroupRun, member: str) -> None:
 
 
 def oldest_repeat(begun: Iterable[tuple[float, int]], deletions: Sequence[float]) -> float:
-    """How long before a deletion something had begun that began again after it; 0 when there is none.
+    """The longest time before a deletion at which a message began that began again after it; 0 if there is none.
 
-    What first began after the deletion was in two hands for a moment: its instances disagree, and nothing is replayed.
+    A message that first began after the deletion and began twice is no replay: two instances held it for a moment.
     """
     first: dict[int, float] = {}
     oldest = 0.0

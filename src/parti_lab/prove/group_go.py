@@ -1,6 +1,6 @@
-"""Go's own member in the other seat: the reference's `cg`, run as a process and read by its output.
+"""A member of the Go reference: its `cg` tool, run as a process and observed through its output.
 
-It is looked for at `PARTI_CG`, then beside the checkout; nothing is built or fetched.
+The binary is looked for at `PARTI_CG`, then beside the checkout; nothing is built or downloaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def find_cg() -> Path | None:
 
 
 class GoInstance:
-    """An instance of a member in Go, and what its handler has begun: the sequence of each message, in order."""
+    """An instance of a member in Go, and the sequences of the messages its handler has begun, in order."""
 
     def __init__(self, cg: Path, url: str, kind: str, place: tuple[str, str, str], *, sleep: float = 0.002) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="parti-cg-")
@@ -37,7 +37,7 @@ class GoInstance:
         words = [kind, "--sleep", f"{sleep * 1000:.0f}ms", "consume", *place]
         self.process: subprocess.Popen[bytes] = spawn(["/usr/bin/env", f"XDG_CONFIG_HOME={home}", str(cg), *words])
         self.begun: list[tuple[int, str, float]] = []
-        """Sequence in the stream that it reads, subject, and when that was seen."""
+        """Sequence in the stream that it reads, subject, and when we saw its output."""
         self.said: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -52,13 +52,13 @@ class GoInstance:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            found = _LINE.findall(line)  # several, where it could not acknowledge and says so elsewhere
+            found = _LINE.findall(line)  # several, if an ack failed and its error went to another output
             self.begun += [(int(sequence), subject.decode(), time.monotonic()) for subject, sequence in found]
             if not found or b"acked" not in line:
                 self.said.append(line.decode(errors="replace").strip())
 
     def end(self) -> None:
-        """Kill it; it handles no signal."""
+        """Kill the process; it handles no signal."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()

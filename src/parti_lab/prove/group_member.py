@@ -1,7 +1,7 @@
-"""One instance of a group member as a process of its own, for `parti prove group`: each message becomes one effect.
+"""One instance of a group member as its own process, for `parti prove group`: each message becomes one effect.
 
-The effect is stored when the handler *starts*, so that the sink's order is the order of starts, and a message that two
-instances start shows as a duplicate however long its handlers take.
+The effect is stored when the handler *starts*. So the sink's order is the order of starts, and a message that two
+instances start shows as a duplicate, however long its handlers take.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EFFECTS = "effects"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberJoin:
-    """What one process shall join as; its only argument, as JSON."""
+    """The member that the process joins as; its only argument, as JSON."""
 
     url: str
     kind: GroupKind
@@ -47,7 +47,7 @@ class MemberJoin:
     ack_wait: float
     in_flight: int = 1
     handler: float = 0.0
-    """Seconds that a handler works after its effect."""
+    """Seconds that a handler runs after its effect."""
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -59,7 +59,7 @@ class MemberJoin:
 
 
 async def run(joining: MemberJoin) -> None:
-    """Join, and publish an effect for each message, until SIGTERM. More than one in flight means lanes by key."""
+    """Join, and publish an effect per message, until SIGTERM. With more than one in flight, there is a lane per key."""
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stop_signals(signal.SIGTERM))
         connection = await connect(ConnectOptions(servers=(joining.url,), name=joining.instance))

@@ -1,4 +1,4 @@
-"""One run of `parti prove group`: a server, processes that are instances of members, what was published and done."""
+"""One run of `parti prove group`: a server, processes as instances of members, published and handled messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from parti.wire.options import ConnectOptions
 from parti_lab.prove.group_member import EFFECTS, MemberJoin
 
 STREAM, GROUP, PARTITIONS, KEYS = "orders", "proof", 6, 24
-ACK_WAIT = 2.0  # the pin's time to live is the same; the reference's tool uses it too
+ACK_WAIT = 2.0  # also the time to live of a pin; the reference's tool uses the same value
 _FINISH_WITHIN = 90
 
 
@@ -44,7 +44,7 @@ class Instance:
 
 @dataclass(slots=True)
 class GroupRun:
-    """Everything of one run."""
+    """The state of one run."""
 
     url: str
     kind: GroupKind
@@ -65,13 +65,13 @@ class GroupRun:
     seen_from: dict[str, float] = field(default_factory=dict)
     """Instance -> when its last effect was seen."""
     frozen: Counter[str] = field(default_factory=Counter)
-    """Member -> how many of its instances stand still now."""
+    """Member -> how many of its instances are frozen now."""
     longest_gap: dict[str, float] = field(default_factory=dict)
-    """Member -> the longest time between two effects, since somebody cleared it."""
+    """Member -> the longest time between two effects, since the last reset."""
     _seen_of: dict[str, float] = field(default_factory=dict)
 
     async def note(self, message: Any) -> None:
-        """An effect was seen on its way to the sink."""
+        """Record an effect on its way to the sink."""
         effect = json.loads(message.data)
         owner = effect["owner"]
         now, member = time.monotonic(), owner.split("#")[0]
@@ -82,7 +82,7 @@ class GroupRun:
         self._seen_of[member] = now
 
     def watch_gaps(self) -> None:
-        """Measure the longest times between two effects of a member from now on."""
+        """Measure the longest time between two effects of each member from now on."""
         now = time.monotonic()
         self.longest_gap.clear()
         self._seen_of = dict.fromkeys(self._seen_of, now)
@@ -93,7 +93,7 @@ class GroupRun:
         return max(self.longest_gap.get(member, 0.0), now - self._seen_of.get(member, now))
 
     async def start(self, member: str) -> Instance:
-        """A new instance, joined when this returns."""
+        """Start a new instance; it has joined when this returns."""
         self.started += 1
         name = f"{member}#{self.started}"
         joining = MemberJoin(
@@ -118,7 +118,7 @@ class GroupRun:
         return instance
 
     def check_alive(self) -> None:
-        """Raise when an instance ended although nobody ended it."""
+        """Raise if an instance ended that the proof did not end."""
         for instance in self.instances:
             if instance.process.poll() is not None:
                 assert instance.process.stdout is not None
@@ -160,26 +160,26 @@ class GroupRun:
         return time.monotonic() - began
 
     async def freeze(self, instance: Instance, seconds: float) -> None:
-        """Let the process stand still; one that somebody ended meanwhile is no error."""
+        """Freeze the process; it is no error if the process is ended meanwhile."""
         self.frozen[instance.member] += 1
         instance.process.send_signal(signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds)
         finally:
             self.frozen[instance.member] -= 1
-            instance.process.send_signal(signal.SIGCONT)  # Popen knows whether it still is that process
+            instance.process.send_signal(signal.SIGCONT)  # Popen knows whether this is still the same process
 
     # -- load ------------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def load(self) -> AsyncIterator[None]:
-        """Messages are published while this is entered; when it is left, each of them has had its effect."""
+        """Publish messages inside this context; when it exits, each of them has had its effect."""
         async with self.load_until(self._done):
             yield
 
     @contextlib.asynccontextmanager
     async def load_until(self, done: Callable[[], bool | Awaitable[bool]]) -> AsyncIterator[None]:
-        """Messages are published while this is entered; it is left when `done` says so; a standstill is an error."""
+        """Publish messages inside this context, which exits when `done` returns True; a stall is an error."""
         stop = asyncio.Event()
         publishing = asyncio.create_task(self._publish(stop))
         try:
@@ -200,7 +200,7 @@ class GroupRun:
             await asyncio.sleep(self.pause)
 
     async def publish(self) -> None:
-        """One message, keys in turn; it counts as published when the server has acknowledged it."""
+        """Publish one message, keys in turn; it counts as published when the server has acknowledged it."""
         number = next(self._numbers)
         key = f"k{number % KEYS}"
         subject = f"{STREAM}.{key}"
@@ -221,7 +221,7 @@ class GroupRun:
         return all(each["num_pending"] + each["num_ack_pending"] == 0 for each in consumers)
 
     async def standing(self) -> str:
-        """Where the group stands, for a person who looks for the cause."""
+        """The state of the group, for a person who looks for the cause of a failure."""
         stream = f"{STREAM}-{GROUP}" if self.kind is GroupKind.ELASTIC else STREAM
         effects, left = [(await self.api.stream_info(each))["state"]["messages"] for each in (EFFECTS, stream)]
         lines = [f"{self.published} published, {effects} effects, {left} messages in {stream}"]
@@ -254,7 +254,7 @@ class GroupRun:
 
 @contextlib.asynccontextmanager
 async def running(kind: GroupKind, rng: random.Random, members: list[str], **settings: Any) -> AsyncIterator[GroupRun]:
-    """A fresh server with the group and nobody joined; all processes are ended when this is left."""
+    """A fresh server with the group and no members yet; all processes have ended when the context exits."""
     with NatsServer() as server:
         async with await connect(ConnectOptions(servers=(server.url,))) as connection:
             groups = ElasticGroups(connection) if kind is GroupKind.ELASTIC else StaticGroups(connection)
@@ -282,7 +282,7 @@ async def _create(api: JetStreamApi, groups: ElasticGroups | StaticGroups, membe
 
 
 def reap(process: subprocess.Popen[bytes]) -> None:
-    """Wait for its end; kill it when that takes too long."""
+    """Wait for the process to end; kill it if that takes too long."""
     try:
         process.communicate(timeout=25)
     except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
-"""`parti prove handoff`: planned moves under load; nothing is lost, repeated or reordered, and other partitions go on.
+"""`parti prove handoff`: planned moves under load; nothing is lost, repeated or reordered, other partitions continue.
 
-Real servers, real connections. Every few moments some partitions are given to other workers; the load never stops. With
-`--faults`, a 3-node cluster has its leaders moved, a node killed, or all nodes restarted one after the other meanwhile;
-then a worker may be fenced and repeat what was in its hands, but nothing is lost and nothing comes out of order.
+Real servers, real connections. Every few moments some partitions move to other workers; the load never stops. With
+`--faults`, a 3-node cluster has its leaders moved, a node killed, or all nodes restarted one after the other; then a
+worker may be fenced and repeat what it had in flight, but nothing is lost and nothing is out of order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _QUICK_MOVES = 200
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    """Move until the number is reached, then wait for everything and judge."""
+    """Move partitions until the number is reached, then wait for all messages and judge."""
     options = ctx.options
     moves = min(int(options["moves"]), _QUICK_MOVES) if ctx.quick else int(options["moves"])
     replicas, faults = int(options["replicas"]), str(options["faults"])
@@ -81,7 +81,7 @@ def _control(layout: str, replicas: int) -> dict[str, Any]:
         "cold_start_window": 0.5,
         "planned_scale_window": 0.2,
         "rebalance_cooldown": 0.0,
-        # A busy test machine starves a process for seconds: that must not be taken for a crash here.
+        # A busy test machine starves a process for seconds: that must not count as a crash here.
         "heartbeat_ttl": 15.0,
         "heartbeat_interval": 3.0,
         "prepare_timeout": 5.0,

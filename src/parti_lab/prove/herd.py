@@ -28,7 +28,7 @@ from parti_lab.prove.worker_process import WorkerProcess
 
 @dataclass(frozen=True)
 class HerdShape:
-    """How large a proof is."""
+    """The size of a proof."""
 
     workers: int = 4
     partitions: int = 16
@@ -40,18 +40,18 @@ class HerdShape:
     takes: float = 0.001
     log_level: str = "warning"
     metrics: str = ""
-    """A folder where each worker keeps its /metrics page; none when it is empty."""
+    """A folder where each worker saves its /metrics page; empty: none is saved."""
     control: Mapping[str, Any] = field(default_factory=dict)
     worker: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, options: Mapping[str, Any], **more: Any) -> HerdShape:
-        """What the `sizes` among a proof's options say, and `more`."""
+        """The shape from the `sizes` among a proof's options, and `more`."""
         return cls(**{option.name: options[option.name] for option in sizes(0, 0, 0.0)}, **more)
 
 
 def sizes(workers: int, partitions: int, rate: float) -> tuple[ExperimentOption, ...]:
-    """The options of a proof with a herd, with these defaults."""
+    """The options of a proof with a herd, with these default values."""
     return (
         ExperimentOption("workers", workers, "workers"),
         ExperimentOption("partitions", partitions, "partitions"),
@@ -95,7 +95,7 @@ class Herd:
         }
 
     async def add(self, count: int = 1, *, live: bool = True, returning: bool = False) -> list[WorkerProcess]:
-        """Start worker processes; live when this returns, unless told not to wait."""
+        """Start worker processes; they are live when this returns, unless `live` is False."""
         settings = {
             "urls": list(self.urls),
             "sink": self.sink.port,
@@ -121,7 +121,7 @@ class Herd:
         return next((w for w in self.running() if partition in w.owned), None)
 
     async def settled(self, timeout: float = 120.0, *, even: bool = False) -> None:
-        """Every partition is owned by a running process, and every claim rests."""
+        """Return when every partition is owned by a running process, and no claim is moving."""
 
         async def rests() -> bool:
             owned = [p for w in self.running() for p in w.owned]
@@ -141,7 +141,7 @@ class Herd:
         await eventually(lambda: len(self.sink.last) == len(self.partitions), 60.0, "effects of every partition")
 
     async def leader(self) -> WorkerProcess | None:
-        """The process that leads, as the bucket says."""
+        """The process of the leader, read from the bucket."""
         store = await Store.open(self.js, "prove", replicas=self.shape.replicas)
         record, _ = await store.leader()
         if record is None or record.leader is None:
@@ -149,7 +149,7 @@ class Herd:
         return next((w for w in self.workers if w.running and w.worker == record.leader.worker), None)
 
     async def finish(self, timeout: float = 60.0) -> HistoryVerdict:
-        """Stop the load, wait for everything, judge."""
+        """Stop the load, wait for all messages, judge."""
         await self.traffic.stop()
         return await self.sink.complete(timeout)
 
@@ -173,7 +173,7 @@ def judged(verdict: HistoryVerdict, sink: Sink) -> dict[str, Figure]:
 async def herd(
     shape: HerdShape, rng: random.Random, *, fenced_sink: bool = False, record: Record | None = None
 ) -> AsyncIterator[Herd]:
-    """Servers, stream and sink; no worker yet. Everything is gone in the end."""
+    """Servers, stream and sink, without workers; all of it ends with the context."""
     async with AsyncExitStack() as stack:
         servers = await Servers.open(stack, shape.replicas)
         connection = await connect(ConnectOptions(servers=servers.urls, request_timeout=5.0))

@@ -1,7 +1,7 @@
-"""`parti prove identity`: positions, durables and letters belong to one stream and one namespace, and know it.
+"""`parti prove identity`: positions, durables and letters belong to one stream and one namespace, and parti checks it.
 
-Streams are made anew, restored and exchanged, durables edited, deleted and taken by others, namespaces share a stream:
-everything that is in a stream is handled, or a stranger is refused in words; nothing is skipped in silence.
+Streams are recreated, restored and exchanged, durables edited, deleted and taken by others, namespaces share a
+stream. Every message in a stream is handled, or a stranger is refused with an error; nothing is skipped silently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from parti_lab.prove.torture_scenario import LAYOUTS, RETENTIONS
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    """Each case in each layout and retention that it fits; a quick run draws one of each for every case."""
+    """Run each case in each layout and retention that it fits; a quick run draws one combination per case."""
     options = ctx.options
     rng = ctx.random()
     names = [name.strip() for name in str(options["cases"]).split(",") if name.strip()] or list(CASES)
@@ -52,7 +52,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
 
 
 async def _case(name: str, layout: str, retention: str) -> tuple[int, str]:
-    """One case on a server of its own: how many were lost, and what was wrong."""
+    """Run one case on its own server; returns how many messages were lost, and what was wrong."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="parti-identity-")))
         server = await stack.enter_async_context(NatsServer())

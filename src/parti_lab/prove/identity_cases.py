@@ -1,7 +1,7 @@
-"""The cases of `parti prove identity`: streams, durables and namespaces that are not what they were.
+"""The cases of `parti prove identity`: streams, durables and namespaces that were changed or exchanged.
 
-Each case returns the values that were to be handled and never were; an empty list is a pass. Where the
-promise is that a stranger is refused, a refusal in words is a pass; `Wrong` is what is no lost message.
+Each case returns the values that should have been handled and never were; an empty list is a pass. Where a stranger
+must be refused, an error that says so is a pass; `Wrong` reports a failure that is not a lost message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ A, B = "IDENT-A", "IDENT-B"
 
 
 class Wrong(Exception):
-    """A promise was broken in a way that is no lost message."""
+    """A promise was broken, but no message was lost."""
 
 
 async def two_namespaces(bench: Bench) -> list[str]:
@@ -43,7 +43,7 @@ async def two_namespaces(bench: Bench) -> list[str]:
 
 
 async def made_anew_stopped(bench: Bench) -> list[str]:
-    """The stream was deleted and made anew while nobody looked: all of the new one is handled."""
+    """The stream was deleted and recreated while no worker ran: every message of the new one is handled."""
     group = await _began(bench)
     await group.leave()
     await _made_anew(bench)
@@ -59,7 +59,7 @@ async def made_anew_stopped(bench: Bench) -> list[str]:
 
 
 async def made_anew_running(bench: Bench) -> list[str]:
-    """The stream is made anew under a running fleet, then partitions move: all of the new one is handled."""
+    """The stream is recreated under a running fleet, then partitions move: every message of the new one is handled."""
     group = await _began(bench)
     try:
         await _made_anew(bench)
@@ -76,7 +76,7 @@ async def made_anew_running(bench: Bench) -> list[str]:
 
 
 async def made_anew_and_moved(bench: Bench) -> list[str]:
-    """The stream is made anew, and a worker leaves at once: whoever takes over knows that the positions are void."""
+    """The stream is recreated, and a worker leaves at once: the next owner knows that the positions are void."""
     group = await _began(bench)
     try:
         await _made_anew(bench)
@@ -89,7 +89,7 @@ async def made_anew_and_moved(bench: Bench) -> list[str]:
 
 
 async def other_stream(bench: Bench) -> list[str]:
-    """The namespace is used for another stream: refused, or all of that stream is handled."""
+    """The namespace is used for another stream: it is refused, or every message of that stream is handled."""
     group = await _began(bench)
     await group.leave()
     await bench.make(B)
@@ -101,7 +101,7 @@ async def other_stream(bench: Bench) -> list[str]:
         try:
             await other.join()
         except PartiError:
-            return []  # refused in words: nothing was lost in silence
+            return []  # refused with an error: nothing was lost silently
         if bench.retention == "interest":
             values = await bench.publish(B, 60)
         return await other.got(values)
@@ -110,7 +110,7 @@ async def other_stream(bench: Bench) -> list[str]:
 
 
 async def stranger_joins(bench: Bench) -> list[str]:
-    """A worker of another stream joins a running namespace: it may not take partitions that it cannot serve."""
+    """A worker of another stream joins a running namespace: it must not get partitions that it cannot serve."""
     group = await _began(bench)
     await bench.make(B)
     stranger = Group(bench, B)
@@ -128,7 +128,7 @@ async def stranger_joins(bench: Bench) -> list[str]:
 
 
 async def filters_edited(bench: Bench) -> list[str]:
-    """Somebody edits the filters of our durables: they are put right, and what came meanwhile is handled."""
+    """Somebody edits the filters of our durables: they are restored, and messages that came meanwhile are handled."""
     group = await _began(bench)
     try:
         for info in await bench.consumers(A):
@@ -145,7 +145,7 @@ async def filters_edited(bench: Bench) -> list[str]:
 
 
 async def deleted_with_start_new(bench: Bench) -> list[str]:
-    """`start = "new"` and the durables deleted: what was published since is handled, from each partition's position."""
+    """`start = "new"`, durables deleted: what was published since is handled, from each partition's position."""
     group = await _began(bench, start="new")
     try:
         for info in await bench.consumers(A):
@@ -159,7 +159,7 @@ async def deleted_with_start_new(bench: Bench) -> list[str]:
 
 
 async def letters_again(bench: Bench) -> list[str]:
-    """The letters of a stream made anew are no duplicates of the old one's, though the sequences are the same."""
+    """Letters of a recreated stream are no duplicates of the old stream's, though the sequences are the same."""
     await bench.make(A)
     group = Group(bench, A)
     try:
@@ -180,7 +180,7 @@ async def letters_again(bench: Bench) -> list[str]:
 
 
 async def foreign_durable(bench: Bench) -> list[str]:
-    """A durable of somebody else has the name that ours would have: refused or gone round, never changed."""
+    """A foreign durable has the name that ours would have: it is refused or avoided, never changed."""
     group = await _began(bench)
     names = [info["name"] for info in await bench.consumers(A)]
     await group.leave()
@@ -212,7 +212,7 @@ async def foreign_durable(bench: Bench) -> list[str]:
 
 
 async def restored_older(bench: Bench) -> list[str]:
-    """The stream comes back from a backup that lacks what was handled last: what is published then is handled."""
+    """The stream is restored from a backup without the last handled messages: later publishes are handled."""
     group = await _began(bench)
     await group.leave()
     store = bench.server.store_dir / "jetstream" / "$G" / "streams" / A
@@ -231,7 +231,7 @@ async def restored_older(bench: Bench) -> list[str]:
         await insist(lambda: bench.js.stream_info(A), what="the restored stream")
         if bench.retention == "interest":
             await group.join()
-        values = await bench.publish(A, 30)  # fewer than were handled: the stream ends below the positions
+        values = await bench.publish(A, 30)  # fewer than were handled: the last sequence is below the positions
         if not group.managers:
             await group.join()
         lost = await group.got(values)
@@ -241,7 +241,7 @@ async def restored_older(bench: Bench) -> list[str]:
 
 
 async def purged(bench: Bench) -> list[str]:
-    """What lay behind the positions was purged: the rest is handled, and the fleet goes on."""
+    """Messages above the positions were purged: the rest is handled, and the fleet continues."""
     group = await _began(bench)
     await group.leave()
     values = await bench.publish(A, 60)
@@ -256,8 +256,8 @@ async def purged(bench: Bench) -> list[str]:
 
 Case = Callable[[Bench], Awaitable[list[str]]]
 CASES: Final[dict[str, tuple[Case, tuple[str, ...]]]] = {
-    # name -> (case, the retentions that can be held to it): a work queue refuses a second namespace, and an interest
-    # stream keeps nothing for somebody who is away or has no filter.
+    # name -> (case, the retentions that it applies to): a work queue refuses a second namespace, and an interest
+    # stream keeps nothing for a consumer that is deleted or has no filter.
     "two_namespaces": (two_namespaces, ("limits", "interest")),
     "made_anew_stopped": (made_anew_stopped, ("limits", "workqueue", "interest")),
     "made_anew_running": (made_anew_running, ("limits", "workqueue", "interest")),
@@ -274,7 +274,7 @@ CASES: Final[dict[str, tuple[Case, tuple[str, ...]]]] = {
 
 
 async def _began(bench: Bench, start: str = "all") -> Group:
-    """A fleet at work that has handled something."""
+    """A running fleet that has handled some messages."""
     await bench.make(A)
     group = Group(bench, A, start=start)
     await group.join()
@@ -290,7 +290,7 @@ async def _made_anew(bench: Bench) -> None:
 
 
 async def _interest(bench: Bench) -> None:
-    """Our consumers are back: an interest stream keeps nothing before."""
+    """Wait until our consumers are back: before that, an interest stream keeps nothing."""
 
     async def there() -> bool:
         with contextlib.suppress(PartiError):

@@ -1,4 +1,4 @@
-"""Small fleets inside the process of `parti prove identity`: which values each namespace handled, and how often."""
+"""Small fleets inside the process of `parti prove identity`, and how often each namespace handled which value."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from parti.worker import Message, Outcome, Reject, WorkerConfig, WorkerConsumer
 from parti_lab.prove.traffic import make_stream
 
 PARTITIONS = tuple(f"p{n}" for n in range(6))
-WITHIN = 15.0  # seconds for everything of a case to be handled: five lease times and more
+WITHIN = 15.0  # seconds until all messages of a case are handled: five lease times and more
 
 
 @dataclass
 class Bench:
-    """One server and what a case says of its stream."""
+    """One server, and the settings of the case's stream."""
 
     server: NatsServer
     js: JetStreamApi
@@ -39,7 +39,7 @@ class Bench:
         await make_stream(self.js, stream, self.retention, 1)
 
     async def publish(self, stream: str, count: int, *, word: str = "") -> list[str]:
-        """So many messages over all partitions; returns their values."""
+        """Publish `count` messages over all partitions; returns their values."""
         values = []
         for number in range(count):
             value = f"{word}{self.sent}"
@@ -50,7 +50,7 @@ class Bench:
         return values
 
     async def _publish(self, subject: str, value: str) -> None:
-        """The same id again: stored once, however often it is sent."""
+        """Retry with the same message id: the message is stored once, however often it is sent."""
         headers = {"Nats-Msg-Id": f"{subject}-{value}"}
         await insist(lambda: self.js.publish(subject, json.dumps(value).encode(), headers=headers), what="a publish")
 
@@ -73,7 +73,7 @@ class Group:
     managers: list[tuple[Manager, Connection]] = field(default_factory=list)
 
     async def join(self, count: int = 2) -> None:
-        """So many workers more; every partition is owned when this returns."""
+        """Start `count` more workers; every partition is owned when this returns."""
         for _ in range(count):
             await self._join()
         await eventually(
@@ -81,7 +81,7 @@ class Group:
         )
 
     async def leave(self, count: int | None = None) -> None:
-        """The oldest workers hand over and go."""
+        """The oldest workers hand over their partitions and leave."""
         going, self.managers = self.managers[:count], self.managers[len(self.managers[:count]) :]
         for manager, connection in going:
             with contextlib.suppress(PartiError, TimeoutError):
@@ -89,7 +89,7 @@ class Group:
             await connection.close()
 
     async def got(self, values: Collection[str], within: float = WITHIN) -> list[str]:
-        """Wait until these are handled; returns those that never were."""
+        """Wait until these values are handled; returns those that never were."""
         with contextlib.suppress(NeverHappened):
             await eventually(lambda: all(value in self.handled for value in values), within, "everything handled")
         return [value for value in values if value not in self.handled]
@@ -138,5 +138,5 @@ class Group:
 
 
 async def settle() -> None:
-    """Time for a repeat to show."""
+    """Wait long enough for a repeat to show."""
     await asyncio.sleep(1.0)

@@ -1,6 +1,6 @@
-"""`parti prove leader`: the leader is killed in every phase of a handoff. The next one resumes or aborts what it finds.
+"""`parti prove leader`: the leader is killed in every phase of a handoff. The next leader resumes or aborts it.
 
-A new worker joins, so that partitions begin to move; the moment a claim is seen in the wanted phase, the leading
+A new worker joins, so that partitions begin to move; as soon as a claim is seen in the wanted phase, the leader's
 process gets SIGKILL. No partition may be without effects for longer than two lease times, and none may have two owners.
 """
 
@@ -33,7 +33,7 @@ PHASES: Final[dict[str, Callable[[Told], bool]]] = {
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    """One kill per phase, round after round."""
+    """One kill per phase, in every round."""
     options = ctx.options
     rounds = 1 if ctx.quick else int(options["rounds"])
     phases = list(PHASES)[1:4:2] if ctx.quick else list(PHASES)
@@ -60,7 +60,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
 
 
 async def _kill_in(group: Herd, phase: str) -> int:
-    """Kill the leader in this phase; 1 when there was a leader to kill."""
+    """Kill the leader in this phase; returns 1 if there was a leader to kill."""
     store = await Store.open(group.js, "prove")
     reached, watching = asyncio.Event(), asyncio.Event()
 

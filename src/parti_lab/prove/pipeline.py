@@ -1,11 +1,11 @@
-"""`parti prove pipeline`: drivers, executors and workers of ordered pipelines are killed, frozen and woken at random.
+"""`parti prove pipeline`: drivers, executors and workers of ordered pipelines are killed, frozen and resumed at random.
 
-Real processes on a real server. Two drivers share each pipeline behind its lease; messages are published all the while,
-and every result is stored in a second stream. In each trial something goes wrong: Python workers, the driver or an
-executor get SIGKILL, the server is killed and started again, or the driver that runs is frozen past its lease, at any
-point of a batch or exactly between its sink and its commit, and woken when the other has taken over. The judge reads
-nothing but the result stream: each message once, in order for its key, no owner twice in an epoch, nothing of a stale
-epoch behind a later one. Each plan is tried with a plain and an async handler, on one machine and on a standalone
+Real processes on a real server. Two drivers share each pipeline through its lease; messages are published all the
+time, and every result is stored in a second stream. Each trial has one fault: Python workers, the driver or an
+executor get SIGKILL, the server is killed and restarted, or the active driver is frozen past its lease, at any point
+of a batch or exactly between its sink and its commit, and resumed after the other has taken over. The judge reads
+only the result stream: each message once, in order for its key, no owner twice in an epoch, no result of a stale
+epoch after a later one. Each plan is tried with a plain and an async handler, on one machine and on a standalone
 cluster with two executors. The control, which handles ranges without a shuffle, must fail before this judge.
 """
 
@@ -40,7 +40,7 @@ from parti_lab.prove.spark_process import WITHIN, ProofBroken
 
 SOURCE, SINK = "PIPEIN", "PIPEOUT"
 _KEYS = 50
-_IN_VAIN = 5  # drivers that end one after the other and have done nothing, until that is the verdict
+_IN_VAIN = 5  # drivers in a row that end without a result, after which the proof fails
 _TTL = 3.0
 Fault = Literal["workers", "driver", "zombie", "commit", "server", "executor"]
 _FAULTS: tuple[Fault, ...] = ("workers", "zombie", "driver", "commit", "server")
@@ -52,7 +52,7 @@ _ON_CLUSTER: tuple[tuple[str, str, tuple[Fault, ...]], ...] = (
 
 
 class _Scene:
-    """One pipeline with its streams and its two drivers, and what is known of them."""
+    """One pipeline with its streams, its two drivers and their known state."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class _Scene:
         self._in_vain = 0
 
     def staff(self, count: int = 2) -> None:
-        """After this returns, so many drivers are there, the oldest first."""
+        """After this returns, `count` drivers are running, the oldest first."""
         for gone in [driver for driver in self.drivers if not driver.alive]:
             self.counts["failures"] += len(gone.failures)
             gone.end()
@@ -98,7 +98,7 @@ class _Scene:
         self.drivers += fresh
 
     def publish(self, count: int) -> None:
-        """Put more numbered messages into the source, each on the subject of a random key."""
+        """Publish `count` more numbered messages to the source, each on the subject of a random key."""
         numbers = range(self.published, self.published + count)
         keys = [f"k{self.rng.randrange(_KEYS)}" for _ in numbers]
         rows = Rows(
@@ -114,11 +114,11 @@ class _Scene:
         self.published += count
 
     def handled(self) -> int:
-        """Take in the results that came since; how many there are in all."""
+        """Read the results that arrived since the last call; returns how many there are in all."""
         try:
             self._reader.check()
             last = self._reader.state(SINK).last_seq
-        except TransientError:  # the server is on its way back
+        except TransientError:  # the server is restarting
             return self.counts["results"]
         for batch in self._reader.read(SINK, self.read, last, columns=("subject", "data")):
             subjects, values = batch.column("subject").to_pylist(), batch.column("data").to_pylist()
@@ -136,7 +136,7 @@ class _Scene:
         self.history.effect(Effect(partition, key, "p", int(number), owner, int(epoch)))
 
     def wait_handled(self, count: int, what: str) -> None:
-        """Wait for so many results; it may take any time, as long as it goes on."""
+        """Wait for `count` results; there is no time limit while results keep arriving."""
         while self._handled_or_restaffed() < count:
             self._wait_for_more(what)
 
@@ -155,7 +155,7 @@ class _Scene:
         return self.handled()
 
     def fault(self, fault: Fault) -> None:
-        """Something goes wrong; a driver is killed or frozen while it is the one that runs."""
+        """Apply the fault; a driver is killed or frozen while it is the active one."""
         match fault:
             case "workers":
                 places = self.drivers if self._cluster is None else [self._cluster]
@@ -177,23 +177,23 @@ class _Scene:
         self.counts[f"{fault}_hits"] += bool(hit)
 
     def _zombie(self, active: PipelineDriver) -> int:
-        """Freeze the driver that runs past its lease, and wake it when the other one runs or is about to."""
+        """Freeze the active driver past its lease, and resume it when the other one is active or about to be."""
         frozen = active.freeze()
         threading.Event().wait(_TTL * self.rng.uniform(1.5, 4.0))
         active.thaw(frozen)
         return 1
 
     def _stopped_before_commit(self) -> PipelineDriver:
-        """A driver that has stopped itself when the results of a batch were stored and its commit was not."""
+        """A driver that stopped itself after the results of a batch were stored and before its commit."""
         for driver in self.drivers:
             driver.paused.clear()
         (self._folder / PAUSE).touch()
-        self.publish(100)  # so that there is a batch to stop in
+        self.publish(100)  # so that there is a batch in which to stop
         eventually_blocking(lambda: any(driver.paused.is_set() for driver in self.drivers), WITHIN, "a driver stops")
         return next(driver for driver in self.drivers if driver.paused.is_set())
 
     def _active(self) -> PipelineDriver:
-        """The driver whose result came last: owners are called by host and process."""
+        """The driver of the latest result: an owner's name contains its host and process id."""
         alive = [driver for driver in self.drivers if driver.alive]
         return next((driver for driver in alive if f"-{driver.pid}-" in self._owner), alive[0])
 
@@ -240,7 +240,7 @@ def run(ctx: RunContext) -> dict[str, Figure]:
 
 
 def _mode(plan: str, handler: str, master: str, per_trigger: int, *, pauses: bool) -> dict[str, Any]:
-    """What its drivers are told."""
+    """The settings of a mode's drivers."""
     return {"plan": plan, "handler": handler, "master": master, "per_trigger": per_trigger, "pauses": pauses}
 
 
@@ -257,14 +257,14 @@ def _play(
     wrong: Counter[str],
     advance: Advance,
 ) -> None:
-    """Fault after fault under load, then the verdict."""
+    """Apply one fault after the other under load, then judge."""
     rng = scene.rng
     try:
         for fault in faults:
             scene.staff()
             before = scene.handled()
             scene.publish(messages)
-            # A moment by progress and a moment by time: anywhere in a batch, between sink and commit, or between two.
+            # A random progress, then a random time: anywhere in a batch, between sink and commit, or between batches.
             scene.wait_handled(before + rng.randrange(messages), "some results")
             threading.Event().wait(rng.uniform(0.0, 0.3))
             scene.fault(fault)
@@ -280,10 +280,10 @@ def _play(
 
 
 def _control(server: NatsServer, folder: Path, rng: random.Random, messages: int) -> HistoryVerdict:
-    """The same judge over ranges without a shuffle: it has to find inversions, or it proves nothing."""
+    """Ranges without a shuffle before the same judge: it must find inversions, or the proof proves nothing."""
     scene = _Scene(server, _made(folder), rng, _mode("ranges", "plain", "local[2]", messages, pauses=False))
     try:
-        scene.publish(messages)  # before the driver starts, so that one batch has them all
+        scene.publish(messages)  # before the driver starts, so that one batch contains all of them
         scene.staff(1)
         scene.wait_handled(scene.published, "the results of the control")
         return scene.verdict()

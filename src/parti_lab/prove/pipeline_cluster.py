@@ -23,7 +23,7 @@ _WORKERS = 2
 
 
 class StandaloneCluster:
-    """A master that two workers have joined. After `end` all three and everything below them are gone."""
+    """A master with two workers. After `end` all three and all their child processes have ended."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -39,7 +39,7 @@ class StandaloneCluster:
         return f"<StandaloneCluster {self.url} executors={len(self._executors())}>"
 
     def kill_executor(self, rng: random.Random) -> int:
-        """SIGKILL of one executor JVM; its worker starts another one."""
+        """SIGKILL of one executor JVM; its worker starts a new one."""
         executors = self._executors()
         return kill([rng.choice(executors)]) if executors else 0
 
@@ -102,14 +102,14 @@ class StandaloneCluster:
 
 
 def _read_on(log: IO[str]) -> None:
-    """Take the rest of a log, so that its writer never waits for a reader."""
+    """Read the rest of a log, so that its writer never blocks."""
     for _ in log:
         pass
 
 
 @contextlib.contextmanager
 def standalone(folder: Path) -> Iterator[StandaloneCluster]:
-    """A cluster for as long as the context lasts."""
+    """A cluster that runs while the context is entered."""
     folder.mkdir(parents=True, exist_ok=True)
     cluster = StandaloneCluster(folder)
     try:

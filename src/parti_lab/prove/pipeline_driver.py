@@ -1,10 +1,10 @@
-"""The process that `parti prove pipeline` kills, freezes and wakes: a Spark driver with one pipeline.
+"""The process that `parti prove pipeline` kills, freezes and resumes: a Spark driver with one pipeline.
 
     python -m parti_lab.prove.pipeline_driver '{"url": ..., "folder": ..., "plan": "fused", "handler": "async", ...}'
 
-It goes on until its standard input ends, or its pipeline fails (exit code 1). Every result says which message it came
-from, and who made it in which epoch. The plan `ranges` is the control: tasks handle the ranges that they read, without
-a shuffle, which is fast and wrong.
+It runs until its standard input ends, or its pipeline fails (exit code 1). Every result names its message, its owner
+and the owner's epoch. The plan `ranges` is the control: tasks handle the ranges that they read, without a shuffle,
+which is fast and wrong.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from parti.worker.message import Message
 
 NAME = "proof"
 PAUSE = "pause"
-"""In the folder of the proof: whoever runs the next batch stops behind its sinks and before its commit."""
+"""A file in the proof's folder: the driver of the next batch stops itself after its sinks and before its commit."""
 _RANGES = 2  # tasks of the control
 
 
 def result_of(message: Message) -> Emit:
-    """The number of the message, its partition, and under whose right it was handled."""
+    """The number of the message, its partition, and the owner and epoch that handled it."""
     lease = message.lease
     return Emit(b"%s %s %d %s" % (message.data, lease.partition.encode(), lease.epoch, message.worker_id.encode()))
 
@@ -46,7 +46,7 @@ def plain(message: Message) -> Emit:
 
 
 async def waiting(message: Message) -> Emit:
-    """A handler that waits, for a different time with each message."""
+    """A handler that waits, for a different time per message."""
     await asyncio.sleep(random.random() * 0.004)
     return result_of(message)
 
@@ -69,7 +69,7 @@ def main(config: dict[str, Any]) -> int:
             _ranges(spark, config, handler)
         else:
             _pipeline(config, handler).run(spark)
-    except Exception as error:  # Spark raises many kinds; whatever it was, the proof starts a new driver
+    except Exception as error:  # Spark raises many kinds; after any of them the proof starts a new driver
         _say({"failed": str(error)[-2000:]})
     return 1
 
@@ -92,7 +92,7 @@ def _pipeline(config: dict[str, Any], handler: Any) -> Pipeline:
 
 
 def _pausing(flag: Path) -> Any:
-    """A sink of outcomes that stops this process when the flag is there: all is stored, nothing is committed."""
+    """A sink of outcomes that stops this process if the flag exists: all is stored, nothing is committed."""
 
     def write(frame: Any, number: int) -> None:
         frame.write.format("noop").mode("append").save()
@@ -109,8 +109,8 @@ def _pausing(flag: Path) -> Any:
 def _ranges(spark: Any, config: dict[str, Any], handler: Any) -> None:
     """The control: each range goes from its reading task into the handler.
 
-    Spark promises no order of the tasks of a stage. That the later range comes first is one of the orders they may
-    have, and the only one here: left to the scheduler, a busy machine may run them one after the other and look right.
+    Spark promises no order of the tasks of a stage. "The later range first" is one of the possible orders, and the only
+    one here: left to the scheduler, a busy machine may run them one after the other, and the result looks right.
     """
     nats = ConnectOptions(servers=(config["url"],))
     sink = ResultSink(nats, config["sink"], f"{config['sink']}.{{key}}")
@@ -132,7 +132,7 @@ def _ranges(spark: Any, config: dict[str, Any], handler: Any) -> None:
 def _end_with_input() -> None:
     for _ in sys.stdin:
         pass
-    os._exit(0)  # the proof has ended, or died: Spark's own threads must not keep this process alive
+    os._exit(0)  # the proof has ended or crashed: Spark's threads must not keep this process alive
 
 
 def _say(message: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Driver processes of `parti prove pipeline`: started, killed, frozen and woken, with everything below them."""
+"""Driver processes of `parti prove pipeline`: started, killed, frozen and resumed, with all their child processes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from parti_lab.prove.spark_process import WITHIN, ProofBroken
 
 
 class PipelineDriver:
-    """One driver process. After `end` it and everything below it are gone."""
+    """One driver process. After `end` it and all its child processes have ended."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.failures: list[str] = []
         self.paused = threading.Event()
-        """It has stopped itself between the sink and the commit of a batch."""
+        """Set when the driver has stopped itself between the sink and the commit of a batch."""
         self._ready = threading.Event()
         self._log = (Path(config["folder"]) / "driver.log").open("ab")
         command = [sys.executable, "-m", "parti_lab.prove.pipeline_driver", json.dumps(config)]
@@ -47,7 +47,7 @@ class PipelineDriver:
         return self._process.poll() is None
 
     def wait_ready(self) -> None:
-        """After this returns, its Spark session runs."""
+        """After this returns, the driver's Spark session runs."""
         if not self._ready.wait(WITHIN) or not self.alive:
             raise ProofBroken(f"a pipeline driver did not start: {'; '.join(self.failures[-1:]) or 'see its log'}")
 
@@ -66,7 +66,7 @@ class PipelineDriver:
         return kill(rng.sample(workers, rng.randint(1, len(workers)))) if workers else 0
 
     def freeze(self) -> list[SeenEffect]:
-        """SIGSTOP of everything, the driver first; what to thaw."""
+        """SIGSTOP of the driver, then of its child processes; returns the processes to resume."""
         os.kill(self._process.pid, signal.SIGSTOP)
         frozen = below(self._process.pid)
         for process in frozen:
@@ -75,7 +75,7 @@ class PipelineDriver:
         return frozen
 
     def thaw(self, frozen: list[SeenEffect]) -> None:
-        """SIGCONT of everything that was frozen."""
+        """SIGCONT of all frozen processes."""
         for process in frozen:
             if is_alive(process):
                 os.kill(process.pid, signal.SIGCONT)
@@ -98,4 +98,4 @@ class PipelineDriver:
                 self.paused.set()
             elif "failed" in message:
                 self.failures.append(message["failed"])
-        self._ready.set()  # it ended: whoever waits must look
+        self._ready.set()  # the process ended: wake all waiters so that they check

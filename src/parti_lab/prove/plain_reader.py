@@ -1,6 +1,6 @@
-"""What a stream holds, read the plainest way there is: the leader is asked for one message after the other.
+"""The content of a stream, read in the simplest way: the leader is asked for one message after the other.
 
-Proofs judge the range reader by it, so that it shares no code with it: a socket, JSON, and no cleverness.
+Proofs compare the range reader with it. So the two share no code: this one has a socket, JSON, and nothing clever.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from urllib.parse import urlsplit
 
 from parti.errors import FatalError
 
-_PATIENCE = 60.0  # seconds; a cluster that has lost a node elects within a few
+_PATIENCE = 60.0  # seconds; a cluster that lost a node elects a leader within a few
 
 
 class PlainReadFailed(FatalError):
-    """The plain reader got no answer: the proof proves nothing."""
+    """The plain reader got no answer: the proof cannot judge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """One message as the stream's leader tells it."""
+    """One message as the stream's leader returns it."""
 
     sequence: int
     subject: str
@@ -36,7 +36,7 @@ class Plain:
 
 
 class PlainReader:
-    """One connection to whichever server of `urls` answers; for one thread."""
+    """One connection to the first server of `urls` that answers; for use in one thread."""
 
     def __init__(self, *urls: str, prefix: str = "$JS.API") -> None:
         self._urls = urls
@@ -46,7 +46,7 @@ class PlainReader:
         self._count = 0
 
     def messages(self, stream: str, first: int = 1, last: int | None = None) -> Iterator[Plain]:
-        """Everything from `first` to `last` that the leader holds, in order."""
+        """All messages from `first` to `last` that the leader stores, in order."""
         position = max(first, 1)
         while last is None or position <= last:
             answer = self.call(f"STREAM.MSG.GET.{stream}", {"seq": position, "next_by_subj": ">"})
@@ -63,7 +63,7 @@ class PlainReader:
         return self.call(f"STREAM.INFO.{stream}", {})
 
     def call(self, suffix: str, body: dict[str, Any]) -> dict[str, Any]:
-        """One API call, repeated until somebody answers it; refusals are returned as they are."""
+        """One API call, repeated until a server answers; refusals are returned unchanged."""
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:
@@ -75,7 +75,7 @@ class PlainReader:
                 self.close()
             if time.monotonic() > deadline:
                 raise PlainReadFailed(f"nobody answered {suffix} for {_PATIENCE:g} s")
-            time.sleep(0.05)  # an election, or a server that starts: nothing tells when it is over
+            time.sleep(0.05)  # an election, or a starting server: no event signals its end
 
     def close(self) -> None:
         if self._socket is not None:
@@ -147,7 +147,7 @@ def _plain(message: dict[str, Any]) -> Plain:
 
 
 def _microseconds(text: str) -> int:
-    """Since 1970, the rest cut off as Spark does; Go writes up to nine digits of a second and drops zeros."""
+    """Microseconds since 1970, truncated as Spark does; Go writes up to nine fractional digits and drops zeros."""
     seconds, _, fraction = text.removesuffix("Z").partition(".")
     whole = int(datetime.fromisoformat(f"{seconds}+00:00").timestamp())
     return whole * 1_000_000 + int(f"{fraction:0<6}"[:6] or 0)

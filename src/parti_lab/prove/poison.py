@@ -1,7 +1,7 @@
 """`parti prove poison`: messages that hang, kill, block or bloat every process that handles them.
 
-One after the other a poisonous message of each kind is published into a loaded fleet. It has to rest in the dead-letter
-stream after `max_deliver` lives, with a reason that says what it did; everything else is handled, in order, once.
+One poisonous message of each kind is published into a loaded fleet, one after the other. It must be a dead letter
+after `max_deliver` lives, with a reason that says what it did; all other messages are handled in order, once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _QUICK: Final = ("kill", "hang", "exit")
 
 @dataclass
 class Trial:
-    """What came of one fleet and its poisons."""
+    """The result of one fleet and its poisons."""
 
     name: str
     took: dict[str, float] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Trial:
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    """Every layout and kind of lane, or those that were asked for."""
+    """Try every layout and kind of lane, or the selected ones."""
     options = ctx.options
     rng = ctx.random()
     for name, words in (("layout", LAYOUTS), ("lanes", LANES), ("retention", RETENTIONS)):
@@ -129,7 +129,7 @@ async def _poisoned(scenario: TortureScenario, kinds: list[str]) -> Trial:
         for number, kind in enumerate(kinds):
             await _one(trial, fleet, traffic, letters, kind, fleet.partitions[number % len(fleet.partitions)])
             if trial.missing:
-                break  # it goes on doing harm: what comes after it would be judged for it
+                break  # it continues to do harm: later poisons would be blamed for it
         await traffic.stop()
         await _complete(ledger, letters)
         trial.lives = {kind_of(ledger, value): len(lives) for value, lives in sink.lives.items()}
@@ -140,7 +140,7 @@ async def _poisoned(scenario: TortureScenario, kinds: list[str]) -> Trial:
 async def _one(
     trial: Trial, fleet: TortureFleet, traffic: TortureTraffic, letters: WatchedLetters, kind: str, partition: str
 ) -> None:
-    """Publish one poison, and wait until it rests; everybody else has to be at work afterwards."""
+    """Publish one poison, and wait for its dead letter; afterwards all workers must be running."""
     ledger = fleet.ledger
     traffic.plant(partition, POISON + kind)
     began = time.monotonic()
@@ -175,7 +175,7 @@ async def _complete(ledger: TortureLedger, letters: WatchedLetters) -> None:
 
 
 def kind_of(ledger: TortureLedger, value: str) -> str:
-    """The poison that a message is; empty when it is none."""
+    """The kind of poison of a message; empty if it is none."""
     posted = ledger.posted.get(value)
     return posted.fate.removeprefix(POISON) if posted is not None and posted.fate.startswith(POISON) else ""
 
@@ -216,7 +216,7 @@ PROOF = Proof(
         "not_quarantined": "== 0",
         "wrong_reason": "== 0",
         "lives_max": f"<= {_MAX_DELIVER}",
-        # A process that is killed by a message it was never warned of could not say what it was at.
+        # A process killed by a message without any earlier sign could not record which message it was handling.
         "lives_any_max": f"<= {_MAX_DELIVER + 1}",
         "lost": "== 0",
         "inversions": "== 0",

@@ -16,12 +16,12 @@ from parti_lab.prove.torture_worker import Misbehaviour, TortureHandler, main
 
 POISON = "poison:"
 HARMS = ("exit", "kill", "hang", "base", "block", "memory")
-ANY = "any"  # another harm in each life
-_ROOM = 256 << 20  # bytes that a handler may eat before the system says no
+ANY = "any"  # a different harm in each life
+_ROOM = 256 << 20  # bytes that a handler may allocate before the system refuses
 
 
 class PoisonHandler(TortureHandler):
-    """Tells the sink of each life of a poisonous message, then does the harm that the message names."""
+    """Reports each life of a poisonous message to the sink, then does the harm that the message names."""
 
     async def __call__(self, message: Message) -> Outcome:
         unit, counter, fate = json.loads(message.data)
@@ -45,11 +45,11 @@ class PoisonHandler(TortureHandler):
             case "memory":
                 _eat()
             case _:
-                time.sleep(self.blocks)  # noqa: ASYNC251 - that is the harm
+                time.sleep(self.blocks)  # noqa: ASYNC251 - this is the harm
 
 
 def _eat() -> None:
-    """Take memory until there is none; the limit is this process's own, so that nobody else starves."""
+    """Allocate memory until it fails; the limit is for this process only, so that no other process starves."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + _ROOM, before[1]))

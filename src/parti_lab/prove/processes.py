@@ -1,4 +1,4 @@
-"""What a process that we started says, and finding and killing those below it (Linux, /proc)."""
+"""Reads the output of processes that we started, and finds and kills their descendants (Linux, /proc)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO, Any
 
 @dataclass(frozen=True, slots=True)
 class SeenEffect:
-    """A process as it was when we looked; `started` tells it from a later one with the same number."""
+    """A process as it was when we looked; `started` distinguishes it from a later one with the same pid."""
 
     pid: int
     parent: int
@@ -26,12 +26,12 @@ class SeenEffect:
 
     @property
     def is_python_worker(self) -> bool:
-        """One that runs tasks: forked by pyspark's daemon, which is its parent and has the same command."""
+        """Whether it runs tasks: it is forked by pyspark's daemon, which is its parent and has the same command."""
         return "pyspark.daemon" in self.command or "parti_lab.prove.delivery_daemon" in self.command
 
 
 def below(pid: int) -> list[SeenEffect]:
-    """The processes that descend from `pid`, parents before children; without `pid` itself."""
+    """The descendants of `pid`, parents before children; without `pid` itself."""
     everything = list(_all())
     found: list[SeenEffect] = []
     wave = {pid}
@@ -43,7 +43,7 @@ def below(pid: int) -> list[SeenEffect]:
 
 
 def kill(processes: Iterable[SeenEffect]) -> int:
-    """SIGKILL those that are still the processes we saw; returns how many were hit."""
+    """SIGKILL those that are still the same processes; returns how many were hit."""
     hit = 0
     for process in processes:
         if is_alive(process):
@@ -56,7 +56,7 @@ def kill(processes: Iterable[SeenEffect]) -> int:
 
 
 def is_alive(process: SeenEffect) -> bool:
-    """Whether this very process still runs."""
+    """Whether this same process still runs."""
     now = _look(Path("/proc") / str(process.pid))
     return now is not None and now.started == process.started
 
@@ -72,7 +72,7 @@ def _look(entry: Path) -> SeenEffect | None:
     try:
         stat = (entry / "stat").read_text()
         command = (entry / "cmdline").read_text(errors="replace")
-    except OSError:  # it ended meanwhile
+    except OSError:  # the process ended meanwhile
         return None
     fields = stat[stat.rindex(")") + 2 :].split()
     if fields[0] in "ZX":
@@ -81,7 +81,7 @@ def _look(entry: Path) -> SeenEffect | None:
 
 
 def json_lines(output: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """What a process says, one JSON object on each line, until it ends; what its libraries print is passed over."""
+    """The JSON objects that a process prints, one per line, until it ends; other output of its libraries is skipped."""
     for line in output:
         try:
             yield json.loads(line)

@@ -1,7 +1,7 @@
-"""`parti prove restart`: a whole fleet is stopped cleanly and started again. How long until every partition is at work?
+"""`parti prove restart`: a whole fleet is stopped cleanly and restarted. How long until all partitions have effects?
 
-With the windows and the TTL that users have by default. The clock starts when the last worker is up, and stops when
-every partition has had an effect since. Messages wait meanwhile: nothing is lost, repeated or reordered.
+It uses the default windows and TTL. The clock starts when the last worker is up, and stops when every partition has
+had an effect since then. Messages wait meanwhile: nothing is lost, repeated or reordered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DEFAULTS = {"cold_start_window": 10.0, "planned_scale_window": 2.0, "rebalance_
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    """Stop all at once, start all at once, a few times; every other time they say that they will be back."""
+    """Stop all at once, start all at once, a few times; every other time the workers announce that they will return."""
     options = ctx.options
     rounds = min(int(options["rounds"]), 2) if ctx.quick else int(options["rounds"])
     shape = HerdShape.of(options, control=_DEFAULTS)
@@ -47,7 +47,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
 
 
 async def _restart(group: Herd, *, returning: bool) -> tuple[float, float, float]:
-    """Seconds for all to stop, for all to be up, and from then until every partition is at work."""
+    """Seconds until all have stopped, until all are up, and from then until every partition has effects."""
     clock = group.clock
     began = clock.now()
     workers = group.running()

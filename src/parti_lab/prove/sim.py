@@ -1,6 +1,6 @@
-"""The shipped code in virtual time: whole clusters from seeds, and the promises checked after every effect.
+"""Simulates whole clusters of the shipped code in virtual time, from seeds; promises are checked after every effect.
 
-It says what of the shipped modules it executed, and breaks their rules one by one: each has to be noticed.
+It reports which lines of the shipped modules it ran, and breaks their rules one by one: each must be detected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _QUICK_RULES = 4
 
 
 def run(ctx: RunContext) -> dict[str, Figure]:
-    """Simulate seed, seed + 1, ...; tell the story of the first that breaks a promise."""
+    """Simulate seed, seed + 1, ...; print the history of the first that breaks a promise."""
     count = min(100, int(ctx.options["seeds"])) if ctx.quick else int(ctx.options["seeds"])
     failed: list[SimOutcome] = []
     totals: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Rules of the shipped code, each broken on purpose: a simulator that does not notice one of them proves nothing.
+"""Rules of the shipped code, each broken on purpose: a simulator that misses one of them proves nothing.
 
 Every entry changes code that production runs, and names the cluster in which that must show within `SEEDS` seeds.
 """
@@ -48,17 +48,17 @@ _INHERITED = object()  # the name is defined by a base class
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A rule that does not hold."""
+    """A rule that is broken on purpose."""
 
     name: str
     shape: ClusterShape
     apply: Callable[[Patch], None]
     plan: FaultPlan | None = None
-    """None: as the seed says."""
+    """None: the seed decides."""
 
     @contextlib.contextmanager
     def broken(self) -> Iterator[None]:
-        """While this lasts, the rule is broken in this process."""
+        """The rule is broken in this process while the context is entered."""
         before: list[tuple[object, str, object]] = []
 
         def patch(owner: object, name: str, value: object) -> None:
@@ -77,7 +77,7 @@ class Broken:
                     setattr(owner, name, value)
 
     def found(self, first: int = 0, seeds: int = SEEDS) -> SimOutcome | None:
-        """The first run from this seed on that breaks a promise because of it, and keeps them all without it."""
+        """The first run from this seed on that breaks a promise with the rule broken, and none with the rule intact."""
         for seed in range(first, first + seeds):
             with self.broken():
                 outcome = simulate(seed, shape=self.shape, plan=self.plan)
@@ -153,14 +153,14 @@ def _forgets_what_was(patch: Patch) -> None:
 
 def _no_rewind(patch: Patch) -> None:
     async def rewind(_mender: Mender) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     patch(Mender, "rewind", rewind)
 
 
 def _not_drained(patch: Patch) -> None:
     async def drained(_pool: LanePool, _state: PartitionState, _within: float) -> None:
-        """Nothing is waited for."""
+        """Wait for nothing."""
 
     patch(LanePool, "drained", drained)
 

@@ -1,4 +1,4 @@
-"""Which lines of the shipped modules a simulation ran: what it never executes, it proves nothing about."""
+"""Which lines of the shipped modules a simulation ran: it proves nothing about lines that it never runs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MODULES: Final = (
     *(f"worker.{name}" for name in ("lanes", "ledger", "mending", "resumed", "room", "session", "takeovers")),
     *(f"wire.{name}" for name in ("live", "pull")),
 )
-"""Those that carry the decisions about partitions and messages."""
+"""The modules that decide about partitions and messages."""
 
 _INTERNAL: Final = ("<lambda>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 
 def coverage(work: Callable[[], object]) -> dict[str, tuple[int, int]]:
-    """Module -> (lines that `work` ran, lines there are) inside of functions."""
+    """Module -> (lines that `work` ran, all lines), inside functions."""
     files = {_file(name): name for name in MODULES}
     seen: dict[str, set[int]] = {file: set() for file in files}
 
@@ -67,7 +67,7 @@ def _file(name: str) -> str:
 
 
 def _lines(code: CodeType, function: bool = False) -> Iterator[int]:
-    """Lines inside of functions; what is outside ran when the module was imported, and a repr is for people."""
+    """Lines inside functions; lines outside ran at import, and a repr is for people."""
     if function:
         yield from (line for _, _, line in code.co_lines() if line is not None and line != code.co_firstlineno)
     for inner in code.co_consts:

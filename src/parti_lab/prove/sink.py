@@ -1,7 +1,7 @@
-"""The sink of a proof: every effect arrives here, in the order in which it took effect, and is judged at once.
+"""The sink of a proof: receives every effect, in the order in which it took effect, and judges it at once.
 
-Worker processes reach it over a socket on loopback, so that a broken broker cannot hide an effect. With `fenced`, it
-does what a careful sink does: it refuses an effect whose epoch is below the highest it has seen for the partition.
+Worker processes connect over a loopback socket, so a broken broker cannot hide an effect. With `fenced`, the sink
+fences: it refuses an effect whose epoch is below the highest it has seen for the partition.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from parti.testing.history import Effect, History, HistoryVerdict
 from parti_lab.prove.asking import Answering, Asking
 
 Origin = tuple[int, float, int, float]
-"""The sequence of an effect's message, when that was stored, which attempt it was, and when its handler began."""
+"""The sequence of an effect's message, when it was stored, the number of the attempt, and when its handler began."""
 Record = Callable[[Effect, int, float, int, float], None]
 """Called with each accepted effect and its origin."""
-_GAPS = 200_000  # gaps kept: enough for percentiles of any run
+_GAPS = 200_000  # gaps kept, enough for the percentiles of any run
 
 
 class Sink(Answering):
-    """Accepts effects; `verdict()` says what was lost, repeated, out of order, doubly owned or stale."""
+    """Accepts effects; `verdict()` counts what was lost, repeated, out of order, doubly owned or stale."""
 
     def __init__(self, *, fenced: bool = False, record: Record | None = None) -> None:
         self.history = History()
         self._record = record
         self.refused = 0
         self.last: dict[str, tuple[float, str]] = {}
-        """Partition -> when its last effect came, and from whom."""
+        """Partition -> time and owner of its last effect."""
         self.moved: deque[float] = deque(maxlen=_GAPS)
         """Seconds between the last effect of one owner and the first of the next."""
         self.steady: deque[float] = deque(maxlen=_GAPS)
@@ -48,7 +48,7 @@ class Sink(Answering):
         return self.effect(Effect(*effect), origin)
 
     def effect(self, effect: Effect, origin: Origin | None = None) -> bool:
-        """Take one effect; False when it is refused as stale."""
+        """Accept one effect; False if it is refused as stale."""
         partition, owner, epoch = effect.partition, effect.owner, effect.epoch
         if self._fenced and epoch < self._newest.get(partition, 0):
             self.refused += 1
@@ -71,7 +71,7 @@ class Sink(Answering):
         return self.history.verdict()
 
     async def complete(self, timeout: float) -> HistoryVerdict:
-        """Wait until nothing is missing, or for as long as `timeout`; then judge."""
+        """Wait until nothing is missing, at most `timeout` seconds; then judge."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while self.verdict().lost:
@@ -83,14 +83,14 @@ class Sink(Answering):
 
 
 class SinkClient(Asking):
-    """The handler's end: `effect` returns when the sink has taken or refused it."""
+    """The handler's side: `effect` returns when the sink has accepted or refused it."""
 
     async def effect(self, effect: Effect, origin: Origin | None = None) -> bool:
         return await self.ask(astuple(effect), origin)
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value below which this share of them lies; 0 when there are none."""
+    """The value below which this share of the values lies; 0 if there are none."""
     if not values:
         return 0.0
     ordered = sorted(values)

@@ -1,14 +1,14 @@
-"""`parti prove spark`: a Spark driver or its workers are killed at random moments, and nothing is lost or doubled.
+"""`parti prove spark`: a Spark driver or its workers are killed at random moments; nothing is lost or duplicated.
 
-Real processes on a real server. Messages are published all the while; one query of the driver writes them to Parquet,
-another publishes them to a second stream. In each trial either the driver (JVM and Python) or some of its task workers
-get SIGKILL while batches are under way; a dead driver is started again on the same checkpoints. After each trial the
-Parquet table must equal the input exactly and the second stream must hold each message once, in order for each subject.
-At the end ranges of the input are read several times in several ways, and have to be the same bytes.
+Real processes on a real server. Messages are published all the time; one query of the driver writes them to Parquet,
+another publishes them to a second stream. In each trial either the driver (JVM and Python) or some of its task
+workers get SIGKILL during a batch; a dead driver is restarted on the same checkpoints. After each trial the Parquet
+table must equal the input exactly, and the second stream must hold each message once, in order for each subject.
+At the end ranges of the input are read several times in several ways, and must give the same bytes.
 
-Then come generated cases (`spark_generated`): streams, readers and faults that are drawn, each judged against a plain
-reader that asks the leader for one message after the other. A case that fails is named in the log; run it again with
-the same `--seed` and `--first-case`.
+Then come generated cases (`spark_generated`): streams, readers and faults are drawn, and each case is judged against
+a plain reader that asks the leader for one message after the other. The log names a case that fails; run it again
+with the same `--seed` and `--first-case`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KEYS = 20
 
 
 class SparkExperiment:
-    """The streams, what was put into them, and what came out."""
+    """The streams, their input and their output."""
 
     def __init__(self, options: ConnectOptions, folder: Path, rng: random.Random) -> None:
         self.options = options
@@ -53,7 +53,7 @@ class SparkExperiment:
         self._published = 0
 
     def publish(self, count: int) -> None:
-        """Put more messages into the input; their payloads are random bytes behind a number."""
+        """Publish `count` more messages to the input; each payload is a number followed by random bytes."""
         numbers = range(self._published, self._published + count)
         values = [b"%d " % number + self.rng.randbytes(self.rng.randint(0, 200)) for number in numbers]
         subjects = [f"{SOURCE}.k{self.rng.randrange(_KEYS)}" for _ in numbers]
@@ -71,7 +71,7 @@ class SparkExperiment:
         return self._reader.state(SINK).messages
 
     def wait_copied(self, at_least: int, driver: Driver) -> None:
-        """Return when the second stream holds so many; a driver that ended meanwhile is started again."""
+        """Return when the second stream holds `at_least` messages; a driver that ends meanwhile is restarted."""
         driver.wait_for(lambda: self.copied, at_least, f"messages in {SINK}")
 
     def wait_parquet(self, driver: Driver) -> None:
@@ -83,7 +83,7 @@ class SparkExperiment:
         driver.wait_for(rows, len(self.expected), "rows in Parquet")
 
     def check(self) -> Counter[str]:
-        """What is wrong with the outputs; empty when nothing is."""
+        """Counts of what is wrong with the outputs; empty if nothing is."""
         wrong: Counter[str] = Counter()
         rows = [row for path in self._files() for row in pq.ParquetFile(path).read().to_pylist()]
         found = Counter(row["sequence"] for row in rows)
@@ -101,7 +101,7 @@ class SparkExperiment:
         return wrong
 
     def replays(self, driver: Driver, ranges: int) -> int:
-        """How many reads of the same range differ: by consumer, by Direct Get, twice each, and twice by Spark."""
+        """How many reads of the same range differ: by consumer and by Direct Get, twice each, and twice by Spark."""
         differ = 0
         for _ in range(ranges):
             first = self.rng.randint(1, len(self.expected))
@@ -125,7 +125,7 @@ class SparkExperiment:
             yield from zip(batch.column("subject").to_pylist(), batch.column("data").to_pylist(), strict=True)
 
     def _files(self) -> list[Path]:
-        """The files that belong to the table: those of its commit log, as any reader of it goes by."""
+        """The files of the table: those in its commit log, which every reader of the table uses."""
         log = self.folder / "parquet" / "_spark_metadata"
         commits = [path for path in log.glob("[0-9]*") if not path.name.endswith(".tmp")] if log.exists() else []
         compact = max((int(path.stem) for path in commits if path.suffix == ".compact"), default=-1)
@@ -138,7 +138,7 @@ class SparkExperiment:
 
 
 def _inversions(stored: list[tuple[str, bytes]]) -> int:
-    """Messages that stand behind a later one of their subject."""
+    """Messages stored after a later one of their subject."""
     highest: dict[str, int] = {}
     wrong = 0
     for subject, value in stored:
@@ -149,7 +149,7 @@ def _inversions(stored: list[tuple[str, bytes]]) -> int:
 
 
 def run(ctx: RunContext) -> dict[str, Figure]:
-    """Trial after trial on one pair of checkpoints; the figures count what went wrong in any of them."""
+    """Run all trials on one pair of checkpoints; the figures count what went wrong in any of them."""
     trials = min(int(ctx.options["trials"]), 2) if ctx.quick else int(ctx.options["trials"])
     if not trials:
         return {**dict.fromkeys(_WRONG, 0), **_generated(ctx)}
@@ -187,7 +187,7 @@ def run(ctx: RunContext) -> dict[str, Figure]:
 
 
 def _generated(ctx: RunContext) -> dict[str, int]:
-    """Cases played in this process, and cases on a real Spark: both counted together."""
+    """Cases played in this process and cases on a real Spark, counted together."""
     from parti_lab.prove.spark_generated import case_driver, run_cases  # Spark is an extra
 
     played, staged = int(ctx.options["cases"]), int(ctx.options["spark_cases"])
@@ -207,7 +207,7 @@ def _trial(
     driver.ensure()
     before = experiment.copied
     experiment.publish(messages)
-    # A moment by progress and a moment by time: anywhere in a batch, between two, or while a driver still starts.
+    # A random progress, then a random time: anywhere in a batch, between batches, or while a driver still starts.
     experiment.wait_copied(before + rng.randrange(messages), driver)
     threading.Event().wait(rng.uniform(0.0, 0.4))
     if trial % 2 or rng.random() < 0.2:
@@ -220,7 +220,7 @@ def _trial(
 
 
 def _open_batches(folder: Path) -> int:
-    """Batches whose offsets are in a checkpoint and whose commit is not: the next driver runs them again."""
+    """Batches with offsets but no commit in a checkpoint: the next driver runs them again."""
     found = 0
     for checkpoint in folder.glob("check-*"):
         planned, done = ({path.name for path in (checkpoint / kind).glob("[0-9]*")} for kind in ("offsets", "commits"))

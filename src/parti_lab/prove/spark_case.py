@@ -1,6 +1,6 @@
-"""The generator of `parti prove spark`: which stream, what happens to it, who reads it how. Pure: a seed is a case.
+"""The generator of `parti prove spark`: the stream, its changes, its reader and its options. Pure: a seed is a case.
 
-Each part is drawn by itself, so that combinations come up that nobody thought of. A case that fails is repeated with
+Each part is drawn independently, so combinations come up that nobody thought of. A case that fails is repeated with
 `--seed` and `--case`.
 """
 
@@ -15,8 +15,8 @@ Sizes = Literal["tiny", "mixed", "large"]
 
 FEATURES = ("headers", "odd", "ttl", "counter", "schedule", "per_subject", "compressed", "sealed", "sequence")
 FAULTS = {"none": 4, "workers": 5, "driver": 1, "server": 5, "leader": 5}
-"""Nothing; SIGKILL of task workers; of the driver and its JVM; of the server; a step-down of the stream's leader. And
-how often each is drawn: a new driver costs as much as ten cases that share one."""
+"""Nothing; SIGKILL of task workers; of the driver and its JVM; of the server; a step-down of the stream's leader. The
+number is the weight of each: a new driver costs as much as ten cases that share one."""
 WRONG = (
     "missing",
     "silent",
@@ -28,13 +28,13 @@ WRONG = (
     "replays_that_differ",
     "raised",
 )
-"""What a verdict may find: a message that is there did not come; one went unread and nobody said so; it came twice, or
-changed, or was never there; a loss that was none; one told with wrong numbers; a replay that differs; an error."""
+"""The possible findings: a stored message was not read; a loss was not reported; a message came twice, was changed, or
+never existed; a false loss; a loss with wrong numbers; a replay that differs; an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Something that is done to the stream; `share` is of its messages, `count` a number."""
+    """One change of the stream; `share` is a fraction of its messages, `count` a number."""
 
     name: str
     share: float = 0.0
@@ -46,7 +46,7 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """The stream that is read, and what rests in it when the reader comes."""
+    """The stream that is read, and its content when the reader starts."""
 
     kind: Kind
     retention: str
@@ -58,13 +58,13 @@ class StreamPlan:
     sizes: Sizes
     features: frozenset[str]
     mirrors: tuple[str, ...]
-    """Mirrors of it, which answer Direct Get in its name: `full`, `filtered`; what is deleted stays in them."""
+    """Its mirrors, which answer Direct Get in its name: `full`, `filtered`; they keep messages deleted from it."""
     acts: tuple[Act, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderPlan:
-    """Who reads, and what happens meanwhile: acts by the step before which they are done."""
+    """The reader, and what happens meanwhile: acts by the step that they precede."""
 
     streaming: bool
     trigger: Literal["now", "once", "processing"]
@@ -73,16 +73,16 @@ class ReaderPlan:
     start: Literal["earliest", "sequence", "timestamp"]
     acts: tuple[tuple[int, Act], ...]
     crashes: tuple[int, ...]
-    """Batches after which the driver is gone before it could commit them."""
+    """Batches after which the driver crashes before it commits them."""
     retries: int
-    """Of how many in a hundred tasks the first try is thrown away."""
+    """Percentage of tasks whose first try is thrown away."""
     fault: str
-    """What breaks meanwhile, on a real Spark: see `FAULTS`."""
+    """The fault during the read, on a real Spark: see `FAULTS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case; `number` with the run's seed gives it again."""
+    """One case, reproducible from the run's seed and its `number`."""
 
     number: int
     stream: StreamPlan
@@ -101,7 +101,7 @@ class Case:
 
 
 def draw(seed: int, number: int, *, replicas: int = 1) -> Case:
-    """The case of this number; the same for the same seed."""
+    """The case of this number; equal seeds give equal cases."""
     rng = random.Random(f"{seed}:{number}")
     stream = _stream(rng, replicas)
     return Case(number, stream, _reader(rng, stream))
@@ -114,10 +114,10 @@ def _stream(rng: random.Random, replicas: int) -> StreamPlan:
     if kind != "plain" or retention != "limits":
         some -= {"sealed", "ttl", "counter", "schedule", "per_subject"}
     if "counter" in some:
-        some -= {"ttl", "schedule", "headers", "sealed"}  # a sealed one refuses new messages, a counter may not
+        some -= {"ttl", "schedule", "headers", "sealed"}  # a sealed stream refuses messages, a counter must not
     if "sealed" in some:
-        some -= {"schedule"}  # for the same reason
-    # A mirror of a work queue takes its messages out of it: then nobody could say what a reader has to see.
+        some -= {"schedule"}  # for the same reason as above
+    # A mirror of a work queue removes messages from it: then the expected content of a read is unknown.
     mirrors = 0 if retention == "workqueue" else rng.choice((0, 1, 2))
     messages = rng.choice((0, 1, 7, 200, 499, 501, 900, 900, 2_500, 2_500))
     return StreamPlan(
@@ -165,7 +165,7 @@ def _reader(rng: random.Random, stream: StreamPlan) -> ReaderPlan:
     if streaming and rng.random() < 0.5:
         options["maxOffsetsPerTrigger"] = rng.choice((25 if stream.messages < 100 else 250, 1_000, 60_000))
     elif streaming and rng.random() < 0.4:
-        # Never thousands of batches: each is a job for Spark.
+        # Never thousands of batches: each one is a Spark job.
         sizes = ("200KB", "2MB", "20MB") if stream.sizes == "large" else ("20KB", "200KB", "2MB")
         options["maxBytesPerTrigger"] = rng.choice(sizes)
     options["failOnDataLoss"] = "true" if rng.random() < 0.6 else "false"
@@ -175,7 +175,7 @@ def _reader(rng: random.Random, stream: StreamPlan) -> ReaderPlan:
         names += ("remake",) * 6
     if "sealed" in stream.features or stream.kind != "plain":
         names = ()
-    # A stream in the memory of one server does not outlive it. A replicated mirror of a stream with gaps may have no
+    # A memory stream on one server does not survive its restart. A replicated mirror of a stream with gaps may have no
     # leader any more after an election ("expected sequence does not match store", nats-server 2.15.1).
     mortal = stream.storage == "memory" if stream.replicas == 1 else stream.kind in ("mirror", "filtered")
     faults = [name for name in FAULTS if not (mortal and name in ("server", "leader"))]

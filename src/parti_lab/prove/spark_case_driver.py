@@ -2,9 +2,9 @@
 
     python -m parti_lab.prove.spark_case_driver '{"folder": ...}'
 
-It reads jobs from standard input, one JSON line each, and answers each with a line: how many files hold the result,
-or what failed. A streaming query writes each batch into a folder of its own, so that a batch that is run again
-replaces what it wrote before.
+It reads jobs from standard input, one JSON line each, and answers each with one line: the number of files with the
+result, or the error. A streaming query writes each batch into its own folder, so a batch that runs again replaces
+its earlier output.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(config: dict[str, Any]) -> None:
         try:
             (_stream if job["streaming"] else _batch)(spark, job)
             _say({"answer": job["id"], "error": ""})
-        except Exception as error:  # Spark raises many kinds; the proof judges by what is in the message
+        except Exception as error:  # Spark raises many kinds; the proof judges by the message
             _say({"answer": job["id"], "error": str(error)})
 
 

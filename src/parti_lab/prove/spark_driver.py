@@ -2,9 +2,9 @@
 
     python -m parti_lab.prove.spark_driver '{"url": ..., "folder": ..., "source": ..., "sink": ..., "per_trigger": 400}'
 
-One query writes Parquet, the other publishes to a second stream. It goes on from its checkpoints, and starts a query
-that failed again, until its standard input ends. A line `{"replay": [first, last]}` on standard input is answered
-on standard output with the hash of that range, read anew.
+One query writes Parquet, the other publishes to a second stream. The driver continues from its checkpoints, and
+restarts a failed query, until its standard input ends. A line `{"replay": [first, last]}` on standard input is
+answered on standard output with the hash of that range, read again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRIES = 5
 
 
 def digest(rows: Iterable[tuple[Any, ...]]) -> str:
-    """The hash of rows in their order; equal only for equal bytes in each of them."""
+    """The hash of the rows in their order; equal only if all bytes of all rows are equal."""
     found = hashlib.blake2b(digest_size=16)
     for row in rows:
         found.update(repr(row).encode())
@@ -52,7 +52,7 @@ def main(config: dict[str, Any]) -> None:
         _say({"ready": True})
         try:
             spark.streams.awaitAnyTermination()
-        except Exception as error:  # Spark raises many kinds here; as any supervisor would, start the query again
+        except Exception as error:  # Spark raises many kinds here; restart the query, as any supervisor would
             _say({"failed": str(error)[-2000:]})
         spark.streams.resetTerminated()
 
@@ -63,7 +63,7 @@ def _source(spark: Any, config: dict[str, Any], **more: Any) -> Any:
 
 
 def _parquet(spark: Any, config: dict[str, Any]) -> Any:
-    """Two tasks a batch, so that one may be done when the other dies."""
+    """Two tasks per batch, so that one may be done when the other dies."""
     rows = _source(spark, config, minRecordsPerPartition=config["per_trigger"] // 2)
     writer = rows.select("sequence", "subject", "value").writeStream.format("parquet")
     folder = config["folder"]
@@ -71,7 +71,7 @@ def _parquet(spark: Any, config: dict[str, Any]) -> Any:
 
 
 def _copy(spark: Any, config: dict[str, Any]) -> Any:
-    """One task a batch, which keeps the order."""
+    """One task per batch, which keeps the order."""
     subject = f"concat('{config['sink']}.', split_part(subject, '.', 2)) AS subject"
     writer = _source(spark, config).selectExpr("value", subject).writeStream.format("jetstream")
     writer = writer.options(servers=config["url"], stream=config["sink"])
@@ -79,7 +79,7 @@ def _copy(spark: Any, config: dict[str, Any]) -> Any:
 
 
 def _wait_initialized(query: Any) -> None:
-    """One after the other: Spark gives the Python process of a source 10 s to start, too few on a busy machine."""
+    """Start queries one by one: Spark gives a source's Python process 10 s to start, too few on a busy machine."""
 
     def done() -> bool:
         return not query.isActive or "Initializing" not in query.status["message"]
@@ -94,9 +94,9 @@ def _obey(spark: Any, config: dict[str, Any]) -> None:
             try:
                 _say({"replay": _replay(spark, config, first, last)})
                 break
-            except Exception as error:  # a read that fails differs from none; see _wait_initialized for why it may
+            except Exception as error:  # a failed read is no difference; _wait_initialized says why it may fail
                 _say({"failed": str(error)[-2000:]})
-    os._exit(0)  # the proof has ended, or died: Spark's own threads must not keep this process alive
+    os._exit(0)  # the proof has ended or crashed: Spark's threads must not keep this process alive
 
 
 def _replay(spark: Any, config: dict[str, Any], first: int, last: int) -> str:

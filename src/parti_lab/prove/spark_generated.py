@@ -1,7 +1,7 @@
 """Generated cases of `parti prove spark`: drawn, played, judged against the plain reader.
 
-Half of what can go wrong is in the readers, and they are asked directly, hundreds of times; some cases run on a real
-Spark with real kills.
+Half of the possible errors are in the readers, so most cases call the readers directly, hundreds of times; some
+cases run on a real Spark with real kills.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ log = get_logger("prove.spark")
 
 
 class OneServer:
-    """A single server, which has no other leader to step down for."""
+    """A single server, without another leader to step down for."""
 
     def __init__(self, server: NatsServer) -> None:
         self._server = server
 
-    def restart(self, stream: str) -> None:  # noqa: ARG002 - the protocol's
+    def restart(self, stream: str) -> None:  # noqa: ARG002 - the protocol's signature
         self._server.kill()
         self._server.start()
 
@@ -42,7 +42,7 @@ class OneServer:
 
 
 class ThreeServers:
-    """A cluster: one node, any of them, is killed and comes back, or a leader steps down."""
+    """A cluster: any one node is killed and restarted, or a leader steps down."""
 
     def __init__(self, cluster: NatsCluster, seed: int) -> None:
         self._cluster = cluster
@@ -52,7 +52,7 @@ class ThreeServers:
         self._cluster.wait_for_leader(stream)
         node = self._rng.randrange(len(self._cluster.urls))
         self._cluster.kill(node)
-        # A mirror of a stream with gaps may stay without a leader (see `spark_case`): only this stream has to have one.
+        # A mirror of a stream with gaps may stay without a leader (see `spark_case`): only this stream needs one.
         self._cluster.restart(node, wait=False)
         self._cluster.wait_for_leader(stream)
 
@@ -64,7 +64,7 @@ class ThreeServers:
 def run_cases(
     ctx: RunContext, *, cases: int, first: int = 0, replicas: int = 1, driver: CaseDriver | None = None
 ) -> Counter[str]:
-    """Play so many cases; the figures count cases by what was wrong with them. With a `driver` on a real Spark."""
+    """Play the cases; the figures count cases by their findings. With a `driver`, on a real Spark."""
     figures: Counter[str] = Counter(dict.fromkeys((f"cases_{kind}" for kind in WRONG), 0))
     where = "on Spark" if driver is not None else "played"
     with _servers(replicas, ctx.seed) as (urls, servers), ctx.progress(f"cases {where}", total=cases) as advance:
@@ -118,7 +118,7 @@ def _servers(replicas: int, seed: int) -> Iterator[tuple[tuple[str, ...], SparkS
 
 @contextlib.contextmanager
 def case_driver(folder: Path) -> Iterator[CaseDriver]:
-    """The Spark of the cases, gone afterwards."""
+    """The Spark driver of the cases; it ends with the context."""
     driver = CaseDriver(folder)
     try:
         yield driver

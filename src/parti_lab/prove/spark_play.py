@@ -1,7 +1,7 @@
-"""Spark's part played in this process: the readers are asked and copied exactly as Spark's driver and executors do.
+"""Plays Spark in this process: calls and copies the readers exactly as Spark's driver and executors do.
 
-It takes milliseconds where Spark takes seconds, so that hundreds of generated cases can be played; the same cases run
-on a real Spark as well (`spark_generated`).
+This takes milliseconds where Spark takes seconds, so hundreds of generated cases can be played; the same cases also
+run on a real Spark (`spark_generated`).
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ SCHEMA = StructType(
         ),
     ]
 )
-_TRIES = 4  # of a task, as parti's session has it
+_TRIES = 4  # of a task, as in parti's session
 _MOST_BATCHES = 3_000
 
 
 @dataclass(slots=True)
 class Task:
-    """One task as it ended well."""
+    """One task that succeeded."""
 
     after: int
     to: int
     began: int
-    """The world's step when its last try began."""
+    """The world's step at which its last try began."""
     open_start: bool
-    """Whether it was to begin wherever the stream did when it began."""
+    """Whether it had to begin at the first message that the stream held at that time."""
     first: int
-    """The first sequence that came, or its end where none did."""
+    """The first sequence that was read, or its end if none was."""
 
 
 @dataclass(slots=True)
 class PlayOutcome:
-    """What came out of a query, and what it said about losses."""
+    """The result of a query, and the losses that it reported."""
 
     rows: list[Plain] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
@@ -77,13 +77,13 @@ class PlayOutcome:
     """Ranges that were reported as lost, both ends included."""
     failures: list[DataLoss] = field(default_factory=list)
     tasks_follow: bool = True
-    """Whether the query went on after a failure: a batch does not, and then has no result."""
+    """Whether the query continued after a failure: a batch does not, and then has no result."""
     open_start: bool = True
-    """Whether the query was to begin wherever the stream did; for a query without tasks."""
+    """Whether the query had to begin at the stream's first message; for a query without tasks."""
     tolerant: bool = False
-    """Whether losses were allowed, and told where nobody looks: in the logs of Spark's workers."""
+    """Whether losses were allowed, and only reported in the logs of Spark's workers, which the proof does not read."""
     differing: int = 0
-    """Batches whose replay was another one although the stream had not changed."""
+    """Batches whose replay differed although the stream had not changed."""
 
 
 class Play:
@@ -142,7 +142,7 @@ class Play:
         if self.case.reader.trigger == "now":
             reader.prepareForTriggerAvailableNow()
         limit = ReadAllAvailable() if self.case.reader.trigger == "once" else reader.getDefaultReadLimit()
-        end: dict[str, Any] | None = None  # as in Spark's log of offsets: planned, and not done
+        end: dict[str, Any] | None = None  # as in Spark's offset log: planned and not committed
         while number < _MOST_BATCHES:
             try:
                 if end is None:
@@ -166,7 +166,7 @@ class Play:
                     raise
                 self.outcome.failures.append(loss)
                 tolerant = True
-                reader = self._reader(tolerant=True)  # as a user would go on: the same checkpoint, losses allowed
+                reader = self._reader(tolerant=True)  # as a user would continue: the same checkpoint, losses allowed
                 start = reader.initialOffset() if fresh else start
                 continue
             self.outcome.rows += rows
@@ -185,8 +185,8 @@ class Play:
         return [row for part in parts for row in self._task(remote, part, again=again)]
 
     def _task(self, reader: Any, part: Any, *, again: bool = False) -> list[Plain]:
-        """One task, as an executor runs it: on copies, and again when it failed."""
-        part = pickle.loads(pickle.dumps(part))  # noqa: S301 - our own, as Spark sends it
+        """Run one task as an executor does: on copies, and again if it failed."""
+        part = pickle.loads(pickle.dumps(part))  # noqa: S301 - our own data, as Spark sends it
         for left in reversed(range(_TRIES)):
             if not again:
                 self._step()
@@ -199,7 +199,7 @@ class Play:
                     raise
                 continue
             if left and self.rng.randrange(100) < self.case.reader.retries:
-                continue  # an executor that was lost after its work: nothing of it counts
+                continue  # the executor was lost after its work, which does not count
             self.outcome.tasks.append(
                 Task(part.after, part.to, began, part.open_start, rows[0].sequence if rows else part.to + 1)
             )
@@ -215,7 +215,7 @@ class Play:
 
 
 def starting(case: Case, world: SparkWorld, url: str, rng: random.Random) -> dict[str, str]:
-    """The options of the case's reader, with a start among what is there."""
+    """The options of the case's reader, with a start within the stream's content."""
     given = {"servers": url, "stream": world.name, **case.reader.options}
     if case.reader.filtered:
         given["subjects"] = ",".join(world.filters)
@@ -229,7 +229,7 @@ def starting(case: Case, world: SparkWorld, url: str, rng: random.Random) -> dic
 
 
 def plain_rows(batch: pa.RecordBatch | pa.Table) -> list[Plain]:
-    """The rows of a data frame in the plain reader's words."""
+    """The rows of a data frame in the plain reader's form."""
     return [
         Plain(
             sequence=row["sequence"],

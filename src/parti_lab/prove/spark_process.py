@@ -1,4 +1,4 @@
-"""The driver process of `parti prove spark`: started, killed, started again."""
+"""The driver process of `parti prove spark`: started, killed, restarted."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ WITHIN = 300.0  # seconds without any progress, on a loaded machine; a cold star
 
 
 class ProofBroken(FatalError):
-    """The experiment itself did not work, so that it proves nothing: see the message."""
+    """The experiment itself failed, so it proves nothing: see the message."""
 
 
 class Driver:
-    """The driver process, started anew after each death; its checkpoints stay."""
+    """The driver process, restarted after each death; its checkpoints stay."""
 
     module = "parti_lab.prove.spark_driver"
 
@@ -61,7 +61,7 @@ class Driver:
         return self._process.pid
 
     def kill(self) -> int:
-        """SIGKILL of the JVM and of the Python process that started it; what they leave behind ends by itself."""
+        """SIGKILL of the JVM and of the Python process that started it; their child processes end by themselves."""
         assert self._process is not None
         tree = below(self.pid)
         hit = kill(process for process in tree if process.is_java)
@@ -70,14 +70,14 @@ class Driver:
         return hit + 1
 
     def kill_workers(self, rng: random.Random) -> int:
-        """SIGKILL of some processes that run tasks, at least one if there is any."""
+        """SIGKILL of some processes that run tasks, at least one if there are any."""
         workers = _task_workers(below(self.pid))
         return kill(rng.sample(workers, rng.randint(1, len(workers)))) if workers else 0
 
     def wait_for(self, count: Callable[[], int], at_least: int, what: str) -> None:
-        """Return when `count` has come so far. A driver that ends is started again; one that stands still is an error.
+        """Return when `count` has reached `at_least`. A driver that ends is restarted; one that stalls is an error.
 
-        Only standing still counts: on a busy machine each step may take long, and is no failure.
+        Only a stall is an error: on a busy machine each step may take long, which is no failure.
         """
         seen = -1
         while seen < at_least:
@@ -97,7 +97,7 @@ class Driver:
             seen = count()
 
     def submit(self, job: dict[str, Any]) -> None:
-        """Hand a job to the process that runs."""
+        """Send a job to the running process."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job).encode() + b"\n")
@@ -112,10 +112,10 @@ class Driver:
         return self._answers[-1]
 
     def _heard(self, message: dict[str, Any]) -> None:
-        """Something that this kind of driver does not say."""
+        """Handle a message that only other kinds of drivers send."""
 
     def end(self) -> None:
-        """After this returns, the process and everything below it are gone."""
+        """After this returns, the process and all its child processes have ended."""
         if self._process is None:
             return
         tree = below(self.pid)
@@ -142,7 +142,7 @@ class Driver:
                 self.failures.append(message["failed"])
             else:
                 self._heard(message)
-        self._ready.set()  # it ended: whoever waits must look
+        self._ready.set()  # the process ended: wake all waiters so that they check
 
 
 def _task_workers(tree: list[SeenEffect]) -> list[SeenEffect]:

@@ -1,4 +1,4 @@
-"""A generated case on a real Spark: its own driver process, real kills, and the result as files."""
+"""A generated case on a real Spark: its own driver process, real kills, and the result in files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NUMBERS = re.compile(r"sequences? (\d+)(?: to (\d+))?")
 
 
 class SparkServers(Protocol):
-    """What the faults of a case need of the servers."""
+    """The operations on servers that the faults of a case need."""
 
     def restart(self, stream: str) -> None: ...
 
@@ -54,9 +54,9 @@ class CaseDriver(Driver):
         super().submit(job)
 
     def wait(self, word: str, number: int, folder: Path) -> dict[str, Any] | None:
-        """The message with this word about the job, or its answer; None when the process ended before.
+        """The message of this kind about the job, or its answer; None if the process ended before.
 
-        Only standing still is an error: a query of a thousand small batches takes long on a busy machine.
+        Only a stall is an error: a query of a thousand small batches takes long on a busy machine.
         """
         seen, deadline = -1, 0.0
         while (done := sum(1 for _ in folder.glob("checkpoint/commits/*"))) > seen or time.monotonic() < deadline:
@@ -73,7 +73,7 @@ class CaseDriver(Driver):
 
 
 class SparkStage:
-    """Plays one case on the driver; `faults` says how many of each kind were done."""
+    """Plays one case on the driver; `faults` counts the faults by kind."""
 
     def __init__(
         self, case: Case, world: SparkWorld, url: str, seed: int, driver: CaseDriver, servers: SparkServers
@@ -113,10 +113,10 @@ class SparkStage:
             if answer is not None and not answer["error"]:
                 break
             if answer is None:
-                continue  # killed: the same job once more, on the same checkpoint
+                continue  # killed: run the same job again, on the same checkpoint
             if not _LOST.search(answer["error"]):
                 if self.faults and self.case.reader.fault == "workers":
-                    continue  # Spark plans in a Python worker too: without it a query fails, and is run again
+                    continue  # Spark also plans in a Python worker: without it the query fails, and is run again
                 raise ProofBroken(f"the query failed: {answer['error'][:1500]}")
             outcome.failures.append(_loss(self.world.name, answer["error"]))
             if not self.case.reader.streaming:
@@ -151,7 +151,7 @@ class SparkStage:
         return "none"
 
     def _end(self, last: int) -> int:
-        """The last sequence that the query has to have read: what its checkpoint says, or what was there."""
+        """The last sequence that the query must have read: from its checkpoint, or the last one stored."""
         logs = sorted((self._folder / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
         if not logs:
             return 0 if self.case.reader.streaming else last
@@ -167,7 +167,7 @@ def _state(given: dict[str, str]) -> Any:
 
 
 def _begin(given: dict[str, str], first: int, world: SparkWorld) -> int:
-    """The sequence behind which the query has to begin."""
+    """The sequence after which the query must begin."""
     start = given.get("startingOffsets", "earliest")
     if (moment := given.get("startingTimestamp")) is not None:
         since = int(moment) * 1_000

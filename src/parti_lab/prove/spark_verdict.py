@@ -1,4 +1,4 @@
-"""The verdict on a generated case: what came out beside what the leader says was there."""
+"""The verdict on a generated case: compares the output with the content that the leader reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parti_lab.prove.spark_world import SparkWorld
 
 @dataclass(slots=True)
 class CaseVerdict:
-    """How often which promise was broken, and the first example of each."""
+    """How often each promise was broken, and the first example of each."""
 
     wrong: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
@@ -23,9 +23,9 @@ class CaseVerdict:
 
 
 def judge(outcome: PlayOutcome, world: SparkWorld, filters: tuple[str, ...]) -> CaseVerdict:
-    """Every message of the range that the leader has came out once and unchanged; what did not was said to be lost.
+    """Every message of the range that the leader has was read once and unchanged; all others were reported as lost.
 
-    No loss are messages that were deleted one by one, and those that an open start (`earliest`) found gone.
+    Messages that were deleted one by one, and those already gone at an open start (`earliest`), are no loss.
     """
     verdict = CaseVerdict()
     counted = Counter(row.sequence for row in outcome.rows)
@@ -33,7 +33,7 @@ def judge(outcome: PlayOutcome, world: SparkWorld, filters: tuple[str, ...]) -> 
         known = world.ledger.get(row.sequence)
         if known is None:
             verdict.note("alien", row)
-        elif known != row and replace(row, microseconds=0) != known:  # times in a storm are not known
+        elif known != row and replace(row, microseconds=0) != known:  # times during a storm are unknown
             verdict.note("altered", f"{row} instead of {known}")
     for sequence, count in counted.items():
         if count > 1:
@@ -69,23 +69,23 @@ def judge(outcome: PlayOutcome, world: SparkWorld, filters: tuple[str, ...]) -> 
 def _unread_of_old(
     counted: Counter[int], outcome: PlayOutcome, world: SparkWorld, filters: tuple[str, ...]
 ) -> set[int]:
-    """What a query that tolerates no loss had not read of a stream that it had begun, when that was made anew."""
+    """Messages unread when the stream was recreated, of a query with failOnDataLoss that had begun to read it."""
     reader = world.case.reader
     begun = reader.streaming and reader.options["failOnDataLoss"] == "true" and counted.keys() & world.forgotten
     left = world.forgotten - counted.keys() - world.mortal if begun else set()
-    # What was deleted before is no loss, and nobody knows when a storm's messages went.
+    # Messages deleted before are no loss, and the time when a storm's messages were removed is unknown.
     left = {each for each in left if world.gone_at.get(each) == world.remade_at and world.stormy is None}
     return {each for each in left if each > outcome.begin and _chosen(world.ledger[each].subject, filters)}
 
 
 def _before(sequence: int, outcome: PlayOutcome, world: SparkWorld) -> bool:
-    """Whether an open start found the sequence gone when its task began."""
+    """Whether the sequence was already gone when a task with an open start began."""
     for task in reversed(outcome.tasks):
         if task.after < sequence <= task.to:
-            # In a storm nobody knows when it went: it must at least lie before all that the task read.
+            # In a storm the time of removal is unknown: it must at least lie before all that the task read.
             known = world.stormy is None or world.gone_at[sequence] < world.step
             return task.open_start and (world.gone_at[sequence] <= task.began if known else sequence < task.first)
-    if not outcome.tasks:  # a real Spark does not tell which task read what
+    if not outcome.tasks:  # a real Spark does not report which task read what
         return outcome.open_start
     return outcome.tasks[0].open_start and sequence <= outcome.tasks[0].after
 

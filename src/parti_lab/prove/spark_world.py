@@ -1,4 +1,4 @@
-"""The streams of a generated case on a real server, and a ledger of what was ever in the one that is read."""
+"""The streams of a generated case on a real server, and a ledger of all messages ever in the stream that is read."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from parti_lab.prove.spark_case import Act, Case
 _ODD = ("käse", "🧀", "a-b_c/d", "x" * 300, "a*b", "b>", "MSG", "$JS", "'\"", "{}", "%s", "\\")
 _LARGEST = 1 << 20
 _FRONT = frozenset({"front", "limit", "bytes", "flood", "publish", "age"})
-_SILENCE = 5.0  # seconds in which nothing arrives, until what was sent counts as lost
-_AGED = 0.25  # seconds that messages last in a storm that ages them; the server's least is 0.1
+_SILENCE = 5.0  # seconds without an arrival after which sent messages count as lost
+_AGED = 0.25  # max_age in seconds during a storm that ages messages; the server's minimum is 0.1
 
 
 class SparkWorld:
-    """One case's streams. `ledger` has every message that was ever seen in the stream that is read."""
+    """One case's streams. `ledger` has every message ever seen in the stream that is read."""
 
     def __init__(self, urls: tuple[str, ...], case: Case, seed: int) -> None:
         self.case = case
@@ -37,16 +37,16 @@ class SparkWorld:
         self.front: set[int] = set()
         """Sequences that the stream removed from its front, by limits or a purge."""
         self.mortal: set[int] = set()
-        """Those with a lifetime of their own, which ends during the case."""
+        """Sequences of messages with a TTL that ends during the case."""
         self.step = 0
         self.gone_at: dict[int, int] = {}
-        """The step at which a sequence was gone."""
+        """The step at which a sequence was seen to be gone."""
         self.stormy: int | None = None
-        """The sequence behind which messages came and went while they were read; their times are not known."""
+        """The sequence after which messages were added and removed during the read; their times are unknown."""
         self.forgotten: set[int] = set()
-        """Sequences of the stream that was deleted, and made anew behind them."""
+        """Sequences of the deleted stream; the recreated one continues after them."""
         self.remade_at = 0
-        """The step at which that was."""
+        """The step at which the stream was recreated."""
         self._thread: threading.Thread | None = None
         self._urls = urls
         self._last_noted = 0
@@ -58,13 +58,13 @@ class SparkWorld:
 
     @property
     def connection(self) -> BlockingConnection:
-        """A live one: the faults of a case restart servers."""
+        """An open connection: the faults of a case restart servers."""
         if self._connection is None or self._connection.closed:
             self._connection = BlockingConnection.open(ConnectOptions(servers=self._urls))
         return self._connection
 
     def build(self) -> None:
-        """After this the stream is as the case wants it, and the ledger knows it."""
+        """After this returns the stream is as the case defines it, and the ledger is complete."""
         plan = self.case.stream
         self.api(f"STREAM.CREATE.{self.origin}", self._config())
         if plan.retention == "interest":
@@ -87,9 +87,9 @@ class SparkWorld:
             self.api(f"STREAM.UPDATE.{self.origin}", config)
 
     def act(self, act: Act) -> None:
-        """Do something to the stream, and note what that removed."""
+        """Apply a change to the stream, and record what it removed."""
         if self._thread is not None:
-            return  # one thing at a time: during a storm nobody could say what an act removed
+            return  # one change at a time: during a storm it is unknown what an act removed
         self.step += 1
         here = sorted(self.present)
         some = int(len(here) * act.share)
@@ -116,7 +116,7 @@ class SparkWorld:
                 limit = max(int(state["state"]["bytes"] * (1 - act.share)), 2 * _LARGEST)
                 self.api(f"STREAM.UPDATE.{self.origin}", state["config"] | {"max_bytes": limit})
             case "flood":
-                self._publish(act.count)  # more than the stream keeps: half of it is gone before anybody reads it
+                self._publish(act.count)  # more than the stream keeps: half of them are gone before they are read
                 self._note("publish")
                 config = self.api(f"STREAM.INFO.{self.origin}")["config"]
                 self.api(f"STREAM.UPDATE.{self.origin}", config | {"max_msgs": act.count // 2})
@@ -140,7 +140,7 @@ class SparkWorld:
         return insist_blocking(lambda: self.connection.api(suffix, body))
 
     def close(self) -> None:
-        """Remove the streams again: later cases have the server to themselves."""
+        """Delete the streams, so that later cases have the server to themselves."""
         if self._thread is not None:
             self._thread.join()
         names = self.api("STREAM.NAMES").get("streams") or []
@@ -212,7 +212,7 @@ class SparkWorld:
             self._arrived(due)
 
     def _arrived(self, due: int) -> None:
-        """Return when all is stored, or nothing more is: what comes to a cluster while it elects is lost."""
+        """Return when all messages are stored, or no more arrive: a cluster loses messages while it elects a leader."""
         last = -1
         while last < due:
 
@@ -226,7 +226,7 @@ class SparkWorld:
             last = self._last()
 
     def _age(self, old: list[int]) -> None:
-        """Let messages reach their age in truth; those behind them may, as they are little younger."""
+        """Let messages really reach their age; those after them may too, because they are only slightly younger."""
         if not old:
             return
         config = self.api(f"STREAM.INFO.{self.origin}")["config"]
@@ -240,7 +240,7 @@ class SparkWorld:
         self.api(f"STREAM.UPDATE.{self.origin}", config)
 
     def _remake(self, count: int) -> None:
-        """Delete the stream and make it anew; its numbers go on behind the old ones: a row tells whose it is."""
+        """Delete and recreate the stream; its sequences continue after the old ones, so each row shows its stream."""
         self._note("publish")
         config = self.api(f"STREAM.INFO.{self.origin}")["config"]
         last = max(self._last(), max(self.ledger, default=0))
@@ -251,7 +251,7 @@ class SparkWorld:
         self._publish(count)
 
     def _storm(self, count: int, limit: dict[str, int]) -> None:
-        """Begin to publish at once on a stream that discards the old, and go on while it is read; `settle` waits."""
+        """Start to publish on a stream that discards old messages, and continue while it is read, until `settle`."""
         config = self.api(f"STREAM.INFO.{self.origin}")["config"]
         if self._thread is not None or "counter" in self.case.stream.features or config["max_msgs_per_subject"] > 0:
             return
@@ -278,13 +278,13 @@ class SparkWorld:
         self._thread.start()
 
     def _first_of_storm(self, connection: BlockingConnection, before: int, subject: str, data: bytes) -> None:
-        """Store it once, whatever answers are lost: afterwards the stream has a leader that hears this connection."""
+        """Store it once, even if answers are lost; afterwards the stream has a leader that hears this connection."""
         while self._last() == before:
             with contextlib.suppress(TransientError):
                 connection.request(subject, data)
 
     def settle(self) -> None:
-        """After this nothing happens to the stream any more."""
+        """After this returns the stream no longer changes."""
         if self._thread is None:
             return
         self._thread.join()
@@ -292,13 +292,13 @@ class SparkWorld:
         due = max(self.ledger)
         eventually_blocking(lambda: self._last() >= due, 60, "the storm is stored")
         config = self.api(f"STREAM.INFO.{self.origin}")["config"]
-        self.api(f"STREAM.UPDATE.{self.origin}", config | {"max_age": 0})  # what is left stays until it is judged
+        self.api(f"STREAM.UPDATE.{self.origin}", config | {"max_age": 0})  # keep the rest until it is judged
         self.present |= {sequence for sequence in self.ledger if sequence > self.stormy}
         self._note("limit")
 
     def _delete(self, sequences: list[int]) -> None:
         for sequence in sequences:
-            # One that its lifetime or a limit removed meanwhile is gone as well.
+            # A message that its TTL or a limit removed meanwhile is gone as well.
             self.plain.call(f"STREAM.MSG.DELETE.{self.origin}", {"seq": sequence, "no_erase": True})
 
     def _last(self) -> int:
@@ -349,23 +349,23 @@ class SparkWorld:
         return self.rng.choice(kinds)
 
     def remember(self) -> None:
-        """Take in what a killed server brought back: what a limit removed before anybody noted it may come again."""
+        """Record what a killed server restored: messages that a limit removed before they were recorded may be back."""
         for found in self.plain.messages(self.name):
             if found.sequence not in self.ledger:
                 self.ledger[found.sequence] = found
                 self.mortal.add(found.sequence)
 
     def _note(self, what: str) -> None:
-        """Bring ledger and presence up to date with what the leader says."""
+        """Update ledger and presence from the leader."""
         info = self.plain.call(f"STREAM.INFO.{self.name}", {"deleted_details": True})
         state = info["state"]
         now = set(range(state["first_seq"], state["last_seq"] + 1)) - set(state.get("deleted") or ())
-        if len(now) != state["messages"]:  # the server's list is wrong after some purges: ask for each
+        if len(now) != state["messages"]:  # the server's list is wrong after some purges: ask for each message
             now = {found.sequence for found in self.plain.messages(self.name)}
         known = max(self.ledger, default=0)
         for found in self.plain.messages(self.name, known + 1):
             self.ledger[found.sequence] = found
-            # A server that was killed may bring back what was purged a moment before: it forgot the purge.
+            # A killed server may restore messages that were purged just before: it lost the purge.
             if ("Nats-TTL", b"1s") in found.headers or found.sequence <= self._last_noted:
                 self.mortal.add(found.sequence)
         self._last_noted = max(self._last_noted, state["last_seq"])
@@ -378,7 +378,7 @@ class SparkWorld:
         self.present = now
 
     def _loses(self, config: dict[str, Any]) -> bool:
-        """Whether what went from the front is a loss: not where messages go one by one in the normal course."""
+        """Whether a removal from the front is a loss: not where the server normally removes messages one by one."""
         one_by_one = {"ttl", "schedule", "per_subject"} & self.case.stream.features
         return config["retention"] != "workqueue" and (
             config["max_msgs"] > 0 or config["max_bytes"] > 0 or config["max_age"] > 0 or not one_by_one

@@ -1,4 +1,4 @@
-"""`parti prove stop`: SIGTERM under load. The worker hands over and exits 0 in time; nothing is repeated."""
+"""`parti prove stop`: SIGTERM under load. The worker hands over and exits with 0 in time; nothing is repeated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from parti_lab.prove.sink import percentile
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    """Stop one worker after the other, each replaced by a new one."""
+    """Stop one worker after the other, and replace each by a new one."""
     options = ctx.options
     trials = min(int(options["trials"]), 4) if ctx.quick else int(options["trials"])
     shape = HerdShape.of(options)

@@ -1,8 +1,8 @@
-"""`parti prove storm`: workers come and go in crowds, and assignments change faster than they can be applied.
+"""`parti prove storm`: many workers join and leave at once, and assignments change faster than they can be applied.
 
-From few workers to many and back within a minute, under load; then a hundred assignment changes within two seconds.
-Each partition moves about as rarely as it can, consumers are updated far more rarely than assignments change, and
-nothing is lost.
+The fleet grows from few workers to many and back within a minute, under load; then come a hundred assignment changes
+within two seconds. Each partition moves about as rarely as possible, consumers are updated far more rarely than
+assignments change, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from parti_lab.prove.traffic import Traffic, make_stream
 
 _CHANGES = 100
 _WITHIN = 2.0
-_AMONG = 5  # workers of the burst: docs/requirements.md#r-112 asks for 80 % above ten changes a second
-_CROWD = 15  # workers that start at once; all share one process, and a start takes half a second of its core
+_AMONG = 5  # workers of the burst: docs/requirements.md#r-112 asks for 80 % above ten changes per second
+_CROWD = 15  # workers that start at once; all share one process, and a start takes half a second of CPU time
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    """Up, down, and a burst of changes."""
+    """Scale up, scale down, then a burst of changes."""
     options = ctx.options
     few, many = (3, 10) if ctx.quick else (int(options["few"]), int(options["many"]))
     partitions = 40 if ctx.quick else int(options["partitions"])
@@ -87,7 +87,7 @@ def _control(many: int) -> dict[str, Any]:
         "cold_start_window": 1.0,
         "planned_scale_window": 2.0,
         "rebalance_cooldown": 1.0,
-        # All workers share one process and its one core: a slow turn of its loop is no crash.
+        # All workers share one process and its one core: a slow turn of its event loop is no crash.
         "heartbeat_ttl": 30.0,
         "heartbeat_interval": 6.0,
         "prepare_timeout": 20.0,
@@ -107,11 +107,11 @@ async def _shrink(fleet: Fleet, left: int) -> None:
 
 
 async def _burst(fleet: Fleet, ctx: RunContext) -> tuple[int, int]:
-    """A hundred changes in two seconds: (consumer updates made, updates that one per change would have been)."""
+    """A hundred changes in two seconds: (consumer updates made, updates that one per change would need)."""
     rng = ctx.random()
     workers = sorted(m.worker_id for m in fleet.managers if m.worker_id is not None)[:_AMONG]
     owners = {p: worker for p, worker in _owners(fleet).items() if worker in workers}
-    # Filters that nobody needs any more may still be on their way out.
+    # The removal of unneeded filters may still be in progress.
     await asyncio.sleep(4 * WorkerConfig(stream=STREAM).min_update_interval)
     before, wanted = _updates(fleet), 0
     for _ in range(_CHANGES):

@@ -1,7 +1,7 @@
-"""`parti prove torture`: random scenarios of faults against a fleet; each is decided by its seed alone.
+"""`parti prove torture`: random fault scenarios against a fleet; the seed alone decides each scenario.
 
 Scenario N of a run with `--seed S` has the seed S + N, so a failed one is repeated by `--seed <its seed> --scenarios 1`
-(and the same restrictions). With `--keep FOLDER` each failed scenario leaves a file with its shape, schedule, counts,
+(and the same restrictions). With `--keep FOLDER` each failed scenario writes a file with its shape, schedule, counts,
 examples and the logs of its processes.
 """
 
@@ -36,8 +36,8 @@ from parti_lab.prove.torture_traffic import STREAM, TortureTraffic
 from parti_lab.prove.torture_watch import TortureWatch, WatchedLetters
 from parti_lab.prove.traffic import make_stream
 
-_GIVE_UP: Final = 20.0  # seconds without a partition's effect: it does not come back
-_COMPLETE: Final = 45.0  # seconds for what is left when the load has ended; a healthy fleet needs one or two
+_GIVE_UP: Final = 20.0  # seconds without an effect of a partition, after which it counts as not recovered
+_COMPLETE: Final = 45.0  # seconds for the backlog after the load has ended; a healthy fleet needs one or two
 _BEYOND_TTL: Final = 3.0
 _SLOW: Final = "slow server"
 _BROKEN: Final = (
@@ -59,7 +59,7 @@ _BROKEN: Final = (
 
 @dataclass
 class TortureReport:
-    """What came of one scenario."""
+    """The result of one scenario."""
 
     scenario: TortureScenario
     counts: dict[str, int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class TortureReport:
         return {name: self.counts[name] for name in _BROKEN if self.counts.get(name)}
 
     def line(self) -> str:
-        """One line for a person."""
+        """One line of text for a person."""
         words = " ".join(f"{name}={count}" for name, count in self.broken.items()) or "ok"
         worst = max(self.recoveries, default=0.0)
         return (
@@ -101,7 +101,7 @@ class TortureReport:
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
-    """One scenario after the other."""
+    """Run one scenario after the other."""
     options = ctx.options
     restrict = Restrict.parse(
         faults=str(options["faults"]),
@@ -132,7 +132,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
 
 
 async def torture(scenario: TortureScenario, *, log_level: str = "info") -> TortureReport:
-    """One scenario, from its servers to its judgement."""
+    """Run one scenario, from starting its servers to its judgement."""
     report = TortureReport(scenario)
     began = time.monotonic()
     try:
@@ -186,14 +186,14 @@ async def _tortured(
         if took > min(bound, _GIVE_UP - 0.01):
             slow.append(f"{took:.1f} s > {bound:.1f} s for {slowest} after {_names(bout)}")
         if took >= _GIVE_UP:
-            break  # what stands still is judged; more faults would only hide why
+            break  # judge the stall; more faults would only hide its cause
     await traffic.stop()
     await _complete(ledgers, letters, watch)
     with contextlib.suppress(PartiError):
         await watch.look()
     unacked = await _unacked(scenario, watch, ledger)
     present = await watch.present()
-    # A position stays below the key that waits for its next attempt; other keys go on above it.
+    # A position stays below the message that waits for its retry; other keys continue above it.
     waits = scenario.retry + scenario.timeout if scenario.lanes == "key" else 0.0
     before, after = (2.0 + waits) * watch.starved(started), scenario.ttl + 1
     judgements = [found.judge(present, before=before, after=after) for found in ledgers]
@@ -252,7 +252,7 @@ async def _recovered(fleet: TortureFleet, over: float) -> tuple[float, str]:
 
 
 async def _complete(ledgers: list[TortureLedger], letters: WatchedLetters, watch: TortureWatch) -> None:
-    """Wait until nothing is outstanding, or until nothing comes any more."""
+    """Wait until nothing is outstanding, or no more effects arrive."""
     before, since = -1, time.monotonic()
     until = since + _COMPLETE
     while time.monotonic() < until:
@@ -269,7 +269,7 @@ async def _complete(ledgers: list[TortureLedger], letters: WatchedLetters, watch
 
 
 async def _unacked(scenario: TortureScenario, watch: TortureWatch, ledger: TortureLedger) -> list[int]:
-    """Sequences of a work queue or an interest stream that stay although they were handled."""
+    """Sequences that stay in a work queue or an interest stream although they were handled."""
     if scenario.retention == "limits":
         return []
     since, left = time.monotonic(), list[int]()
@@ -283,7 +283,7 @@ async def _unacked(scenario: TortureScenario, watch: TortureWatch, ledger: Tortu
 
 
 def _slow(ledger: TortureLedger, start: float, end: float) -> None:
-    """The server took long to answer: leases may have ended meanwhile."""
+    """The server was slow to answer: leases may have expired meanwhile."""
     last = next((d for d in reversed(ledger.disturbances) if d.kind == _SLOW), None)
     if last is not None and start <= last.end:
         last.start, last.end = min(start, last.start), max(end, last.end)

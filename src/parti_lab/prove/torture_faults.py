@@ -1,4 +1,4 @@
-"""Performing the faults of a torture scenario. Each returns when it is over, and notes in the ledger what it was."""
+"""Performs the faults of a torture scenario. Each call returns when the fault is over, and records it in the ledger."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from parti_lab.prove.torture_starve import starve
 from parti_lab.prove.torture_traffic import STREAM, TortureTraffic
 from parti_lab.prove.traffic import make_stream
 
-_GRACE = 10.0  # seconds between SIGTERM and SIGKILL, as whatever runs processes gives
+_GRACE = 10.0  # seconds between SIGTERM and SIGKILL, as a supervisor waits
 _RECORD_KEYS = {
     TortureKind.CLAIM: "live.claim.>",
     TortureKind.LEASE: "live.lease.>",
@@ -36,14 +36,14 @@ _RECORD_KEYS = {
 
 
 class TortureFaults:
-    """One method a kind; what a fault could not do (its victim is in another's hands) is noted as skipped."""
+    """One method per kind; a fault whose victim another fault holds is recorded as skipped."""
 
     def __init__(self, fleet: TortureFleet, traffic: TortureTraffic, stack: AsyncExitStack) -> None:
         self.fleet = fleet
         self.traffic = traffic
         self.ledger = fleet.ledger
         self.second: TortureLedger | None = None
-        """The ledger of the second namespace, once there is one."""
+        """The ledger of the second namespace, once it exists."""
         self.late_exits: list[str] = []
         self.bad_exits: list[str] = []
         self.exits: list[float] = []
@@ -54,13 +54,13 @@ class TortureFaults:
         self._kills: dict[int, int] = defaultdict(int)
 
     async def perform(self, fault: TortureFault) -> float:
-        """Returns when the fault was over, on the monotonic clock."""
+        """Perform the fault; returns the monotonic time at which it was over."""
         await asyncio.sleep(fault.offset)
         kind = fault.kind
         if kind in RECORDS:
             try:
                 return await self._record(fault)
-            except PartiError:  # it was gone already
+            except PartiError:  # the record was gone already
                 return self._skip(fault)
         methods: dict[TortureKind, Callable[[TortureFault], Awaitable[float]]] = {
             TortureKind.RESTART: self._restart,
@@ -204,7 +204,7 @@ class TortureFaults:
             self.traffic.add(name)
         self.fleet.tell_source()
         noted.end = time.monotonic()
-        if interest:  # nothing is kept for a consumer that is to come
+        if interest:  # the stream keeps nothing for a future consumer
             with contextlib.suppress(NeverHappened):
                 await self.fleet.covered(20.0)
             self.traffic.add(name)
@@ -215,7 +215,7 @@ class TortureFaults:
         partition = self.fleet.partitions[fault.target % len(self.fleet.partitions)]
         interest = self.fleet.scenario.retention == "interest"
         noted = self._note(fault, "", explains=False)
-        if interest:  # what nobody is interested in is dropped by the server: nothing may be on its way
+        if interest:  # the server drops messages without interest: nothing may be in flight
             self.traffic.mute(partition)
             with contextlib.suppress(NeverHappened):
                 await eventually(
@@ -256,7 +256,7 @@ class TortureFaults:
         try:
             with server.frozen():
                 await asyncio.sleep(fault.seconds)
-        except PartiError:  # another fault had killed it
+        except PartiError:  # another fault had killed the server
             return self._skip(fault)
         return self._over(noted)
 
@@ -286,7 +286,7 @@ class TortureFaults:
         return self._over(noted)
 
     async def _down(self, node: int, seconds: float, kill: Callable[[], object], restart: Callable[[], object]) -> None:
-        """Outages of a server that overlap are one: it is back when the last of them is over."""
+        """Overlapping outages of a server count as one: it is restarted when the last of them is over."""
         async with self._turns[node]:
             self._kills[node] += 1
             if self._kills[node] == 1:
@@ -324,7 +324,7 @@ class TortureFaults:
                 filters = list(config.pop("filter_subjects", None) or [config.pop("filter_subject", "")])
                 kept = filters[: len(filters) // 2] or [f"{STREAM}._edited_.{fault.target}"]
                 await patiently(lambda: js.consumer_update(STREAM, config | {"filter_subjects": kept}))
-        except (PartiError, FileNotFoundError):  # its worker removed it meanwhile
+        except (PartiError, FileNotFoundError):  # its worker deleted it meanwhile
             return self._skip(fault)
         return self._over(noted)
 
@@ -344,7 +344,7 @@ class TortureFaults:
         noted = self._note(fault, "", explains=False)
         self.remade = True
         await self.traffic.pause()
-        with contextlib.suppress(PartiError):  # a repeated order finds it gone
+        with contextlib.suppress(PartiError):  # a retried call finds it gone
             await patiently(lambda: js.stream_delete(STREAM))
         self.ledger.made_anew()
         if self.second is not None:
@@ -370,11 +370,11 @@ class TortureFaults:
             30.0,
             "the second namespace owns every partition",
         )
-        second.generation = self.ledger.generation  # the stream may have been made anew meanwhile
-        if self.fleet.scenario.retention == "limits":  # it begins with what is there
+        second.generation = self.ledger.generation  # the stream may have been recreated meanwhile
+        if self.fleet.scenario.retention == "limits":  # the second namespace begins with the stored messages
             for posted in self.ledger.posted.values():
                 if posted.generation == second.generation:
-                    second.post(posted)  # open until it is handled, or goes with its stream
+                    second.post(posted)  # open until handled, or deleted with its stream
         self.second = second
         self.traffic.also(second)
         return self._over(noted)
@@ -387,7 +387,7 @@ class TortureFaults:
         self.traffic.plant(partition, fault.kind.value)
         with contextlib.suppress(NeverHappened):
             await eventually(lambda: self.traffic.planted(partition), 5.0, "the planted message was sent")
-        if fault.kind is TortureKind.BASE:  # the last of its partition: nothing that comes later may wake it
+        if fault.kind is TortureKind.BASE:  # the last message of its partition: no later message may wake it
             self.traffic.mute(partition)
             await asyncio.sleep(2.0)
             self.traffic.unmute(partition)
@@ -400,19 +400,19 @@ class TortureFaults:
         self.fleet.hanging.clear()
         self.traffic.plant(partition, "hang")
         try:
-            # Longer than any outage beside it: what hangs later than that would hang for good, as nobody stops it.
+            # Longer than any concurrent outage: a handler that hangs later would hang forever, since nobody stops it.
             await eventually(lambda: bool(self.fleet.hanging), 40.0, "a handler hangs")
         except NeverHappened:
             return self._skip(fault)
         place = self.fleet.hanging[0]
         owner = place.owner
-        # A partition has one position: other keys that went past the one that hangs are repeated by the next owner.
+        # A partition has one position: the next owner repeats other keys that were done above the hanging message.
         by_key = self.fleet.scenario.lanes == "key"
         hangs = self._note(fault, owner, explains=by_key)
         await asyncio.sleep(0.5)
         await eventually(lambda: not place.busy, 60.0, "no other fault has the process in its hands")
         if place.owner != owner or place.process is None or not place.process.running:
-            return self._over(hangs)  # another one ended it
+            return self._over(hangs)  # another fault ended it
         hangs.end = await self._stopped(place, fault, returning=fault.target % 2 == 0)
         return hangs.end
 
@@ -420,7 +420,7 @@ class TortureFaults:
 
     @property
     def _half(self) -> float:
-        """A lease may be this short when a fault begins: its last renewal was some time ago."""
+        """The remaining lease when a fault begins may be this short: its last renewal was some time ago."""
         return self.fleet.scenario.ttl / 2
 
     def _note(self, fault: TortureFault, owner: str, *, explains: bool) -> Disturbance:

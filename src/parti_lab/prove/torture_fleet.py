@@ -1,4 +1,4 @@
-"""The worker processes of a torture run: each in a place that is filled again when its process ends."""
+"""The worker processes of a torture run: each has a place, which gets a new process when the old one ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PATIENCE = 30.0
 
 @dataclass
 class TorturePlace:
-    """Where one worker runs, one process after the other."""
+    """A place for one worker, one process after the other."""
 
     number: int
     namespace: str
@@ -45,7 +45,7 @@ class TorturePlace:
     proxies: list[FaultProxy] = field(default_factory=list)
     process: WorkerProcess | None = None
     busy: bool = False
-    """A fault is at work on it: nobody else may touch or restart it."""
+    """A fault is acting on it: no other code may touch or restart it."""
     log: deque[str] = field(default_factory=lambda: deque(maxlen=_LOG_LINES))
 
     @property
@@ -54,7 +54,7 @@ class TorturePlace:
 
 
 async def patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """An order of ours must get through, whatever else is broken at the moment; what is not there is told at once."""
+    """Retry the call up to `_PATIENCE` seconds, whatever else is broken meanwhile; "not found" is raised at once."""
     until = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -66,7 +66,7 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
 
 
 def last_words(place: TorturePlace) -> str:
-    """The line of its log that says why a process ended."""
+    """The log line that says why a process ended."""
     lines = [line.strip(" |") for line in place.log if line and not line.startswith(("{", "---"))]
     named = [line for line in lines if "Error" in line or "Exit" in line or "Exception" in line]
     return (named or lines or ["nothing"])[-1][:200]
@@ -94,11 +94,11 @@ class TortureFleet:
         self.blocks = max(
             (f.seconds for bout in scenario.bouts for f in bout if f.kind is TortureKind.BLOCK), default=0.0
         )
-        """Seconds for which a handler that blocks the loop does so."""
+        """Seconds for which a blocking handler blocks the event loop."""
         self.partitions = [f"p{n}" for n in range(scenario.partitions)]
         self.places: list[TorturePlace] = []
         self.died: list[str] = []
-        """Processes that ended although nobody had asked them to."""
+        """Processes that ended without being asked to."""
         self.at_start: list[str] = []
         self.stalled = 0.0
         self.hanging: deque[TorturePlace] = deque()
@@ -109,7 +109,7 @@ class TortureFleet:
     # -- the source ---------------------------------------------------------------------------------------------------
 
     def tell_source(self, *, without: str = "", raises: bool = False) -> None:
-        """What the leader's source says from now on."""
+        """Set what the leader's partition source returns from now on."""
         said = {"partitions": [p for p in self.partitions if p != without], "raises": raises}
         draft = self._source.with_suffix(".new")
         draft.write_text(json.dumps(said))
@@ -118,7 +118,7 @@ class TortureFleet:
     # -- processes ----------------------------------------------------------------------------------------------------
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """All places of the first namespace filled and every partition owned when this returns."""
+        """Fill all places of the first namespace; every partition is owned when this returns."""
         cut = {
             fault.target % self.scenario.workers
             for bout in self.scenario.bouts
@@ -137,10 +137,10 @@ class TortureFleet:
         await self.covered()
 
     async def join_second(self, sink: TortureSink, count: int = 2) -> list[TorturePlace]:
-        """A fleet of another namespace on the same stream."""
+        """Start a fleet of another namespace on the same stream."""
         second = [TorturePlace(100 + n, SECOND, f"second-{n}", sink) for n in range(count)]
         for place in second:
-            place.busy = True  # ours to fill again, should its process end at its start
+            place.busy = True  # we restart it ourselves if its process ends during its start
         self.places += second
         await asyncio.gather(*(self.fill(place) for place in second))
         for place in second:
@@ -148,7 +148,7 @@ class TortureFleet:
         return second
 
     async def fill(self, place: TorturePlace, *, live: bool = True) -> None:
-        """Start a process there."""
+        """Start a process in this place."""
 
         def heard(said: Mapping[str, Any]) -> None:
             self._heard(place, process, said)
@@ -163,7 +163,7 @@ class TortureFleet:
                 return None
             try:
                 return await process.live(_LIVE_WITHIN)
-            except RuntimeError:  # it ended, because the server is away for example: whoever runs it tries again
+            except RuntimeError:  # it ended, for example because the server is down: a supervisor would retry
                 if time.monotonic() > until:
                     raise
                 self.at_start.append(f"{process.owner} at its start, {time.monotonic():.2f}")
@@ -173,7 +173,7 @@ class TortureFleet:
         return [place for place in self.places if place.namespace == NAMESPACE]
 
     def free(self, target: int) -> TorturePlace | None:
-        """The place that a fault hits: the target's own, or the next that no other fault has in its hands."""
+        """The place that a fault hits: the target's own, or the next one that no other fault holds."""
         workers = self.workers()
         for step in range(len(workers)):
             place = workers[(target + step) % len(workers)]
@@ -182,7 +182,7 @@ class TortureFleet:
         return None
 
     async def leader(self) -> TorturePlace | None:
-        """The place whose process leads, as the bucket says."""
+        """The place of the leader's process, read from the bucket."""
         store = await patiently(lambda: Store.open(self.js, NAMESPACE, replicas=self.scenario.replicas))
         record, _ = await patiently(store.leader)
         if record is None or record.leader is None:
@@ -200,7 +200,7 @@ class TortureFleet:
         return None
 
     async def covered(self, timeout: float = 45.0) -> None:
-        """Every partition is owned, and on an interest stream some consumer keeps its messages."""
+        """Return when every partition is owned and, on an interest stream, has a consumer that keeps its messages."""
 
         async def reached() -> bool:
             if not all(self.owner_of(partition) for partition in self.partitions):
@@ -228,7 +228,7 @@ class TortureFleet:
         await asyncio.gather(*(p.process.close() for p in self.places if p.process is not None))
 
     async def _watch(self) -> None:
-        """Fill a place again whose process ended by itself, as whatever runs processes would."""
+        """Restart a process that ended by itself, as a supervisor would."""
         while True:
             await asyncio.sleep(0.1)
             for place in self.places:
@@ -258,7 +258,7 @@ class TortureFleet:
             self.hanging.append(place)
 
     def _fenced(self, process: WorkerProcess, reason: str) -> None:
-        """A lease that ended early explains repeats of its owner, where something explains why it ended."""
+        """A lease that ended early explains repeats of its owner, if a fault explains why it ended."""
         now, ttl = time.monotonic(), self.scenario.ttl
         causes = (d for d in self.ledger.disturbances if d.ends_leases and d.owner in ("", process.owner))
         explained = any(d.start <= now and now - 2 * ttl <= d.end for d in causes)

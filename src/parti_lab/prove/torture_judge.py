@@ -1,7 +1,7 @@
-"""The judge of a torture scenario: what was published, what took effect, what lies in the dead-letter stream. Pure.
+"""The judge of a torture scenario, from published messages, effects and the dead-letter stream. Pure.
 
-Beside lost, reordered, stale and doubly owned it says which repeats no fault explains: a repeat counts as explained
-only when a fault that may repeat hit the first effect's owner (or all) about when that effect happened.
+Besides lost, reordered, stale and doubly owned it counts repeats that no fault explains: a repeat is explained only
+if a fault that may cause repeats hit the first effect's owner (or all owners) at about the time of that effect.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Posted:
     """A message that the server acknowledged."""
 
     unit: str
-    """What orders it: its partition, or its key inside of it."""
+    """The unit of order: its partition, or its key within the partition."""
     counter: int
     partition: str
     generation: int
-    """Of the stream: one that is made anew counts from 1 again."""
+    """The generation of the stream: a recreated stream counts from 1 again."""
     sequence: int
     fate: str
     at: float
@@ -39,11 +39,11 @@ class Posted:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """One effect, as the sink took it."""
+    """One effect, as the sink accepted it."""
 
     at: float
     owner: str
-    """`pid-<n>`, and `pid-<n>.<life>` of a worker that came back in the same process."""
+    """`pid-<n>`, or `pid-<n>.<life>` for a worker that returned in the same process."""
     epoch: int
     began: float
     sequence: int
@@ -55,7 +55,7 @@ class Happened:
 
 @dataclass(slots=True)
 class Disturbance:
-    """A fault as it really was: when, to whom (empty: to all), and whether it may repeat what was in hand."""
+    """A fault as it really happened: when, to whom (empty: to all), and whether it may repeat what was in flight."""
 
     kind: str
     start: float
@@ -63,7 +63,7 @@ class Disturbance:
     explains: bool
     end: float = NEVER
     ends_leases: bool = False
-    """It explains no repeat by itself, but that a lease may have ended early."""
+    """It does not explain a repeat by itself, but explains a lease that ended early."""
 
     def covers(self, first: Happened, again: Happened, before: float, after: float) -> bool:
         hit = self.explains and self.owner in ("", first.owner.partition(".")[0])
@@ -75,18 +75,18 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Counts of what must not be, and a few of each in words."""
+    """Counts of violations, and a few of each as text."""
 
     messages: int
     effects: int
     lost: int
     lost_gone: int
-    """Of the lost: no longer in the stream."""
+    """Lost messages that are no longer in the stream."""
     inversions: int
     stale_started: int
     """Handlers started by an owner after its successor's first effect."""
     stale_refused: int
-    """All effects that the checking sink refused; one that was under way when its process froze is no violation."""
+    """All effects that the checking sink refused; an effect in flight when its process froze is no violation."""
     two_owners: int
     repeats: int
     unexplained: int
@@ -97,19 +97,19 @@ class Judgement:
 
 @dataclass
 class TortureLedger:
-    """What is known of one namespace's work on the stream. Times are of one monotonic clock."""
+    """The history of one namespace's work on the stream. All times are from one monotonic clock."""
 
     posted: dict[str, Posted] = field(default_factory=dict)
     effects: dict[str, list[Happened]] = field(default_factory=dict)
     letters: dict[str, str] = field(default_factory=dict)
     disturbances: list[Disturbance] = field(default_factory=list)
     excused: set[str] = field(default_factory=set)
-    """Values that no client could have handled: their stream was deleted."""
+    """Values that no client could handle: their stream was deleted."""
     done: set[int] = field(default_factory=set)
-    """Sequences of this generation that had their effect or letter."""
+    """Sequences of this generation that had an effect or a dead letter."""
     generation: int = 0
     times: dict[str, list[float]] = field(default_factory=dict)
-    """Partition -> when it had effects, ascending."""
+    """Partition -> times of its effects, ascending."""
     _highest: dict[str, int] = field(default_factory=dict)
     _open: dict[str, dict[int, str]] = field(default_factory=dict)
     _owners: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -118,13 +118,13 @@ class TortureLedger:
     _examples: dict[str, list[str]] = field(default_factory=dict)
 
     def post(self, posted: Posted) -> None:
-        """The server acknowledged it; its effect may have come before its acknowledgement."""
+        """Record an acknowledged publish; the effect may have come before the acknowledgement."""
         self.posted[posted.value] = posted
         if posted.value not in self.effects and posted.value not in self.letters:
             self._open.setdefault(posted.partition, {})[posted.sequence] = posted.value
 
     def happen(self, partition: str, unit: str, counter: int, effect: Happened) -> bool:
-        """An effect arrived; False when the sink must refuse it as stale."""
+        """Record an effect; False if the sink must refuse it as stale."""
         value = f"{unit}#{counter}"
         newest, since = self._newest.get(partition, (effect.epoch, effect.at))
         if effect.epoch < newest:
@@ -154,7 +154,7 @@ class TortureLedger:
         return True
 
     def letter(self, value: str, reason: str) -> None:
-        """A letter of the dead-letter stream."""
+        """Record a letter of the dead-letter stream."""
         if value in self.letters:
             return
         self.letters[value] = reason
@@ -163,19 +163,19 @@ class TortureLedger:
             self._close(posted.partition, posted.sequence)
 
     def lettered(self, sequence: int) -> None:
-        """The letter of a message whose acknowledgement has not come yet is one, too."""
+        """Record the letter of a message whose publish is not acknowledged yet."""
         self.done.add(sequence)
 
     def outstanding(self) -> int:
-        """Messages without effect and letter."""
+        """Messages without an effect or a letter."""
         return sum(map(len, self._open.values()))
 
     def lowest_open(self, partition: str) -> tuple[int, str] | None:
-        """The first message of a partition that was neither handled nor lettered: no position may be at or above it."""
+        """The first message of a partition without an effect or letter: no position may be at or above it."""
         return min(self._open.get(partition, {}).items(), default=None)
 
     def made_anew(self) -> None:
-        """The stream was deleted: what was not handled went with it."""
+        """Record that the stream was deleted, together with its unhandled messages."""
         for values in self._open.values():
             self.excused.update(values.values())
         self._open.clear()
@@ -188,7 +188,7 @@ class TortureLedger:
         return found
 
     def judge(self, present: Collection[int], *, before: float, after: float) -> Judgement:
-        """Judge the whole; `present` are the sequences still in the stream."""
+        """Judge the whole run; `present` are the sequences still in the stream."""
         lost = [p for v, p in self.posted.items() if not self._had(v)]
         gone = [p for p in lost if p.generation != self.generation or p.sequence not in present]
         repeats = unexplained = 0

@@ -1,7 +1,7 @@
-"""What a torture scenario is: a seed decides its shape, its faults and its load. Pure: same seed, same scenario.
+"""A torture scenario: a seed decides its shape, its faults and its load. Pure: same seed, same scenario.
 
-Faults come in bouts. Those of one bout overlap or follow each other closely; between two bouts the fleet has to be at
-work again, which is measured.
+Faults come in bouts. Those of one bout overlap or follow each other closely; between two bouts the fleet must
+recover, and the recovery time is measured.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from parti.errors import UsageError
 
 
 class TortureKind(StrEnum):
-    """What happens to the fleet."""
+    """The kinds of faults."""
 
     RESTART = "restart"
-    """SIGTERM, `returning`, started again with the same instance name."""
+    """SIGTERM, `returning`, restarted with the same instance name."""
     RETURN = "return"
-    """Stopped as one that returns, and back at once in the same process: the shortest absence there is."""
+    """Stopped with `returning`, and back at once in the same process: the shortest possible absence."""
     LEAVE = "leave"
     """SIGTERM, partitions handed over, a new process joins."""
     ADD = "add"
     REMOVE = "remove"
-    """A partition is no longer told for a while, then again."""
+    """The source omits a partition for a while, then lists it again."""
     SOURCE = "source"
     """The source raises for a while, and the leader leaves meanwhile."""
     KILL = "kill"
-    """SIGKILL, started again at once with the same instance name."""
+    """SIGKILL, restarted at once with the same instance name."""
     REPLACE = "replace"
-    """SIGKILL, another process starts without a name."""
+    """SIGKILL, replaced by a process without an instance name."""
     LEADER = "leader"
-    """SIGKILL of the leader, started again in place."""
+    """SIGKILL of the leader, restarted in place."""
     FREEZE = "freeze"
     CUT = "cut"
     HOLE = "hole"
-    """Connections stay open and carry nothing."""
+    """Connections stay open but transfer no data."""
     SERVER_KILL = "server-kill"
     SERVER_FREEZE = "server-freeze"
     OUTAGE = "outage"
@@ -47,18 +47,18 @@ class TortureKind(StrEnum):
     DURABLE_DELETE = "durable-delete"
     DURABLE_EDIT = "durable-edit"
     DURABLE_FILES = "durable-files"
-    """The files of a durable are gone at the server: it works, and refuses every change."""
+    """The files of a durable are deleted at the server: it still delivers, but refuses every change."""
     CLAIM = "claim"
     LEASE = "lease"
     LEADER_RECORD = "leader-record"
     ASSIGNMENT = "assignment"
     POSITION = "position"
     REMAKE = "remake"
-    """The stream is deleted and made anew."""
+    """The stream is deleted and recreated."""
     NAMESPACE = "namespace"
-    """A second fleet with a namespace of its own on the same stream."""
+    """A second fleet with its own namespace on the same stream."""
     HANG = "hang"
-    """A handler never ends; handler_timeout has to."""
+    """A handler never ends; handler_timeout must end it."""
     HANG_STOP = "hang-stop"
     """A handler never ends, there is no handler_timeout, and its worker gets a SIGTERM."""
     BASE = "base"
@@ -68,8 +68,8 @@ class TortureKind(StrEnum):
     BLOCK = "block"
     """A handler blocks the event loop beyond the lease."""
     STARVE = "starve"
-    """Every process, the servers too, stands still again and again, for up to one and a half leases: a machine that
-    has more to do than it can."""
+    """Every process, servers included, freezes again and again, for up to one and a half leases, as on an overloaded
+    machine."""
 
 
 PLANNED: Final = frozenset(
@@ -90,7 +90,7 @@ FATES: Final = frozenset(
 )
 _SINGLE: Final = frozenset({TortureKind.SERVER_KILL, TortureKind.SERVER_FREEZE, TortureKind.OUTAGE})
 _CLUSTER: Final = frozenset({TortureKind.STEPDOWN, TortureKind.NODE})
-# At most one in a scenario: they change what the rest of the run means.
+# At most one of these per scenario: they change the meaning of the rest of the run.
 _ONCE: Final = frozenset(
     {
         TortureKind.REMAKE,
@@ -102,7 +102,7 @@ _ONCE: Final = frozenset(
         TortureKind.STARVE,
     }
 )
-HOTTEST: Final = 1.6  # times the mean load that the busiest partition has (see `TortureTraffic`)
+HOTTEST: Final = 1.6  # load of the busiest partition, as a multiple of the mean (see `TortureTraffic`)
 RETENTIONS: Final = ("limits", "workqueue", "interest")
 LAYOUTS: Final = ("per-worker", "per-partition")
 LANES: Final = ("partition", "key")
@@ -111,7 +111,7 @@ STORAGES: Final = ("file", "memory")
 
 @dataclass(frozen=True, slots=True)
 class TortureFault:
-    """One fault: when in its bout, for how long, and whom it hits (a number that is taken modulo what there is)."""
+    """One fault: its time within the bout, its duration, and its target (a number, modulo the possible targets)."""
 
     offset: float
     kind: TortureKind
@@ -125,7 +125,7 @@ class TortureFault:
 
 @dataclass(frozen=True, slots=True)
 class Restrict:
-    """What may be drawn; empty means everything."""
+    """Limits what may be drawn; empty means no limit."""
 
     retention: str = ""
     layout: str = ""
@@ -142,7 +142,7 @@ class Restrict:
 
     @classmethod
     def parse(cls, faults: str = "", **options: Any) -> Restrict:
-        """From the options of the command, named as the fields; UsageError names what is allowed."""
+        """Parse the command's options, which are named like the fields; UsageError names the allowed values."""
         found = cls(**options, faults=cls._kinds(faults))
         allowed = {"retention": RETENTIONS, "layout": LAYOUTS, "lanes": LANES, "storage": STORAGES}
         for name, words in allowed.items():
@@ -184,13 +184,13 @@ class TortureScenario:
     rate: float
     ttl: float
     takes: float
-    """Mean seconds of a handler: up to 80 % of what the lane of the busiest partition has to give."""
+    """Mean seconds of a handler: up to 80 % of the capacity of the busiest partition's lane."""
     retry: float
-    """Seconds before a failed message is tried again."""
+    """Seconds before a failed message is retried."""
     literal: bool
-    """The template names one subject a partition, instead of a wildcard."""
+    """The template names one subject per partition, instead of a wildcard."""
     timeout: float
-    """worker.handler_timeout; 0 is none."""
+    """worker.handler_timeout; 0 means none."""
     bouts: tuple[tuple[TortureFault, ...], ...] = field(default=())
 
     @property
@@ -199,7 +199,7 @@ class TortureScenario:
 
     @property
     def planned_only(self) -> bool:
-        """Whether not a single repeat is allowed."""
+        """Whether no repeat at all is allowed."""
         return self.kinds <= PLANNED
 
     def shape(self) -> str:
@@ -217,7 +217,7 @@ def draw(seed: int, restrict: Restrict | None = None) -> TortureScenario:
     """The scenario of this seed."""
     restrict = restrict or Restrict()
     rng = random.Random(f"torture {seed}")
-    # Drawn in this order whatever is restricted: a restricted run keeps the rest of its seed's shape.
+    # Always drawn in this order: a restricted run keeps the rest of its seed's shape.
     retention = _one(rng, RETENTIONS, restrict.retention)
     layout = _one(rng, LAYOUTS, restrict.layout)
     lanes = _one(rng, LANES, restrict.lanes)
@@ -233,7 +233,7 @@ def draw(seed: int, restrict: Restrict | None = None) -> TortureScenario:
     retry = rng.choice((0.05, 0.5, 2.0))
     literal = rng.random() < 0.4
     planned = rng.random() < 0.25
-    if restrict.quick or replicas == 3:  # three servers and six workers are more than two cores run at once
+    if restrict.quick or replicas == 3:  # three servers and six workers are too many for two cores
         workers, partitions = 4, min(partitions, 16)
     workers, partitions = restrict.workers or workers, restrict.partitions or partitions
     rate, ttl = restrict.rate or rate, restrict.ttl or ttl
@@ -267,10 +267,10 @@ def draw(seed: int, restrict: Restrict | None = None) -> TortureScenario:
 
 
 def possible(retention: str, storage: str, replicas: int) -> frozenset[TortureKind]:
-    """The faults that a fleet of this shape can be held to.
+    """The faults that a fleet of this shape must survive.
 
-    On an interest stream the server itself drops what an alien takes the interest from, and a memory stream on one
-    server does not outlive it: no client can do anything about either. A work queue refuses a second consumer.
+    On an interest stream the server itself drops messages when somebody else removes the interest, and a memory stream
+    on one server does not survive a restart: no client can prevent either. A work queue refuses a second consumer.
     """
     kinds = set(TortureKind) - (_CLUSTER if replicas == 1 else _SINGLE)
     if retention == "interest":
@@ -307,7 +307,7 @@ def _bouts(
 
 
 def _fits(kind: TortureKind, used: set[TortureKind]) -> bool:
-    """A hanging handler with a time limit and one without exclude each other: the limit is one setting."""
+    """Whether the kind fits the used ones: a hang with a handler_timeout and one without exclude each other."""
     return not ({kind, *used} >= {TortureKind.HANG, TortureKind.HANG_STOP})
 
 

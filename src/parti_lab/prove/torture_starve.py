@@ -1,7 +1,7 @@
-"""A starved machine: every process of a scenario stands still again and again, each in its own rhythm.
+"""A starved machine: every process of a scenario freezes again and again, each in its own rhythm.
 
-One long freeze is a clean cut: the lease is over, somebody else goes on. Many short ones are not: a renewal is late but
-arrives, a claim is written by who has just lost its lease, the server answers when nobody waits any more.
+After one long freeze the state is clear: the lease has expired, another worker continues. Many short freezes are
+harder: a renewal is late but arrives, a worker that just lost its lease writes a claim, the server answers too late.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from parti.testing import NatsServer
 from parti_lab.prove.torture_fleet import TortureFleet, TorturePlace
 
 _RUNS: Final = (0.02, 0.4)
-"""Seconds between two standstills of a process."""
+"""Seconds between two freezes of a process."""
 _LONG: Final = 0.15
-"""Of the standstills: up to one and a half leases; the others are up to a third of one."""
+"""Share of the freezes that last up to one and a half leases; the others last up to a third of a lease."""
 
 
 async def starve(fleet: TortureFleet, seconds: float, rng: random.Random) -> None:
-    """For that long; when this returns every process runs again."""
+    """Starve the fleet for `seconds`; when this returns every process runs again."""
     until = time.monotonic() + seconds
     ttl = fleet.scenario.ttl
     servers = fleet.servers
@@ -38,7 +38,7 @@ async def starve(fleet: TortureFleet, seconds: float, rng: random.Random) -> Non
 async def _starve_worker(fleet: TortureFleet, place: TorturePlace, until: float, rng: random.Random) -> None:
     while time.monotonic() < until:
         process = place.process
-        if process is not None and process.running and not place.busy:  # another fault's victim is left to it
+        if process is not None and process.running and not place.busy:  # leave the victim of another fault alone
             process.freeze()
             try:
                 await asyncio.sleep(_standstill(rng, fleet.scenario.ttl))
@@ -50,7 +50,7 @@ async def _starve_worker(fleet: TortureFleet, place: TorturePlace, until: float,
 
 async def _starve_server(server: NatsServer, until: float, ttl: float, rng: random.Random) -> None:
     while time.monotonic() < until:
-        with contextlib.suppress(PartiError), server.frozen():  # it may have been killed
+        with contextlib.suppress(PartiError), server.frozen():  # the server may have been killed
             await asyncio.sleep(min(_standstill(rng, ttl), ttl / 2))
         await asyncio.sleep(rng.uniform(*_RUNS))
 

@@ -1,4 +1,4 @@
-"""Load of a torture run: zipf keys, unique values, one publish in flight per unit of order, fates by chance."""
+"""Load of a torture run: Zipf keys, unique values, one publish in flight per unit of order, random fates."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ STREAM = "TORTURE"
 _TICK = 0.02
 _AGAIN = 0.05
 _BURST = 25
-_BURSTS = 0.01  # of the draws: a fifth of the messages
-_HOT_SHARE = 0.2  # of the draws go to a quarter of the partitions: 1.6 times the mean for each of these
+_BURSTS = 0.01  # share of the draws, and so a fifth of the messages
+_HOT_SHARE = 0.2  # share of the draws for a quarter of the partitions, each of which gets 1.6 times the mean
 
 
 def subject_of(partition: str, key: str = "*") -> str:
-    """With an empty key: of a partition that is one literal subject."""
+    """The subject of a message; with an empty key, the partition is one literal subject."""
     return f"{STREAM}.{partition}.{key}" if key else f"{STREAM}.{partition}"
 
 
 def fate_of(seed: int, unit: str, counter: int) -> str:
-    """1 % retries and exceptions, 0.2 % rejects; decided by the seed and the message alone."""
+    """The fate of a message: 1 % retries and exceptions, 0.2 % rejects; decided by the seed and the message alone."""
     draw = zlib.crc32(f"{seed}/{unit}/{counter}".encode()) % 1000
     return "retry" if draw < 5 else "raise" if draw < 10 else "reject" if draw < 12 else ""
 
 
 class TortureTraffic:
-    """Publishes at the scenario's rate until stopped, and posts what the server acknowledged into the ledgers."""
+    """Publishes at the scenario's rate until stopped, and records acknowledged messages in the ledgers."""
 
     def __init__(
         self, js: JetStreamApi, scenario: TortureScenario, ledgers: list[TortureLedger], partitions: Iterable[str]
@@ -61,7 +61,7 @@ class TortureTraffic:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="parti-torture-traffic")
 
     def also(self, ledger: TortureLedger) -> None:
-        """Another namespace has to handle everything from now on, too."""
+        """Another namespace must also handle all messages from now on."""
         self._ledgers.append(ledger)
 
     def add(self, partition: str) -> None:
@@ -72,7 +72,7 @@ class TortureTraffic:
         self._fates[partition] = fate
 
     def planted(self, partition: str) -> bool:
-        """Whether a planted fate is on its way."""
+        """Whether a message has taken the planted fate."""
         return partition not in self._fates
 
     def mute(self, partition: str) -> None:
@@ -82,7 +82,7 @@ class TortureTraffic:
         self._muted.discard(partition)
 
     async def pause(self) -> None:
-        """When this returns nothing is in flight."""
+        """Pause the load; when this returns no publish is in flight."""
         self._paused = True
         while self._tasks:
             await asyncio.wait(set(self._tasks))
@@ -91,7 +91,7 @@ class TortureTraffic:
         self._paused = False
 
     async def stop(self) -> None:
-        """When this returns every publish has been acknowledged."""
+        """Stop the load; when this returns every publish has been acknowledged."""
         self._stopped = True
         if self._task is not None:
             await self._task
@@ -99,7 +99,7 @@ class TortureTraffic:
             await asyncio.wait(set(self._tasks))
 
     def abandon(self) -> None:
-        """Stop at once, whatever is in flight: the run is over."""
+        """Stop at once, even with publishes in flight: the run is over."""
         self._stopped = True
         for task in [*self._tasks, *([self._task] if self._task else [])]:
             task.cancel()
@@ -111,12 +111,12 @@ class TortureTraffic:
             now = time.monotonic()
             due = max(due, now - 0.5)
             while due <= now:
-                # Bursts: what is in hand when a fault comes is what can be lost.
+                # Bursts, because only messages in flight when a fault happens can be lost.
                 count = _BURST if self._rng.random() < _BURSTS else 1
                 due += count / self._scenario.rate
                 chosen = self._choose()
                 if chosen is not None and not self._paused:
-                    self._busy.add(chosen[2])  # here, and not in the task: the next turn may choose the same
+                    self._busy.add(chosen[2])  # here, not in the task: the next turn may choose the same unit
                     task = loop.create_task(self._publish(*chosen, count))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
@@ -144,7 +144,7 @@ class TortureTraffic:
         began = time.monotonic()
         while True:
             try:
-                # The same id again: stored once, however often it is sent (docs/evidence/cluster.md#c10).
+                # The same message id: stored once, however often it is sent (docs/evidence/cluster.md#c10).
                 ack = await self._js.publish(subject_of(partition, key), body, headers=headers)
                 break
             except PartiError:

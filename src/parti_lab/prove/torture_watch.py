@@ -1,7 +1,7 @@
-"""What is checked while a torture run goes on: the server's state against the ledger of effects.
+"""Checks during a torture run: compares the server's state with the ledger of effects.
 
 The invariant: a sequence leaves the stream, and a position passes it, only after its own effect or letter. The server
-is asked first and the ledger read afterwards, so that an effect which came in between is no excuse and no accusation.
+is asked first and the ledger read afterwards, so that an effect in between neither excuses nor accuses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EXAMPLES: Final = 12
 
 
 class WatchedLetters:
-    """Reads the dead-letter stream from where it stopped."""
+    """Reads the dead-letter stream, from the last read position on."""
 
     def __init__(self, js: JetStreamApi, ledgers: list[TortureLedger]) -> None:
         self._letters = DeadLetterReader(js, STREAM)
@@ -40,7 +40,7 @@ class WatchedLetters:
     async def read(self) -> None:
         if (
             len(self._ledgers) > self._known_ledgers
-        ):  # a second fleet may have written letters before its ledger was known
+        ):  # a second fleet may have written letters before its ledger existed
             self._known_ledgers, self._next = len(self._ledgers), 1
         async for letter in self._letters.walk(start=self._next):
             self._next = letter.sequence + 1
@@ -63,7 +63,7 @@ class WatchedLetters:
 
 
 class TortureWatch:
-    """Looks every now and then; `violations` names each sequence that left or was passed without effect and letter."""
+    """Checks periodically; `violations` counts sequences that left or were passed without an effect or letter."""
 
     def __init__(
         self, js: JetStreamApi, scenario: TortureScenario, ledger: TortureLedger, letters: WatchedLetters
@@ -78,7 +78,7 @@ class TortureWatch:
         self.examples: list[str] = []
         self.looks = 0
         self.positions = True
-        """Off once the stream was made anew: what a position means then is judged by what is lost."""
+        """Off once the stream was recreated: after that, positions are judged only by lost messages."""
         self.starvation: list[tuple[float, float]] = []
 
     def start(self) -> None:
@@ -99,18 +99,18 @@ class TortureWatch:
         return dict(self._counts)
 
     def starved(self, since: float) -> float:
-        """How many times longer than on an idle machine things took since then; at least 1."""
+        """How many times longer than on an idle machine work took since then; at least 1."""
         found = [ratio for at, ratio in self.starvation if at >= since]
         return max(1.0, sum(found) / len(found)) if found else 1.0
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(_EVERY)
-            with contextlib.suppress(PartiError, TimeoutError):  # the server may be away: that is what this is about
+            with contextlib.suppress(PartiError, TimeoutError):  # the server may be down on purpose
                 await self.look()
 
     async def _probe(self) -> None:
-        """Wall time over CPU time of a little work: what other processes take from us; and our own standstills."""
+        """Measure wall time over CPU time of a little work (what other processes take from us), and our own stalls."""
         while True:
             asleep = time.monotonic()
             await asyncio.sleep(_PROBE)
@@ -121,13 +121,13 @@ class TortureWatch:
             self.starvation.append((time.monotonic(), (time.perf_counter() - wall) / _SPIN))
 
     def _stood_still(self, start: float, end: float) -> None:
-        """The sink is in this process: handlers that waited for it ran into their time limit, and are tried again."""
+        """Record a stall. The sink is in this process: handlers that wait for it time out and are retried."""
         limit = self._scenario.timeout
         if limit and end - start > limit / 2:
             self._ledger.disturb("the sink stood still", start - limit, "", explains=True).end = end + limit
 
     async def look(self) -> None:
-        """One look at everything."""
+        """Check everything once."""
         generation = self._ledger.generation
         if self._scenario.retention != "limits":
             gone = await self._gone()
@@ -143,7 +143,7 @@ class TortureWatch:
         self.looks += 1
 
     async def consumers(self) -> list[str]:
-        """Every consumer in a few words, for a report."""
+        """A short description of every consumer, for a report."""
         return [
             f"{i['name']} floor={i['ack_floor']['stream_seq']} ack_pending={i['num_ack_pending']} "
             f"pending={i['num_pending']} filters={len(i['config'].get('filter_subjects') or [1])} "
@@ -152,7 +152,7 @@ class TortureWatch:
         ]
 
     async def present(self) -> set[int]:
-        """The sequences that are in the stream now."""
+        """The sequences in the stream now."""
         state = await self._state()
         gone = set(state.get("deleted") or ())
         return {s for s in range(int(state["first_seq"]), int(state["last_seq"]) + 1) if s not in gone}
@@ -178,7 +178,7 @@ class TortureWatch:
             for info in await self._js.consumer_list(STREAM):
                 filters = info["config"].get("filter_subjects") or [info["config"].get("filter_subject") or ""]
                 tokens = filters[0].split(".")
-                ours = str(info["name"]).startswith(f"parti-{NAMESPACE}-slot-")  # not those of a second namespace
+                ours = str(info["name"]).startswith(f"parti-{NAMESPACE}-slot-")  # not those of another namespace
                 if ours and len(filters) == 1 and len(tokens) >= 2:
                     floor = int(info["ack_floor"]["stream_seq"])
                     found.append((f"the ack floor of {info['name']}", tokens[1], floor))

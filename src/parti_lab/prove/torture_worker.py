@@ -1,6 +1,6 @@
-"""The program of a worker process in `parti prove torture`: handlers retry, raise, reject and misbehave as told.
+"""The program of a worker process in `parti prove torture`: handlers retry, raise, reject and misbehave on demand.
 
-A message says its own fate. Misbehaviour happens once a message: whoever gets it next can go on.
+A message contains its own fate. Each message misbehaves once: its next handler can finish.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _STALL = 0.5
 
 
 class Misbehaviour(BaseException):
-    """What no handler should raise."""
+    """An exception that no handler should raise."""
 
 
 class StaleTortureEffect(Exception):
-    """The sink refused: somebody else owns the partition by now."""
+    """The sink refused the effect: another worker owns the partition by now."""
 
 
 def say(word: str, **fields: Any) -> None:
-    """One line to the proof."""
+    """Send one line to the proof."""
     print(json.dumps({"say": word, **fields}), flush=True)
 
 
 async def watch_stalls() -> None:
-    """Tell when this process stood still: starved by the machine, frozen or blocked. Until cancelled."""
+    """Report stalls of this process (starved by the machine, frozen or blocked) until cancelled."""
     before = time.monotonic()
     while True:
         await asyncio.sleep(_TICK)
@@ -57,7 +57,7 @@ async def watch_stalls() -> None:
 
 
 class TortureHandler:
-    """What each message does."""
+    """Does what each message asks for."""
 
     def __init__(self, sink: Asking, takes: float, blocks: float) -> None:
         self.sink = sink
@@ -93,11 +93,11 @@ class TortureHandler:
             case "exit":
                 raise SystemExit(3)
             case _:
-                time.sleep(self.blocks)  # noqa: ASYNC251 - that is the fault
+                time.sleep(self.blocks)  # noqa: ASYNC251 - this is the fault
 
 
 def listed_partitions(path: Path) -> list[str]:
-    """The source: what the proof's file says."""
+    """The partition source: the content of the proof's file."""
     said = json.loads(path.read_text())
     if said["raises"]:
         raise RuntimeError("the source was told to raise")
@@ -105,7 +105,7 @@ def listed_partitions(path: Path) -> list[str]:
 
 
 async def work(settings: dict[str, Any], handles: type[TortureHandler] = TortureHandler) -> None:
-    """Until a signal: SIGTERM leaves, SIGUSR1 stops as one that returns, SIGUSR2 is back here at once."""
+    """Run until a signal: SIGTERM leaves, SIGUSR1 stops with `returning`, SIGUSR2 restarts in this process at once."""
     life = 0
     while await _live(settings, handles, life):
         life += 1
@@ -113,9 +113,9 @@ async def work(settings: dict[str, Any], handles: type[TortureHandler] = Torture
 
 
 async def _live(settings: dict[str, Any], handles: type[TortureHandler], life: int) -> bool:
-    """One life of a worker; True when it is to be followed by another at once."""
+    """One life of a worker; True if another one must follow at once."""
     options = ConnectOptions(servers=tuple(settings["urls"]), request_timeout=5.0, name="torture-worker")
-    # One that comes back in the same process may find that the server is away just now.
+    # A worker that returns in the same process may start while the server is down.
     patience = replace(PATIENT, cap=0.5, max_tries=100 if life else 1)
     connection = await retry(lambda: connect(options), backoff=patience, clock=SystemClock())
     sink = await Asking.open(int(settings["sink"]))
@@ -140,7 +140,7 @@ async def _live(settings: dict[str, Any], handles: type[TortureHandler], life: i
     stalls.cancel()
     await sink.close()
     await connection.close()
-    # Whoever was to come back and is told to end meanwhile ends: one signal does not swallow the other.
+    # A worker that should return but gets SIGTERM meanwhile ends: one signal does not swallow the other.
     return asked.done() and asked.result() == signal.SIGUSR2 and signal.SIGTERM not in heard
 
 
@@ -170,7 +170,7 @@ def _hooks() -> Hooks:
 
 
 def main(handles: type[TortureHandler] = TortureHandler) -> None:
-    """The whole program."""
+    """Run the whole program."""
     given = json.loads(sys.argv[1])
     configure_logging(ObserveSection(log_format=LogFormat.JSON, log_level=LogLevel(given["log_level"])))
     asyncio.run(work(given, handles))

@@ -1,4 +1,4 @@
-"""Load for a proof: unique values, one publish in flight per key, each acknowledged by the server before the next."""
+"""Load of a proof: unique values, one publish in flight per key, each acknowledged by the server before the next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AGAIN = 0.05
 
 
 class Traffic:
-    """Publishes to all partitions in turn, two keys each, at `rate` messages a second, until stopped."""
+    """Publishes to all partitions in turn, two keys each, at `rate` messages per second, until stopped."""
 
     def __init__(
         self, js: JetStreamApi, stream: str, partitions: list[str], history: History, *, rate: float, rng: random.Random
@@ -39,7 +39,7 @@ class Traffic:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="parti-traffic")
 
     async def stop(self) -> None:
-        """When this returns every publish has been acknowledged."""
+        """Stop the load; when this returns every publish has been acknowledged."""
         self._stopped.set()
         if self._task is not None:
             await self._task
@@ -65,7 +65,7 @@ class Traffic:
         headers = {"Nats-Msg-Id": f"{key}-{counter}"}
         while True:
             try:
-                # The same id again: stored once, however often it is sent (docs/evidence/cluster.md#c10).
+                # The same message id: stored once, however often it is sent (docs/evidence/cluster.md#c10).
                 await self._js.publish(f"{self._stream}.{partition}", body, headers=headers)
                 break
             except PartiError:

@@ -1,4 +1,4 @@
-"""The program of a worker process in a proof: a manager and a consumer whose effects go to the proof's sink."""
+"""The program of a worker process in a proof: a manager and a consumer that sends its effects to the proof's sink."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ _PAGE = 1.0  # seconds between two saved pages of metrics
 
 
 class StaleEffect(Exception):
-    """The sink refused: somebody else owns the partition by now."""
+    """The sink refused the effect: another worker owns the partition by now."""
 
 
 def say(word: str, **fields: Any) -> None:
-    """One line to the proof."""
+    """Send one line to the proof."""
     print(json.dumps({"say": word, **fields}), flush=True)
 
 
 async def save_pages(metrics: PrometheusMetrics, folder: Path) -> None:
-    """Save this process's /metrics page again and again, for who reads it when the process is dead: until cancelled."""
+    """Save this process's /metrics page periodically until cancelled, so that it outlives the process."""
     while True:
         await asyncio.to_thread(write_to_textfile, str(folder / f"{os.getpid()}.prom"), metrics.registry)
         await asyncio.sleep(_PAGE)
 
 
 async def work(settings: dict[str, Any]) -> None:
-    """Until SIGTERM: then hand over and leave."""
+    """Run until SIGTERM, then hand over and leave."""
     options = ConnectOptions(servers=tuple(settings["urls"]), request_timeout=5.0, name="prove-worker")
     connection = await connect(options)
     sink = await SinkClient.open(int(settings["sink"]))
@@ -89,7 +89,7 @@ async def work(settings: dict[str, Any]) -> None:
         pages = metrics and asyncio.create_task(save_pages(metrics, Path(settings["metrics"])))
         await first_of(asked.wait(), manager.ended())
     if not asked.is_set():
-        await manager.ended()  # a bug: end with its traceback instead of standing by in silence
+        await manager.ended()  # a bug: end with its traceback instead of idling silently
     if pages:
         pages.cancel()
         await asyncio.gather(pages, return_exceptions=True)

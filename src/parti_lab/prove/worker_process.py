@@ -1,4 +1,4 @@
-"""A worker process of a proof, as its parent sees it: what it owns, and how it is killed, frozen and stopped."""
+"""A worker process of a proof, as its parent sees it: its partitions, and how to kill, freeze and stop it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parti.testing.child import spawn
 
 @dataclass
 class WorkerProcess:
-    """One child. It cannot outlive us."""
+    """One child process. It cannot outlive its parent."""
 
     process: Any
     worker: str = ""
@@ -29,7 +29,7 @@ class WorkerProcess:
     ended_at: float | None = None
     frozen: bool = False
     heard: Callable[[Mapping[str, Any]], None] | None = None
-    """Told whatever the process says."""
+    """Called with each line that the process sends."""
     _reader: asyncio.Task[None] | None = None
 
     @classmethod
@@ -39,7 +39,7 @@ class WorkerProcess:
         program: str = "parti_lab.prove.worker_main",
         heard: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> WorkerProcess:
-        """Returns at once; see `live`."""
+        """Start the process; returns at once, see `live`."""
         command = [sys.executable, "-m", program, json.dumps(settings)]
         child = cls(await asyncio.to_thread(spawn, command), heard=heard)
         child._reader = asyncio.get_running_loop().create_task(child._read(), name="parti-worker-process")
@@ -51,7 +51,7 @@ class WorkerProcess:
 
     @property
     def owner(self) -> str:
-        """What its effects call it."""
+        """The owner name in its effects."""
         return f"pid-{self.pid}"
 
     @property
@@ -79,7 +79,7 @@ class WorkerProcess:
         os.kill(self.pid, signal.SIGTERM)
 
     async def ended(self, timeout: float = 60.0) -> int:
-        """The exit code, when it has ended."""
+        """Wait for the end of the process; returns its exit code."""
         await eventually(lambda: not self.running, timeout, f"worker {self.pid} ended")
         if self._reader is not None:
             await self._reader

@@ -1,4 +1,4 @@
-"""The `parti` command as a user meets it: a real process, its exit code, stdout and stderr."""
+"""The `parti` command as a user runs it: a real process, its exit code, stdout and stderr."""
 
 from __future__ import annotations
 

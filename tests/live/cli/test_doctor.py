@@ -1,4 +1,4 @@
-"""`parti doctor` against real servers: what it sees, what it says, how it exits."""
+"""`parti doctor` against real servers: what it finds, what it prints, and its exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`parti worker run`: a real process from a file, stopped by SIGTERM."""
+"""`parti worker run`: a real process, configured by a file, stopped by SIGTERM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing letters on a real server: stored once, certain before anything is let go, and as complete as fits."""
+"""Writing dead letters on a real server: stored once, before the message is acknowledged, and as complete as fits."""
 
 from __future__ import annotations
 

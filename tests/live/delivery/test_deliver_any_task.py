@@ -1,4 +1,4 @@
-"""Whatever somebody publishes as a task is delivered or rests in the dead letters, and what comes behind it arrives."""
+"""Any published task is delivered or becomes a dead letter, and the tasks after it arrive."""
 
 from __future__ import annotations
 

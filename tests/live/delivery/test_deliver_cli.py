@@ -1,4 +1,4 @@
-"""`parti deliver` as its users run it: a real process, real signals, and the dead letters by hand."""
+"""`parti deliver` as users run it: a real process, real signals, and dead letters managed by commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TaskConsumer on a real server with a real endpoint: delivered, in order, once, or in the dead letters."""
+"""The TaskConsumer on a real server with a real endpoint: a task is delivered in order, once, or is a dead letter."""
 
 from __future__ import annotations
 

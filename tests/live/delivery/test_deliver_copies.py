@@ -1,4 +1,4 @@
-"""A task of `order=skip` that an owner had put aside, or had delivered, before the server knew of it is sent once."""
+"""A task with `order=skip` is sent once, even if its owner parked or delivered it before the server recorded that."""
 
 from __future__ import annotations
 

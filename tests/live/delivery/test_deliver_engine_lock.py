@@ -1,4 +1,4 @@
-"""The TaskConsumer and the engine spark: one of them delivers at a time, and neither passes what the other holds."""
+"""The TaskConsumer and the engine spark: only one delivers at a time, and neither skips tasks that the other holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example receiver, as a process: takes what is signed by the scheme, by us or by anybody, and nothing else."""
+"""The example receiver as a process: it accepts requests signed by the scheme, by us or others, and nothing else."""
 
 from __future__ import annotations
 

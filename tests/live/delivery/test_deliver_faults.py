@@ -1,4 +1,4 @@
-"""Delivery under faults: endpoints that misbehave, servers that restart, processes that come and go."""
+"""Delivery under faults: endpoints that misbehave, servers that restart, processes that start and stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After a crash only what was in flight comes again: the journal knows what was done above a task that is open."""
+"""After a crash only requests in flight are repeated: the journal records tasks done above an open task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases: a process that lost its partition stops at once, and takes part again; nothing is lost, order is kept."""
+"""Leases: a process that lost its partition stops at once, then rejoins; nothing is lost, order is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trouble that is our own costs no attempt and no other host; and waiting has its limits."""
+"""Local failures use up no attempt and do not affect other hosts; and waiting is bounded."""
 
 from __future__ import annotations
 

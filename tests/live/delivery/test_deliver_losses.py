@@ -1,4 +1,4 @@
-"""Ways in which a task could get lost, each found by the proof or by reading, and each closed."""
+"""Ways in which a task could get lost, found by the proof or by code review, and all fixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions that move, and stops: limits of triggers hold meanwhile, and nobody waits for what was never sent."""
+"""Partition moves and stops: trigger limits hold meanwhile, and no task waits for one that was never sent."""
 
 from __future__ import annotations
 

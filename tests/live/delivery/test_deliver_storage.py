@@ -1,4 +1,4 @@
-"""What delivery makes on the server hangs on what is there, never on what a user called it."""
+"""Delivery configures its durable by the properties of the stream, never by the name that a user gave it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting costs next to nothing, and whoever takes over knows what was tried and until when to wait."""
+"""Waiting costs almost nothing, and the next owner knows the attempts so far and until when to wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Administration of groups against a real server: the reference's rules, without its holes."""
+"""Administration of groups on a real server: the reference's rules, without its gaps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Automatic membership: starting and stopping processes is all that scaling takes."""
+"""Automatic membership: starting and stopping processes is enough to scale a group."""
 
 from __future__ import annotations
 

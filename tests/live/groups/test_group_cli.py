@@ -1,4 +1,4 @@
-"""`parti group`: the verbs of the reference's tool, scriptable, against a real server."""
+"""`parti group`: the commands of the reference's tool, usable in scripts, on a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exactly once: effects are committed only when the server has taken the acknowledgement."""
+"""Exactly once: effects are committed only after the server has accepted the acknowledgement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Letting go: planned changes, stops, lost pins and freezes, with handlers longer than `ack_wait`."""
+"""Releasing messages: planned changes, stops, lost pins and freezes, with handlers longer than `ack_wait`."""
 
 from __future__ import annotations
 

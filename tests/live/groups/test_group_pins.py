@@ -1,4 +1,4 @@
-"""Pins that nobody has: the server pins a waiting pull before it looks whether anybody still listens there."""
+"""Pins without a holder: the server pins a waiting pull before it checks whether a client still listens there."""
 
 from __future__ import annotations
 

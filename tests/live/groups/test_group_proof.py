@@ -1,4 +1,4 @@
-"""The proof and the benchmark of groups in small, and a group on a cluster that loses a node."""
+"""The proof and the benchmark of groups in small sizes, and a group on a cluster that loses a node."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Random lives of a group's instances in one process: planned changes only, so that nothing may begin twice.
+"""Random histories of a group's instances in one process: all changes are planned, so no message may begin twice.
 
-Messages come at all times, also while an instance withdraws its pulls or drains: with `ack_wait` at five minutes, each
-one that is left behind, and each pin that nobody has, is a standstill.
+Messages arrive at all times, also while an instance cancels its pulls or drains. `ack_wait` is five minutes, so each
+message left behind, and each pin without a holder, shows as a stall.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Members of static groups on a real server: the position is the member's, and survives what happens to its durable."""
+"""Members of static groups on a real server: a position belongs to the member, and survives changes to its durable."""
 
 from __future__ import annotations
 

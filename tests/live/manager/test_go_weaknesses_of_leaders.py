@@ -1,6 +1,6 @@
-"""What went wrong in the control plane of the Go library, each as a case that parti must pass: leases, leaders, plans.
+"""Defects of the Go library's control plane, each as a case that parti must pass: leases, leaders, plans.
 
-See docs/evidence/go-library.md. `test_wNN_...` is the one place of a weakness. Other tests that name a number are about
+See docs/evidence/go-library.md. `test_wNN_...` is the one test of a weakness. Other tests that name a number check
 one rule behind it. Workers: test_go_weaknesses_of_workers.py.
 """
 

@@ -1,6 +1,6 @@
-"""What went wrong in workers of the Go library, each as a case that parti must pass: moves, filters, updates, stops.
+"""Defects of the Go library's workers, each as a case that parti must pass: moves, filters, updates, stops.
 
-See docs/evidence/go-library.md. `test_wNN_...` is the one place of a weakness. Other tests that name a number are about
+See docs/evidence/go-library.md. `test_wNN_...` is the one test of a weakness. Other tests that name a number check
 one rule behind it. Leaders, leases and assignments: test_go_weaknesses_of_leaders.py.
 """
 

@@ -1,7 +1,7 @@
-"""Random lives of processes that hold partitions, one message of which ends whoever starts it: every end is counted.
+"""Random lives of partition owners with one message that kills each process that starts it: every death is counted.
 
-Claims change by their own rules, notes are real records in a real bucket; only time is made. Processes join and know
-nobody yet, partitions come back to who had them before, many lanes are at work while suspects wait for their turn.
+Claims change by their own rules, and notes are real records in a real bucket; only time is simulated. Processes join
+without knowing others, partitions return to earlier owners, many lanes run while suspect messages wait their turn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Capacities, workers that are not well, and moves that fail: what nobody can carry is shown, never silent."""
+"""Capacities, unhealthy workers, and failed moves: partitions that no worker can carry are reported, never hidden."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NATS out of reach: workers go on until their lease is over, then stop; afterwards they come back."""
+"""NATS is unreachable: workers continue until their lease expires, then stop; afterwards they rejoin."""
 
 from __future__ import annotations
 

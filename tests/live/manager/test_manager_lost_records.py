@@ -1,4 +1,4 @@
-"""Somebody has his hands in the bucket: whatever is removed or damaged is written again by who knows it."""
+"""Records in the bucket that somebody removes or damages are written again by the process that knows their content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From one durable per partition to parti: nothing lost, nothing repeated, nothing deleted unasked."""
+"""Migration from one durable per partition to parti: nothing lost, nothing repeated, nothing deleted unasked."""
 
 from __future__ import annotations
 

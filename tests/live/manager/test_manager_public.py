@@ -1,4 +1,4 @@
-"""What a user imports and plugs in: names of `parti`, partitions of several subjects."""
+"""The public API: the names in `parti`, and partitions with several subjects."""
 
 from __future__ import annotations
 

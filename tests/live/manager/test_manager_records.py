@@ -1,4 +1,4 @@
-"""What stands in the bucket: foreign records, wrong writers, recreated buckets, zombies."""
+"""Records in the bucket: foreign records, wrong writers, recreated buckets, zombies."""
 
 from __future__ import annotations
 

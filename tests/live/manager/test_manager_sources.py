@@ -1,4 +1,4 @@
-"""Where partitions come from, while workers run: a list, a bucket, the subjects of a stream, a function."""
+"""Sources of partitions while workers run: a list, a bucket, the subjects of a stream, a function."""
 
 from __future__ import annotations
 

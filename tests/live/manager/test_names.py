@@ -1,4 +1,4 @@
-"""Durables carry their namespace, in their name and in their metadata; what is not ours is refused and left alone."""
+"""Durables have their namespace in their name and metadata; foreign durables are refused and left unchanged."""
 
 from __future__ import annotations
 

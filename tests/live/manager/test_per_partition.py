@@ -1,4 +1,4 @@
-"""The per-partition layout where the server is old, or where acks get lost."""
+"""The per-partition layout on an old server, and with lost acks."""
 
 from __future__ import annotations
 

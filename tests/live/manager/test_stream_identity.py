@@ -1,4 +1,4 @@
-"""Positions belong to one stream: made anew, gone back or exchanged, it is worked off from its beginning, and said."""
+"""Positions belong to one stream: a recreated, restored or exchanged stream is read from its start, and reported."""
 
 from __future__ import annotations
 

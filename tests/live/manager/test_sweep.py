@@ -1,4 +1,4 @@
-"""Durables of workers that died for good go, and with them what they kept; those of live members are never touched."""
+"""Durables of permanently dead workers are deleted with their state; those of live members are never touched."""
 
 from __future__ import annotations
 

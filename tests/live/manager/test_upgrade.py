@@ -1,4 +1,4 @@
-"""From durables without a namespace in their names to ours: nothing lost, repeated or out of order."""
+"""Upgrade from durables without a namespace in their names: nothing lost, repeated or out of order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fault proxy against plain sockets (what exactly passes) and against a real server (what a client sees)."""
+"""The fault proxy with plain sockets (which bytes pass) and with a real server (what a client sees)."""
 
 from __future__ import annotations
 

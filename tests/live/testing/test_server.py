@@ -1,4 +1,4 @@
-"""The embedded server: it starts, crashes, comes back, says clearly what is wrong, and is never left behind."""
+"""The embedded server: it starts, crashes, restarts, reports clear errors, and never outlives its owner."""
 
 from __future__ import annotations
 

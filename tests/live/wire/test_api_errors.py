@@ -1,4 +1,4 @@
-"""The error table against the server itself: each refusal is provoked and must arrive as its class."""
+"""The error table on a real server: each refusal is provoked and must be raised as its class."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,4 +1,4 @@
-"""The range reader beside an event loop: the same content, few batches waiting, and no thread left behind."""
+"""The range reader with an event loop: the same content, few batches waiting, and no thread left behind."""
 
 from __future__ import annotations
 

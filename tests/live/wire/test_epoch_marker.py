@@ -1,4 +1,4 @@
-"""Epoch markers on a real server: what earlier versions stored is understood, and an older marker's publishes end."""
+"""Epoch markers on a real server: markers of earlier versions are read, publishes under an older marker refused."""
 
 from __future__ import annotations
 

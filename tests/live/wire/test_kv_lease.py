@@ -1,4 +1,4 @@
-"""Leases on a key, on a real server: one holder at a time, which stops by its own clock before the next may begin."""
+"""Leases on a KV key, on a real server: one holder, which stops by its own clock before the next may begin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fast live path against a real server: deliveries, acks, and everything that can end the flow."""
+"""The fast live path on a real server: deliveries, acks, and everything that can end a pull."""
 
 from __future__ import annotations
 

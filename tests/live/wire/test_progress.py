@@ -1,4 +1,4 @@
-"""Chunks with a marker on a real server: each stored once, whoever repeats it and however late."""
+"""Chunks with a marker on a real server: each is stored once, whichever process repeats it and however late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The range reader on a real server: every read gives exactly what was published, or raises."""
+"""The range reader on a real server: every read returns exactly what was published, or raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Range reads on three nodes: replicas lag and nodes die, yet no range is short."""
+"""Range reads on three nodes: replicas lag and nodes die, but no read is short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Range reads through faults: whatever breaks mid-read, the result is what was published, once, in order."""
+"""Range reads under faults: with any failure during a read, the result is what was published, once, in order."""
 
 from __future__ import annotations
 

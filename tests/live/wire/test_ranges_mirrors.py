@@ -1,4 +1,4 @@
-"""Mirrors answer Direct Get in their origin's name, and what they say is never taken for the origin's content."""
+"""Mirrors answer Direct Get in their origin's name; their answers are never mistaken for the origin's content."""
 
 from __future__ import annotations
 

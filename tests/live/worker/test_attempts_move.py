@@ -1,4 +1,4 @@
-"""Attempts are counted per message, not per process: workers come, go and crash between two of them, at random."""
+"""Attempts are counted per message, not per process: workers join, leave and crash at random between two attempts."""
 
 from __future__ import annotations
 

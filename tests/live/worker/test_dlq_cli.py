@@ -1,4 +1,4 @@
-"""`parti dlq` against a real server: what a worker buried can be seen, sent back and removed."""
+"""`parti dlq` on a real server: a worker's dead letters can be listed, replayed and removed."""
 
 from __future__ import annotations
 

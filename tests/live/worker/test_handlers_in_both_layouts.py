@@ -1,4 +1,4 @@
-"""Handlers that hang, are deaf or raise, in both layouts: the same timeouts, the same bound, the same figures."""
+"""Handlers that hang, ignore cancellation or raise, in both layouts: the same timeouts, limits and metrics."""
 
 from __future__ import annotations
 

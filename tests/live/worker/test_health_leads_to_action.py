@@ -1,4 +1,4 @@
-"""A worker that can do no work any more gives its partitions to others, says why, and ends; in both layouts."""
+"""A worker that can no longer work hands over its partitions, logs the reason, and ends; in both layouts."""
 
 from __future__ import annotations
 

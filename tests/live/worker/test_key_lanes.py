@@ -1,4 +1,4 @@
-"""A lane per key: keys overtake each other, and a planned move repeats none of them all the same."""
+"""A lane per key: keys overtake each other, and still a planned move repeats no message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dead letter is stored once, whoever buries the message, and never taken for one of another stream."""
+"""A dead letter is stored once, whichever worker writes it, and never mistaken for a letter of another stream."""
 
 from __future__ import annotations
 

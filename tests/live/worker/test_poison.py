@@ -1,4 +1,4 @@
-"""A message that ends its process, or blocks it beyond its lease, rests in the dead-letter stream after some lives."""
+"""A message that kills its process, or blocks it beyond its lease, becomes a dead letter after a few lives."""
 
 from __future__ import annotations
 

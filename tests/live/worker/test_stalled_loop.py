@@ -1,4 +1,4 @@
-"""A handler that blocks the event loop beyond the lease: when it lets go, nothing of the fenced process goes on."""
+"""A handler blocks the event loop beyond the lease: afterwards, nothing in the fenced process continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker from its first update to its close, with a real server."""
+"""A worker from its first update to its close, on a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Catching up by range reads: taking over a partition, coming back from a backlog; no gap, no repeat, no reorder."""
+"""Catch-up by range reads, after a takeover or with a backlog: no gap, no repeat, no reordering."""
 
 from __future__ import annotations
 

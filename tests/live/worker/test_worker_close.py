@@ -1,4 +1,4 @@
-"""Closing: nothing starts afterwards, what runs finishes or is released, nothing leaks, and nothing is done twice."""
+"""Closing: nothing starts afterwards, running handlers finish or are released, no leaks, and no repeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fence: asked before every pull and every start; a refused start leaves the message where it was."""
+"""The fence is checked before every pull and every start; a refused start leaves the message where it was."""
 
 from __future__ import annotations
 

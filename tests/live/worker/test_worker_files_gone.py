@@ -1,6 +1,6 @@
-"""A consumer whose files are gone at the server works, and refuses every change: it is made again, nothing is missed.
+"""A consumer whose files are gone at the server still delivers, but refuses every change: parti recreates it, no gap.
 
-That is what is left of one that was created just while somebody deleted it (`ConsumerFilesGone`).
+The server leaves such a consumer if it is deleted while it is being created (`ConsumerFilesGone`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Somebody else changes our consumer: nothing is missed, and it is said."""
+"""Another client changes our consumer: no message is missed, and the change is logged."""
 
 from __future__ import annotations
 

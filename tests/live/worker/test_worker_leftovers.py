@@ -1,4 +1,4 @@
-"""What is done leaves a work queue, also when its ack got lost on its way."""
+"""Handled messages leave a work queue, also if their ack was lost."""
 
 from __future__ import annotations
 

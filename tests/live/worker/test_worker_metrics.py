@@ -1,4 +1,4 @@
-"""Names, labels and buckets are the required ones; what is counted is what happened; scraped over HTTP.
+"""Metrics have the required names, labels and buckets, and count what happened; scraped over HTTP.
 
 See docs/requirements.md#metrics.
 """

@@ -1,4 +1,4 @@
-"""Handlers that misbehave: whatever they do, each message is done, tried again or buried, and the lane goes on."""
+"""Handlers that misbehave: in each case the message is done, retried or a dead letter, and the lane continues."""
 
 from __future__ import annotations
 

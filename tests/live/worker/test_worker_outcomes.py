@@ -1,4 +1,4 @@
-"""What a handler answers and what follows: retries in order, dead letters, poison, hanging and failing handlers."""
+"""Outcomes of handlers and their effects: retries in order, dead letters, poison, hanging and failing handlers."""
 
 from __future__ import annotations
 

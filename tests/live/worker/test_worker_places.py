@@ -1,4 +1,4 @@
-"""Places of the inbox are never held across a wait: what goes meanwhile takes its places along, what returns is new."""
+"""Inbox places are never held across an await: a partition that leaves frees its places; on its return it is new."""
 
 from __future__ import annotations
 

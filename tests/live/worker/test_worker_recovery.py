@@ -1,4 +1,4 @@
-"""Everything that can go wrong under a worker, with real faults: it recovers, loses nothing and repeats nothing."""
+"""Every failure under a worker, with real faults: it recovers, loses nothing and repeats nothing."""
 
 from __future__ import annotations
 

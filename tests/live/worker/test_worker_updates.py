@@ -1,4 +1,4 @@
-"""Updates of the assignment: diffed, coalesced, spaced, exact; the pull loop goes on throughout."""
+"""Assignment updates: diffed, coalesced, spaced, exact; the pull loop keeps running."""
 
 from __future__ import annotations
 

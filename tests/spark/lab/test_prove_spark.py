@@ -1,4 +1,4 @@
-"""`parti prove spark`: it holds, and its checker sees each kind of fault that is planted for it."""
+"""`parti prove spark` passes, and its checker finds each kind of planted fault."""
 
 from __future__ import annotations
 

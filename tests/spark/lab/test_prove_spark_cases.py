@@ -1,4 +1,4 @@
-"""Generated cases of `parti prove spark`: a number is a case, they pass, and the verdict finds what is planted."""
+"""Generated cases of `parti prove spark`: a number gives one case, all pass, and the verdict finds planted faults."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The reader of a query that is a member of a group, driven as Spark drives it, beside Python members on a real server.
 
-Spark's part is played by the tests, so that a change of the membership falls exactly into a batch or between two.
+The tests play Spark, so that a membership change happens exactly within a batch or between two batches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pipelines as written in files, the choice of the plan, and what `parti run --explain` says; no Spark is started."""
+"""Pipelines defined in files, the choice of the plan, and the output of `parti run --explain`; no Spark is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example over a realistic feed runs as it is printed, from TOML, and its windows add up."""
+"""The example on a realistic feed runs as printed, from TOML, and its windows add up."""
 
 from __future__ import annotations
 

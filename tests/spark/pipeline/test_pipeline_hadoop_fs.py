@@ -1,4 +1,4 @@
-"""Files beside a checkpoint, through Hadoop: a claim is made once, on each file system that `file:` may mean."""
+"""Files beside a checkpoint, through Hadoop: a claim is created once, on each file system that `file:` may mean."""
 
 from __future__ import annotations
 

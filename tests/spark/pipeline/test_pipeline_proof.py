@@ -1,4 +1,4 @@
-"""`parti prove pipeline` in small: a frozen driver is fenced, a standby takes over, and the control fails its judge."""
+"""`parti prove pipeline` in a small size: a frozen driver is fenced, a standby takes over, and the control fails."""
 
 from __future__ import annotations
 

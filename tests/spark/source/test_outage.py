@@ -1,4 +1,4 @@
-"""The driver's link to NATS: what is for the moment is waited out, whatever the server calls it."""
+"""The driver's connection to NATS: temporary errors are waited out, whatever name the server gives them."""
 
 from __future__ import annotations
 

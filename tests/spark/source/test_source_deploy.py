@@ -1,4 +1,4 @@
-"""The source where nothing is shared but the network: executors of their own, a NATS cluster, and spark-pipelines."""
+"""The source where only the network is shared: separate executors, a NATS cluster, and spark-pipelines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of the reader: what is refused, with which words, and what the docs say about them."""
+"""Options of the reader: what is refused, with which message, and what the docs say about them."""
 
 from __future__ import annotations
 

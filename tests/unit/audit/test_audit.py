@@ -1,4 +1,4 @@
-"""The tasks of the audit, run without Spark: exact counts of planted faults, bounded structures, words and pages."""
+"""The tasks of the audit, run without Spark: exact counts of planted faults, bounded structures, texts and pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durations and sizes: what is written is what is meant, and what has no unit is refused."""
+"""Durations and sizes: values with a unit are parsed exactly, and values without one are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capacities hold whatever the strategy, nothing that fits is left out, and nothing moves by itself."""
+"""Capacities hold for every strategy, every partition that fits is assigned, and none moves without a reason."""
 
 from __future__ import annotations
 

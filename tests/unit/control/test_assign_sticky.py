@@ -1,4 +1,4 @@
-"""The default strategy: what need not move stays, and nobody is overloaded."""
+"""The default strategy: a partition that need not move stays, and no worker is overloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transitions of a claim: what each may do, what it may not, and where a takeover starts."""
+"""The transitions of a claim: what each one may and may not do, and where a takeover starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One leader at a time, with a term that only grows."""
+"""One leader at a time, with a term that only increases."""
 
 from __future__ import annotations
 

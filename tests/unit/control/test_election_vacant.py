@@ -1,4 +1,4 @@
-"""A place without a leader is taken at the next tick, not one renewal later."""
+"""A vacant leadership is taken at the next tick, not one renewal later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stable ids and the fence: one process per id, and it stops by its own clock."""
+"""Stable ids and the fence: one process per id, which stops by its own clock."""
 
 from __future__ import annotations
 

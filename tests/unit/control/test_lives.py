@@ -1,4 +1,4 @@
-"""Which message ends its process: counted over lives, and nobody else is taken for it."""
+"""Which message kills its process: deaths are counted across lives, and no other message is blamed."""
 
 from __future__ import annotations
 

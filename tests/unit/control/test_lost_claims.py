@@ -1,4 +1,4 @@
-"""Claims that were removed or damaged: who may write them again, with what, and when somebody else may own them."""
+"""Claims that were removed or damaged: who may write them again, with what, and when another worker may own them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is here: by identity, and dead only when certainly so."""
+"""Live members: known by identity, and dead only when that is certain."""
 
 from __future__ import annotations
 

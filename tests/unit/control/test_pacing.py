@@ -1,4 +1,4 @@
-"""When to rebalance: joins are gathered, a crash never waits."""
+"""When to rebalance: joins are batched, a crash is handled at once."""
 
 from __future__ import annotations
 

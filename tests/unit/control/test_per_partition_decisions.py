@@ -1,4 +1,4 @@
-"""One partition with a durable of its own: stop, drain, settle, release; accept, reset, pull."""
+"""One partition with its own durable: stop, drain, settle, release; accept, reset, pull."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One partition at one worker in the per-worker layout: hold, catch up, process, stop, let go."""
+"""One partition at one worker in the per-worker layout: hold, catch up, process, stop, release."""
 
 from __future__ import annotations
 

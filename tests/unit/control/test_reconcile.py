@@ -1,4 +1,4 @@
-"""The leader's decisions: adopt, assign, move, take over, and leave alone what is well."""
+"""The leader's decisions: adopt, assign, move, take over, and leave healthy partitions alone."""
 
 from __future__ import annotations
 

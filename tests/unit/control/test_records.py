@@ -1,4 +1,4 @@
-"""Records as bytes: round trips, sizes, and words for what cannot be read."""
+"""Records as bytes: round trips, sizes, and error messages for records that cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is still needed of a durable that nobody uses: judged for any claims, members and filters."""
+"""Which parts of an unused durable are still needed: decided for any claims, members and filters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A letter as a message, and back: nothing of the message or of what is told of it is lost on the way."""
+"""Dead letters encoded and decoded: nothing of the message or of its metadata is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Letters that earlier versions wrote, as they were recorded on a real server (tests/data/letters), are still read."""
+"""Letters of earlier versions, recorded on a real server (tests/data/letters), are still read."""
 
 from __future__ import annotations
 

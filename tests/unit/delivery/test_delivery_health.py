@@ -1,4 +1,4 @@
-"""What delivery must store and cannot shows in its health, until it is stored or no longer ours to store."""
+"""Health shows records that delivery must store and cannot, until they are stored or belong to another process."""
 
 from __future__ import annotations
 

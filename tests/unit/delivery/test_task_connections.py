@@ -1,4 +1,4 @@
-"""Whose answer it is, and what a connection may cost: bodies that never end, bytes nobody asked for, descriptors."""
+"""Which request an answer belongs to, and the cost of a connection: endless bodies, unexpected bytes, descriptors."""
 
 from __future__ import annotations
 

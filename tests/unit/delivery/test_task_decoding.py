@@ -1,4 +1,4 @@
-"""Delivery tasks: decoded strictly, keyed by their document, and sent without what is nobody's business."""
+"""Delivery tasks: decoded strictly, keyed by their document, and sent without private fields."""
 
 from __future__ import annotations
 

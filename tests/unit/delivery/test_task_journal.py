@@ -1,4 +1,4 @@
-"""What counts as done after a crash: exactly what the checkpoint, the journal and the server know to be done."""
+"""What counts as done after a crash: exactly what the checkpoint, the journal and the server record as done."""
 
 from __future__ import annotations
 

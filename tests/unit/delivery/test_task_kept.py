@@ -1,4 +1,4 @@
-"""What is kept of the park is the beginning of what the park holds, and the count of the rest is right."""
+"""The tasks kept in memory are the first of the parked tasks, and the count of the others is right."""
 
 from __future__ import annotations
 

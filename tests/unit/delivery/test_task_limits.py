@@ -1,4 +1,4 @@
-"""The breaker, the gate and the sharing of partitions: pure decisions, with time handed in."""
+"""The breaker, the gate and the sharing of partitions: pure decisions, with time as an argument."""
 
 from __future__ import annotations
 

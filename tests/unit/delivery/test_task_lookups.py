@@ -1,4 +1,4 @@
-"""Look-ups of names: what hangs, what is late, what is stale; and what that costs the names that are well."""
+"""Name look-ups that hang, are late or are stale, and what they cost healthy names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from an attempt: outcome classes, schedules, Retry-After, and where a failed task waits."""
+"""The consequences of an attempt: outcome classes, schedules, Retry-After, and where a failed task waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signatures, checked by an independent reading of the Standard Webhooks scheme; and where the keys come from."""
+"""Signatures, checked by an independent implementation of the Standard Webhooks scheme; and the sources of keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request and its answer over a real socket: what leaves, what comes back, and what becomes of the connection."""
+"""One request and its answer over a real socket: the bytes sent and received, and the fate of the connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who owns which partition: the reference's vectors, the server's hash, and moves that are minimal."""
+"""The owner of each partition: the reference's vectors, the server's hash, and minimal moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the leader writes: live members and foreign ones, with as few moves as possible."""
+"""The membership that the leader writes: live and foreign members, with as few moves as possible."""
 
 from __future__ import annotations
 

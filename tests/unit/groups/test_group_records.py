@@ -1,4 +1,4 @@
-"""Records of groups: byte for byte what the reference writes, and edits that change nothing but what they must."""
+"""Records of groups: byte for byte as the reference writes them, and edits that change only what they must."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every rule of section 9 has an error of its own, and the consumer configuration is the reference's."""
+"""Every rule of section 9 has its own error, and the consumer configuration is the reference's."""
 
 from __future__ import annotations
 

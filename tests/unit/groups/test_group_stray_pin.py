@@ -1,4 +1,4 @@
-"""Whether anybody can know of a pin, from a consumer's info alone."""
+"""Whether any client can know of a pin, from a consumer's info alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The consumer of a member: exact to the nanosecond, open for what is not the group's, closed for what is."""
+"""The consumer of a member: exact to the nanosecond; settings outside the group's are free, the group's are fixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`parti bench spark-cost`: CPU time of a whole tree of processes, also of those that ended."""
+"""`parti bench spark-cost`: CPU time of a whole process tree, including processes that have ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of the demonstration that can be looked at alone: the log of effects, and a quiet terminal."""
+"""Parts of the demonstration that can be tested alone: the log of effects, and a quiet terminal."""
 
 from __future__ import annotations
 

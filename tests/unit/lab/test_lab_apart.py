@@ -1,4 +1,4 @@
-"""The lab uses parti as any program does; nobody needs it to use parti."""
+"""The lab uses parti as any program does; parti does not need the lab."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which second acceptances a fault explains, and which none does."""
+"""Which second acceptances a fault explains, and which ones no fault explains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of random delivery runs: each kind of wrong is found, and what a fault explains is not held against us."""
+"""The judge of random delivery runs finds each kind of violation, and excuses what a fault explains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Goals and results: a run passes only by figures that were measured and that meet every goal."""
+"""Goals and results: a run passes only if all figures were measured and meet every goal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of `parti prove torture` finds each kind of violation, and accuses nobody without one."""
+"""The judge of `parti prove torture` finds each kind of violation, and reports none where there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leader's writes on their way: never two for one key, never the same twice, and no wish is lost."""
+"""The leader's writes in flight: never two for one key, never the same twice, and no wanted write is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fenced process hands on to its next member."""
+"""The state that a fenced process passes to its next membership."""
 
 from __future__ import annotations
 

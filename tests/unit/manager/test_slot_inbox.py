@@ -1,4 +1,4 @@
-"""Places in the per-partition layout: bounded in all, and no partition takes those of all others."""
+"""Inbox places in the per-partition layout: bounded in total, and no partition takes those of all others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Per-partition layout: what an owner did above its cursor is told to the next one exactly, however it was stopped.
+"""Per-partition layout: the next owner learns exactly what was done above the cursor, however the old one stopped.
 
-Owners follow each other on one partition with lanes of keys; messages wait for retries, drains run into their time-out,
-a stop comes while the partition is drained for a move already (torture seed 300077: 24 repeats), and what a former
-owner had done above the cursor is handed on again by one that did not get to it.
+Owners follow each other on one partition with a lane per key. Messages wait for retries, drains time out, a stop
+comes while the partition already drains for a move (torture seed 300077: 24 repeats), and an owner passes on what
+its predecessor had done above the cursor if it did not reach it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Logs: events with fields, and no secret whatever a caller logs."""
+"""Logs: events with fields, and no secrets, whatever a caller logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics: declared once, bounded in number, free when nobody asked for them."""
+"""Metrics: declared once, bounded in number, and without cost when disabled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint folders of owners: whoever begins goes on from where the last one was, and a stale owner harms nobody."""
+"""Checkpoint folders of owners: a new owner continues where the last one was, and a stale owner does no harm."""
 
 from __future__ import annotations
 

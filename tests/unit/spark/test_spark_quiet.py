@@ -1,4 +1,4 @@
-"""Spark's chatter is kept from the terminal; errors and our own words are not."""
+"""Spark's log output does not reach the terminal; errors and our own output do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of SQL: what Spark adds is let through, what a table keeps comes back, what it must not keep is refused."""
+"""SQL options: Spark's additions are allowed, a table's options are read back, those it must not store are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counted writes: no two share an identity, and a replayed batch gives its writes the identities they had."""
+"""Counted writes: no two have the same identity, and a replayed batch gives its writes the same identities again."""
 
 from __future__ import annotations
 

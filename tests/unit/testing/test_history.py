@@ -1,4 +1,4 @@
-"""The judge itself: a check that cannot fail is a defect, so each violation is shown to be found."""
+"""The judge itself: a check that cannot fail is a defect, so tests show that each violation is found."""
 
 from __future__ import annotations
 

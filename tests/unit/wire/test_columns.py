@@ -1,4 +1,4 @@
-"""From frames to columns: ack subjects of every shape, headers as they come, and what Direct Get adds to them."""
+"""From frames to columns: ack subjects of every form, headers unchanged, and the headers that Direct Get adds."""
 
 from __future__ import annotations
 

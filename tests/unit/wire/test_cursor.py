@@ -1,4 +1,4 @@
-"""The cursor of a range read: what is handed on, once, and which hole it remembers."""
+"""The cursor of a range read: which messages it passes on, once, and which gap it remembers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frame parser: the vector scan agrees with the plain loop on everything a server could send, and on nonsense."""
+"""The frame parser: the vector scan agrees with the plain loop on all possible server output, and on invalid bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The witness of a range read: whatever is deleted, lost or withheld, each gap is judged for what it is."""
+"""The witness of a range read: each gap is classified correctly, be it deleted, lost or withheld."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An attempt that is cancelled at any of its awaits leaves nothing behind: no trial, no count of what never ran."""
+"""An attempt that is cancelled at any await leaves nothing behind: no trial, and no count of a run that never was."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""On limits a position passes a message only after its effect, whatever happens while partitions catch up together.
+"""On limits streams a position passes a message only after its effect, also while partitions catch up together.
 
-A stream in memory, the shipped inbox, ledger and catch-up, and any sequence of publishes, deliveries, moves to another
-owner and back, while a range read of several partitions is under way and room is short. A target that moved during a
-read for another partition cost 20 messages (torture seed 130003); what the former owner had done above T before other
-keys was repeated (120011).
+An in-memory stream, the shipped inbox, ledger and catch-up, and any sequence of publishes, deliveries, and moves to
+another owner and back, during a range read of several partitions with little room. Bugs found: a target that moved
+during a read for another partition lost 20 messages (torture seed 130003); what the former owner had done above T
+before other keys was repeated (120011).
 """
 
 from __future__ import annotations

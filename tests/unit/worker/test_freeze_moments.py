@@ -1,7 +1,7 @@
-"""A process that stands still at any moment, beyond its lease: when it wakes, only the very step it was in goes on.
+"""A process freezes at any moment, beyond its lease: when it resumes, only the step it was in continues.
 
-The moments are lines: of the lanes, of the attempts, of the event loop between two callbacks, of the handlers. What was
-about to be resumed when the process stopped is the case that a timer cannot catch.
+The moments are lines: of the lanes, of the attempts, of the event loop between two callbacks, of the handlers. A
+timer cannot catch one case: a task that was about to resume when the process froze.
 """
 
 from __future__ import annotations

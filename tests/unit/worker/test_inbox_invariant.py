@@ -1,7 +1,7 @@
-"""Where an ack deletes a sequence leaves the stream only by an ack that follows its own effect, whatever happens.
+"""Where an ack deletes, a sequence leaves the stream only by an ack after its own effect, in any situation.
 
-A work queue in memory, the shipped inbox and ledger, and any sequence of publishes, deliveries, stops, moves to another
-owner and back, resets, lost acks and looks at the consumer. Outages, restarts and aborted moves lost 1 to 140 messages.
+An in-memory work queue, the shipped inbox and ledger, and any sequence of publishes, deliveries, stops, moves to and
+fro, resets, lost acks and consumer checks. Outages, restarts and aborted moves once lost 1 to 140 messages.
 """
 
 from __future__ import annotations

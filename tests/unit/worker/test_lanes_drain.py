@@ -1,4 +1,4 @@
-"""Draining a partition: several may wait for it at once, with partitions that stop, go on and stop again."""
+"""Draining a partition: several callers may wait at once, while partitions stop, continue and stop again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose a durable is: judged for any configuration that a server may show."""
+"""The owner of a durable: decided for any configuration that a server may return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room at the inbox: whoever waits for it is told, whatever made it."""
+"""Room in the inbox: every waiter is notified, whatever freed the room."""
 
 from __future__ import annotations
 
