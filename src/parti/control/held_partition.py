@@ -112,6 +112,18 @@ def stopped(state: S, event: LaneStopped) -> S:
     return replace(state, queued=event.dropped_from - 1, tail=event.last_started)
 
 
+def begin_and_stop(
+    state: S,
+    claim: Claim,
+    own: Callable[[S, Claim], tuple[S, tuple[E, ...]]],
+    stop: Callable[[S, Claim], tuple[S, tuple[E, ...]]],
+) -> tuple[S, tuple[E, ...]]:
+    """The next move began before we heard that our own acceptance was written: begin, so that the move can stop us."""
+    begun, effects = own(state, claim)
+    stopping, more = stop(begun, claim)
+    return stopping, (*effects, *more)
+
+
 def write(state: S, claim: Claim) -> tuple[S, tuple[WriteClaim, ...]]:
     """Write this claim, unless a write is already in flight."""
     if state.writing:

@@ -152,12 +152,8 @@ def _follow(state: PerPartition) -> Step:
     if claim.owner != state.me:
         return _let_go(state) if state.phase is not Phase.IDLE else (state, ())
     if claim.state is ClaimState.PREPARE:
-        if state.phase is not Phase.ACCEPTING:
-            return _stop(state, claim)
-        # The next move began before we heard that our acceptance stands: begin, so that there is somebody to stop.
-        begun, effects = _own(state, claim)
-        stopping, more = _stop(begun, claim)
-        return stopping, (*effects, *more)
+        accepting = state.phase is Phase.ACCEPTING
+        return held_partition.begin_and_stop(state, claim, _own, _stop) if accepting else _stop(state, claim)
     if claim.state is ClaimState.COMMIT and not claim.accepted:
         # The durable has seen everything since it was created: there is nothing to catch up on.
         return held_partition.write(

@@ -136,12 +136,8 @@ def _follow(state: PerWorkerPartition) -> Step:
         return held_partition.write_again(state, claim, state.lost)
     if claim.owner == state.me:
         if claim.state is ClaimState.PREPARE:
-            if state.phase is not Phase.ACCEPTING:
-                return _stop(state, claim)
-            # The next move began before we heard that our acceptance stands: begin, so that there is somebody to stop.
-            begun, effects = _own(state, claim)
-            stopping, more = _stop(begun, claim)
-            return stopping, (*effects, *more)
+            accepting = state.phase is Phase.ACCEPTING
+            return held_partition.begin_and_stop(state, claim, _own, _stop) if accepting else _stop(state, claim)
         if claim.state is ClaimState.COMMIT and not claim.accepted:
             return _take(state, claim)
         return _own(state, claim)
