@@ -329,16 +329,10 @@ class Gate:
                 return True
         if self.bytes < limit // 2 and not self.pressed():
             return False
-        if line.held <= line.speed(now) * _AT_ONCE or self._starts_at_once(line, now):
+        if line.held <= line.speed(now) * _AT_ONCE:
             return False
         own = line.host if isinstance(line, TriggerLine) else line
         return any(other is not own and now - other.seen < 60 for other in self._hosts.values())
-
-    def _starts_at_once(self, line: Line, now: float) -> bool:
-        """Whether the next call of this line need not wait: a line that was not tried yet has no speed to judge by."""
-        if isinstance(line, TriggerLine):
-            return not line.waiting and line.ready(now, self._rules[line], self.share())
-        return isinstance(line, HostLine) and line.active < self._most(line) and self._room(line)
 
     def _call(self, line: Line, most: int = _LET_IN) -> None:
         """Call in documents: one probe for a host that is down, when due; else as many as the line has room for."""

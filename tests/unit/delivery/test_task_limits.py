@@ -204,23 +204,9 @@ async def test_a_host_that_fills_the_memory_without_moving_is_sent_away(held: in
     assert await made.admit("slow", "t", OPEN) is None  # nobody else is there to be disturbed
     made.hold("quick")
     assert await made.admit("quick", "t", OPEN) is None
-    assert await made.admit("slow", "t", OPEN) is None  # its second place: this one waits for nothing
     postponed = await made.admit("slow", "t", OPEN)
     assert isinstance(postponed, Postponed)
     assert postponed.why == "crowded"
-
-
-async def test_a_host_that_was_never_tried_is_tried_at_once_though_the_memory_is_full() -> None:
-    """It has no speed yet: its tasks were sent away for a second, beside one host that fails."""
-    made, _ = gate(max_ack_pending=64)
-    for host, held in (("fails", 20), ("well", 40)):
-        for _ in range(held):
-            made.hold(host)
-    assert await made.admit("fails", "t", OPEN) is None
-    for _ in range(40):
-        assert await made.admit("well", "t", OPEN) is None
-        made.release("well", "t", OPEN, AttemptOutcome.DELIVERED)
-        made.unhold("well")
 
 
 async def test_memory_is_bounded_by_bytes_as_well() -> None:
