@@ -79,8 +79,9 @@ class Assigner:
                     await self._update(filters)
                 await self._join(wanted, list(fresh.values()))
         except BaseException:
-            for key in fresh:
-                self._inbox.drop(states.pop(key))
+            for key, state in fresh.items():
+                if states.get(key) is state:  # a member that was fenced meanwhile has dropped everything
+                    self._inbox.drop(states.pop(key))
             for state in at_work:  # a partition that was only held, or stopped before, must not start here
                 self.go_on(state)
             self._ledger.forget_places()
