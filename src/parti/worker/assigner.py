@@ -80,7 +80,7 @@ class Assigner:
                 await self._join(wanted, list(fresh.values()))
         except BaseException:
             for key, state in fresh.items():
-                if states.get(key) is state:  # a member that was fenced meanwhile has dropped everything
+                if self._ledger.has(state):  # not when it was cancelled while it waited for the durable
                     self._inbox.drop(states.pop(key))
             for state in at_work:  # a partition that was only held, or stopped before, must not start here
                 self.go_on(state)

@@ -249,3 +249,26 @@ def test_a_wildcard_route_gives_the_key_that_the_wildcards_matched() -> None:
     assert route is not None
     assert (route.partition, route.key) == ("p", "k1.k2.k3")
     assert routes.find(b"o.q.k1.x.k2") is None
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["free", "durable-busy"])
+async def test_a_worker_fenced_at_any_moment_of_an_update_goes_on_with_the_next_one(bench: Bench, busy: bool) -> None:
+    """Cancelled while it waited for its durable, an update took back what it had not placed yet: a KeyError."""
+    effects = Effects()
+    worker = bench.worker(effects)
+    for turns in range(30):
+        await worker.update_worker_consumer("w1", parts("a", "b"))
+        durable = worker._engine.durable
+        if busy:
+            await durable.changing.acquire()
+        update = asyncio.create_task(worker.update_worker_consumer("w1", parts("a", "c"), flush=True))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await worker.abandon()
+        if busy:
+            durable.changing.release()
+        await asyncio.gather(update, return_exceptions=True)
+        assert worker.hopeless() == "", f"fenced after {turns} turns of the loop"
+    await worker.update_worker_consumer("w1", parts("a", "c"))
+    await bench.publish("c", 1)
+    await effects.count(1)
