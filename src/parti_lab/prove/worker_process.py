@@ -16,6 +16,8 @@ from parti.clock import SystemClock
 from parti.testing import eventually
 from parti.testing.child import spawn
 
+_LONGEST_LINE = 1 << 24  # bytes; a line with a long traceback must not end the reading
+
 
 @dataclass
 class WorkerProcess:
@@ -91,7 +93,11 @@ class WorkerProcess:
         await self.ended()
 
     async def _read(self) -> None:
-        while line := await asyncio.to_thread(self.process.stdout.readline):
+        # Not in threads: each process would keep one of the loop's few, and with enough of them nobody else gets one.
+        reader = asyncio.StreamReader(limit=_LONGEST_LINE)
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self.process.stdout)
+        while line := await reader.readline():
             text = line.decode(errors="replace").rstrip()
             try:
                 said = json.loads(text)
