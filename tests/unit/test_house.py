@@ -41,12 +41,6 @@ MANY_PARAMETERS = {
 }
 """Functions with more parameters on purpose, each with its reason."""
 
-MANY_PARAMETERS_YET = {"Feed.__init__", "KvWatch.__init__", "LivePull.__init__", "Ownership.__init__"} | {
-    "Acks.__init__",
-    "InFlight.__init__",
-}
-"""Left over; none may join them."""
-
 
 def names() -> dict[str, list[str]]:
     """Public classes, and where they are defined."""
@@ -90,7 +84,7 @@ def parameters() -> dict[str, int]:
 
 def test_no_function_has_more_parameters_than_one_can_keep_in_mind() -> None:
     many = {name: count for name, count in parameters().items() if count > MOST_PARAMETERS}
-    allowed = MANY_PARAMETERS.keys() | MANY_PARAMETERS_YET
+    allowed = MANY_PARAMETERS.keys()
     assert {name: count for name, count in many.items() if name not in allowed} == {}, "make them a value object"
     assert sorted(allowed - many.keys()) == [], "these are short now: take them out"
 
