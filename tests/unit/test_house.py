@@ -32,7 +32,6 @@ MANY_PARAMETERS = {
     "make_message": "public: users of their own handlers' tests name the fields of a message",
     "NatsServer.__init__": "public: the settings of a server, each a keyword with a default",
     "RangeReader.read": "public: what to read, each option a keyword with a default",
-    "AsyncRangeReader.read": "public: as RangeReader.read",
     "KeyValue.ensure": "public: the settings of a bucket, as JetStream names them",
     "Manager.__init__": "public: what a user may replace, each a keyword with a default",
     "TaskConsumer.__init__": "public: what a user may replace, each a keyword with a default",
