@@ -141,8 +141,7 @@ class Claim:
     """Who may act on a partition, in which epoch, and from which position. Changed only by CAS on its revision.
 
     The partition is done up to the stream sequence `cursor`. `target` is T: messages above T reach the owner through
-    its own consumer, messages up to T by catch-up. `cursor >= target` means that the catch-up is finished; only then
-    may an ack floor be trusted (docs/evidence/handoff.md#h3).
+    its own consumer, messages up to T by catch-up. `cursor >= target` means that the catch-up is finished.
     """
 
     partition: PartitionId
