@@ -199,13 +199,6 @@ class Assignment:
     weights: Mapping[PartitionId, int] = field(default_factory=lambda: MappingProxyType({}))
     """Only weights other than 1."""
 
-    def newer_than(self, other: Assignment) -> bool:
-        """Compares the term first: after a bucket was recreated the version may start again.
-
-        See docs/evidence/go-library.md#w7.
-        """
-        return (self.term, self.version) > (other.term, other.version)
-
     def of(self, worker: WorkerId) -> tuple[PartitionId, ...]:
         return tuple(sorted(p for p, owner in self.owners.items() if owner == worker))
 

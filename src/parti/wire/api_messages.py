@@ -65,23 +65,6 @@ class MessageCalls(ApiCaller):
         """Remove one message; `erase` also overwrites its bytes on disk, which is slow."""
         await self.request(f"STREAM.MSG.DELETE.{token(stream, what='stream')}", {"seq": seq, "no_erase": not erase})
 
-    async def direct_get(
-        self, stream: str, *, seq: int | None = None, last_by_subj: str | None = None, next_by_subj: str | None = None
-    ) -> StoredMessage:
-        """The message from any replica or mirror: fast, and possibly stale. Needs allow_direct.
-
-        Raises `MessageNotFound` even if only the answering replica lacks it: use `msg_get` when it must be certain.
-        """
-        call = f"DIRECT.GET.{token(stream, what='stream')}"
-        payload = json.dumps(_selection(seq, last_by_subj, next_by_subj)).encode()
-        try:
-            reply = await self.connection.requests.call(f"{self.prefix}.{call}", payload, timeout=self.timeout)
-        except NoResponders:
-            raise _no_direct(call) from None
-        if reply.status:
-            raise _direct_error(reply, call)
-        return StoredMessage.from_direct(reply)
-
     async def direct_get_batch(
         self,
         stream: str,

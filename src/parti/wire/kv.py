@@ -125,17 +125,6 @@ class KeyValue:
             raise KeyNotFound(f"the key {key!r} of {self.bucket} does not exist", key=key) from None
         return self._live(key, message)
 
-    async def get_revision(self, key: str, revision: int) -> Entry:
-        """The value of the key at `revision`, if the bucket's history still holds it."""
-        missing = KeyNotFound(f"the key {key!r} of {self.bucket} has no revision {revision}", key=key)
-        try:
-            message = await self.api.msg_get(self.stream, seq=revision)
-        except MessageNotFound:
-            raise missing from None
-        if message.subject != self._subjects + check_key(key):
-            raise missing
-        return self._live(key, message)
-
     def _live(self, key: str, message: StoredMessage) -> Entry:
         operation = operation_of(message.headers)
         if operation is not Operation.PUT:
