@@ -12,7 +12,7 @@ from typing import Any
 
 from parti.errors import NoResponders, PartiError, RequestTimeout, UsageError
 from parti.wire.api_call import ApiCaller
-from parti.wire.errors import MessageNotFound, status_error
+from parti.wire.errors import status_error
 from parti.wire.names import token
 from parti.wire.requests import Reply
 from parti.wire.stored import AnsweredElsewhere, StoredMessage
@@ -126,13 +126,6 @@ class MessageCalls(ApiCaller):
             raise RequestTimeout(f"{call}: the batch did not end within {self.timeout:g} s") from None
         finally:
             self.connection.requests.forget(token_)
-
-
-def _direct_error(reply: Reply, call: str) -> PartiError:
-    if reply.status == _NOT_FOUND:
-        description = reply.description or "Message Not Found"
-        return MessageNotFound(f"{call}: {description}", code=_NOT_FOUND, err_code=10037, description=description)
-    return status_error(reply.status, reply.description, request=call)
 
 
 def _no_direct(call: str) -> NoResponders:
