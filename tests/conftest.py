@@ -12,6 +12,8 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from parti.testing import NatsCluster, NatsServer
+from parti.wire.blocking import BlockingConnection
+from parti.wire.options import ConnectOptions
 
 # How long an example takes says nothing about the code on a machine that others use too.
 settings.register_profile("parti", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,6 +45,19 @@ def server() -> Iterator[NatsServer]:
     """One server for all tests that only need *a* server; use `name` for streams, and never stop it."""
     with NatsServer() as running:
         yield running
+
+
+@pytest.fixture
+def options(server: NatsServer) -> ConnectOptions:
+    """To connect to `server`."""
+    return ConnectOptions(servers=(server.url,))
+
+
+@pytest.fixture
+def connection(options: ConnectOptions) -> Iterator[BlockingConnection]:
+    """A connection to `server`, for what a test prepares and looks at."""
+    with BlockingConnection.open(options) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -133,8 +132,3 @@ class Deadline:
     @property
     def expired(self) -> bool:
         return self.clock.now() >= self.at
-
-
-def seeded(seed: int | None) -> random.Random:
-    """Randomness for one run: the same seed repeats the run, None takes a new seed."""
-    return random.Random(seed)

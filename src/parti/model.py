@@ -141,8 +141,7 @@ class Claim:
     """Who may act on a partition, in which epoch, and from which position. Changed only by CAS on its revision.
 
     The partition is done up to the stream sequence `cursor`. `target` is T: messages above T reach the owner through
-    its own consumer, messages up to T by catch-up. `cursor >= target` means that the catch-up is finished; only then
-    may an ack floor be trusted (docs/evidence/handoff.md#h3).
+    its own consumer, messages up to T by catch-up. `cursor >= target` means that the catch-up is finished.
     """
 
     partition: PartitionId
@@ -199,13 +198,6 @@ class Assignment:
     owners: Mapping[PartitionId, WorkerId] = field(default_factory=lambda: MappingProxyType({}))
     weights: Mapping[PartitionId, int] = field(default_factory=lambda: MappingProxyType({}))
     """Only weights other than 1."""
-
-    def newer_than(self, other: Assignment) -> bool:
-        """Compares the term first: after a bucket was recreated the version may start again.
-
-        See docs/evidence/go-library.md#w7.
-        """
-        return (self.term, self.version) > (other.term, other.version)
 
     def of(self, worker: WorkerId) -> tuple[PartitionId, ...]:
         return tuple(sorted(p for p, owner in self.owners.items() if owner == worker))

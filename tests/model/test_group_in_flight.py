@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parti.clock import SystemClock
-from parti.groups.in_flight import UNLIMITED, HandlerOptions, InFlight, Order
+from parti.groups.in_flight import UNLIMITED, HandlerOptions, InFlight, InFlightOwner, Order
 from parti.groups.message import GroupMessage, Holding
 from parti.model import Lease, Partition, PartitionId
 from parti.observe.metrics import NO_METRICS
@@ -51,12 +51,10 @@ class World:
         self.work = InFlight(
             self.handle,
             HandlerOptions(order=order, concurrency=8, retry=retry, key=lambda m: str(m.queue_sequence % KEYS)),
-            settle=self.settle,
-            still_fresh=lambda: not self.frozen,
-            certain=lambda: not self.uncertain,
-            dead_letters=self.letters,
-            clock=SystemClock(),
-            metrics=NO_METRICS,
+            InFlightOwner(self.settle, still_fresh=lambda: not self.frozen, certain=lambda: not self.uncertain),
+            self.letters,
+            SystemClock(),
+            NO_METRICS,
         )
         self.finished: set[int] = set()
 

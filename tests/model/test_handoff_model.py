@@ -21,26 +21,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from parti.control import claims, per_worker_partition
+from parti.control import claims, per_worker_partition, signals
 from parti.control.claims import IllegalTransition
 from parti.control.per_worker_partition import PerWorkerPartition
-from parti.control.signals import (
-    AddFilter,
-    CatchUp,
-    ClaimSeen,
-    DropFilter,
-    FilterAdded,
-    FilterDropped,
-    Granted,
-    LaneStopped,
-    LastRead,
-    MessageDone,
-    ReadLast,
-    ReadUpTo,
-    StopLane,
-    WriteClaim,
-    WriteFailed,
-)
 from parti.model import Claim, ClaimState, Member, PartitionId, Retention, WorkerId
 
 P = PartitionId("p")
@@ -120,7 +103,7 @@ class HandoffMachine(RuleBasedStateMachine):
             and state.target is not None
             and worker.at >= state.target
         ):
-            self._feed(worker, ReadUpTo(state.target, state.ticket))
+            self._feed(worker, signals.ReadUpTo(state.target, state.ticket))
 
     @rule(indexes=st.lists(st.integers(0, 50), min_size=1, max_size=6))
     def happen(self, indexes: list[int]) -> None:
@@ -238,7 +221,7 @@ class HandoffMachine(RuleBasedStateMachine):
         """The watch is slow and unordered: each worker hears of this revision some time later."""
         claim, revision = self.claim, self.revision
         for worker in self.workers:
-            self.flying.append(lambda w=worker: self._feed(w, ClaimSeen(claim, revision)))  # type: ignore[misc]
+            self.flying.append(lambda w=worker: self._feed(w, signals.ClaimSeen(claim, revision)))  # type: ignore[misc]
 
     def _feed(self, worker: Worker, event: per_worker_partition.Event) -> None:
         if worker.dead:
@@ -249,18 +232,18 @@ class HandoffMachine(RuleBasedStateMachine):
 
     def _perform(self, worker: Worker, effect: per_worker_partition.Effect) -> None:
         match effect:
-            case AddFilter(_, ticket):
+            case signals.AddFilter(_, ticket):
                 self.flying.append(lambda: self._add_filter(worker, ticket))
-            case DropFilter():
+            case signals.DropFilter():
                 self.flying.append(lambda: self._drop_filter(worker))
-            case ReadLast(_, ticket):
-                self.flying.append(lambda: self._feed(worker, LastRead(self.last, ticket)))
-            case Granted() | CatchUp():
+            case signals.ReadLast(_, ticket):
+                self.flying.append(lambda: self._feed(worker, signals.LastRead(self.last, ticket)))
+            case signals.Granted() | signals.CatchUp():
                 self._engage(worker)
-            case StopLane():
+            case signals.StopLane():
                 worker.stopped = True
                 self.flying.append(lambda: self._stopped(worker))
-            case WriteClaim(claim, expected):
+            case signals.WriteClaim(claim, expected):
                 self.flying.append(lambda: self._cas(worker, claim, expected))
             case _:
                 pass
@@ -270,17 +253,17 @@ class HandoffMachine(RuleBasedStateMachine):
             return
         if not worker.filtered:
             worker.filtered, worker.received = True, set()  # it never goes back for older messages
-        self.flying.append(lambda last=self.last: self._feed(worker, FilterAdded(last, ticket)))  # type: ignore[misc]
+        self.flying.append(lambda last=self.last: self._feed(worker, signals.FilterAdded(last, ticket)))  # type: ignore[misc]
 
     def _drop_filter(self, worker: Worker) -> None:
         # The agent applies filter changes in order: an add that came later has the last word.
         if not worker.dead and not worker.state.filtered:
             worker.filtered = False
-            self._feed(worker, FilterDropped())
+            self._feed(worker, signals.FilterDropped())
 
     def _stopped(self, worker: Worker) -> None:
-        self._feed(worker, LaneStopped(worker.at, worker.at + 1))
-        self._feed(worker, MessageDone(worker.at))
+        self._feed(worker, signals.LaneStopped(worker.at, worker.at + 1))
+        self._feed(worker, signals.MessageDone(worker.at))
 
     def _engage(self, worker: Worker) -> None:
         """As the plane does: begin at the claim's position, or go on from our own."""
@@ -299,8 +282,8 @@ class HandoffMachine(RuleBasedStateMachine):
         if worker.dead:
             return
         if expected != self.revision:
-            self._feed(worker, WriteFailed())
-            self._feed(worker, ClaimSeen(self.claim, self.revision))
+            self._feed(worker, signals.WriteFailed())
+            self._feed(worker, signals.ClaimSeen(self.claim, self.revision))
             return
         self.claim, self.revision = claim, self.revision + 1
         self._tell()
@@ -330,7 +313,7 @@ def test_the_model_notices_a_t_that_was_read_too_early(monkeypatch: pytest.Monke
     original = per_worker_partition.step
 
     def step(state: PerWorkerPartition, event: per_worker_partition.Event) -> per_worker_partition.Step:
-        if isinstance(event, FilterAdded):
+        if isinstance(event, signals.FilterAdded):
             event = replace(event, last=max(0, event.last - 2))
         return original(state, event)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parti.clock import Deadline, SimulatedClock, SystemClock, by_clock, seeded
+from parti.clock import Deadline, SimulatedClock, SystemClock, by_clock
 from parti.delivery import names
 from parti.delivery.park import came_due, due_of
 
@@ -77,10 +77,6 @@ def test_the_system_clock_counts_while_the_process_is_stopped() -> None:
         child.stdin.write("\n")
         child.stdin.flush()
         assert float(child.stdout.readline()) >= 0.2
-
-
-def test_the_same_seed_gives_the_same_run() -> None:
-    assert [seeded(5).random() for _ in range(3)] == [seeded(5).random() for _ in range(3)]
 
 
 class _Interrupted(SimulatedClock):

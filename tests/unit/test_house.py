@@ -32,7 +32,6 @@ MANY_PARAMETERS = {
     "make_message": "public: users of their own handlers' tests name the fields of a message",
     "NatsServer.__init__": "public: the settings of a server, each a keyword with a default",
     "RangeReader.read": "public: what to read, each option a keyword with a default",
-    "AsyncRangeReader.read": "public: as RangeReader.read",
     "KeyValue.ensure": "public: the settings of a bucket, as JetStream names them",
     "Manager.__init__": "public: what a user may replace, each a keyword with a default",
     "TaskConsumer.__init__": "public: what a user may replace, each a keyword with a default",
@@ -40,12 +39,6 @@ MANY_PARAMETERS = {
     "ElasticGroups.create": "public: the settings of a group, as the Go reference names them",
 }
 """Functions with more parameters on purpose, each with its reason."""
-
-MANY_PARAMETERS_YET = {"Feed.__init__", "KvWatch.__init__", "LivePull.__init__", "Ownership.__init__"} | {
-    "Acks.__init__",
-    "InFlight.__init__",
-}
-"""Left over; none may join them."""
 
 
 def names() -> dict[str, list[str]]:
@@ -90,7 +83,7 @@ def parameters() -> dict[str, int]:
 
 def test_no_function_has_more_parameters_than_one_can_keep_in_mind() -> None:
     many = {name: count for name, count in parameters().items() if count > MOST_PARAMETERS}
-    allowed = MANY_PARAMETERS.keys() | MANY_PARAMETERS_YET
+    allowed = MANY_PARAMETERS.keys()
     assert {name: count for name, count in many.items() if name not in allowed} == {}, "make them a value object"
     assert sorted(allowed - many.keys()) == [], "these are short now: take them out"
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from parti.errors import UsageError
-from parti.model import Claim, ClaimState, Layout, Member
+from parti.model import Claim, ClaimState, Member
 
 
 class IllegalTransition(UsageError):
@@ -112,7 +112,10 @@ def redirect(claim: Claim, to: Member | None, *, term: int) -> Claim:
 
 
 def take_over(claim: Claim, to: Member | None, *, start: int, term: int) -> Claim:
-    """The owner is certainly gone (lease and margin): continue from `start`, which `takeover_start` computed."""
+    """The owner is certainly gone (lease and margin): continue from `start`, or from the cursor if that is higher.
+
+    The owner's ack floor does not count (docs/evidence/handoff.md#h3).
+    """
     _require(claim.owner is not None and not _undoable(claim), f"take over for {to}", claim)
     start = max(start, claim.cursor)
     # On an interest stream, messages that were never caught up may be retained only by the owner before the last.
@@ -172,25 +175,6 @@ def retake(claim: Claim, by: Member) -> Claim:
     undecided = claim.state is ClaimState.COMMIT and not claim.accepted
     _require(claim.owner == by and not undecided, f"retake as {by}", claim)
     return _commit(claim, by, previous=claim.previous or by, cursor=claim.cursor, term=claim.term)
-
-
-def floor_counts(claim: Claim, position: int, layout: Layout) -> bool:
-    """Whether the ack floor of the owner's durable is valid for this partition.
-
-    A worker's durable never sees messages below T, so its floor counts only after the catch-up has finished
-    (`position >= T`; without this rule a prototype lost 4,913 messages). A partition's own durable sees everything.
-    """
-    if claim.state is ClaimState.COMMIT and not claim.accepted:
-        return False
-    if layout is Layout.PER_PARTITION or claim.state in (ClaimState.STABLE, ClaimState.PREPARE):
-        return True
-    return claim.target is not None and position >= claim.target
-
-
-def takeover_start(claim: Claim, *, checkpoint: int, floor: int, layout: Layout) -> int:
-    """Where the next owner starts after a crash: it may repeat messages, but never skips one."""
-    known = max(claim.cursor, checkpoint)
-    return max(known, floor) if floor_counts(claim, known, layout) else known
 
 
 def _undoable(claim: Claim) -> bool:

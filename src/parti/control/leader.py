@@ -17,15 +17,13 @@ from parti.control.leader_signals import Gone, Trace
 from parti.control.membership import Membership
 from parti.control.pacing import Pacing, PacingTerms, RebalanceReason
 from parti.errors import ConfigError
-from parti.model import Assignment, Claim, ClaimState, Layout, Member, Partition, PartitionId, Retention
+from parti.model import Assignment, Claim, ClaimState, Member, Partition, PartitionId
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderRules:
     """The settings of this namespace."""
 
-    layout: Layout = Layout.PER_WORKER
-    retention: Retention = Retention.LIMITS
     windows: PacingTerms = field(default_factory=PacingTerms)
     handoff: HandoffTerms = field(default_factory=HandoffTerms)
     parallel: int = 256  # concurrent moves; KV takes 17-22k writes/s, a move needs five

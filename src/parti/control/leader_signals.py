@@ -46,16 +46,21 @@ class AssignmentSeen:
 
 @dataclass(frozen=True, slots=True)
 class PositionsRead:
-    """The progress of a member that is gone: its checkpoint, and the ack floor by partition (0 where it is unknown).
-
-    Read from the leaders of the bucket and of the stream, after the member was gone.
-    """
+    """The progress of a member that is gone, read from the bucket's leader afterwards; 0 where it is unknown."""
 
     now: float
     member: Member
     checkpoint: Mapping[PartitionId, int]
-    floor: Mapping[PartitionId, int]
     ahead: Mapping[PartitionId, Ahead] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, now: float, member: Member, claims: Iterable[Claim], checkpoint: Checkpoint | None) -> PositionsRead:
+        """From its stored positions. Only these count: its ack floor also passes messages that it gave up unread."""
+        if checkpoint is None:
+            return cls(now, member, {claim.partition: 0 for claim in claims})
+        done = {claim.partition: checkpoint.position(claim.partition, claim.epoch) for claim in claims}
+        ahead = {claim.partition: checkpoint.ahead_of(claim.partition, claim.epoch) for claim in claims}
+        return cls(now, member, done, {partition: known for partition, known in ahead.items() if known is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +162,6 @@ class WriteClaim:
 class ReadPositions:
     member: Member
     partitions: tuple[PartitionId, ...]
-    floors: bool
-    """False on a work queue: the remaining messages are the ones to do, so no floor is needed."""
 
 
 @dataclass(frozen=True, slots=True)

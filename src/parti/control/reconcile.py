@@ -39,7 +39,7 @@ from parti.control.leader_signals import (
 )
 from parti.control.membership import Ailing, Change, Died, Leaving, Left
 from parti.control.pacing import RebalanceReason
-from parti.model import Assignment, Claim, ClaimState, Member, PartitionId, Retention, WorkerId
+from parti.model import Assignment, Claim, ClaimState, Member, PartitionId, WorkerId
 
 __all__ = [
     "AssignmentLost",
@@ -319,11 +319,10 @@ def _repair(state: Leader, now: float) -> Step:
             written.append(partition)
             room -= 1
     state = replace(state, open=MappingProxyType(still))
-    floors = state.rules.retention is not Retention.WORKQUEUE
     for member, lost in orphans.items():
         question = f"positions {member}"
         if question not in state.busy:
-            effects.append(ReadPositions(member, tuple(lost), floors))
+            effects.append(ReadPositions(member, tuple(lost)))
             written.append(question)
     if mislaid and "traces" not in state.busy:
         effects.append(ReadTraces(tuple(mislaid)))
@@ -368,7 +367,7 @@ def _take_over(state: Leader, event: PositionsRead) -> Step:
     active = state.membership.active()
     effects: list[Effect] = []
     written: list[str] = []
-    for partition in sorted(event.checkpoint.keys() | event.floor.keys()):
+    for partition in sorted(event.checkpoint):
         claim, revision = state.claims.get(partition, (Claim(partition), 0))
         undecided = claim.state is ClaimState.COMMIT and not claim.accepted
         if claim.owner != member or undecided or partition in state.busy:
@@ -379,13 +378,7 @@ def _take_over(state: Leader, event: PositionsRead) -> Step:
             to = claim.pending
         if to is None and _awaited(state, worker):
             continue
-        start = claims.takeover_start(
-            claim,
-            checkpoint=event.checkpoint.get(partition, 0),
-            floor=event.floor.get(partition, 0),
-            layout=state.rules.layout,
-        )
-        taken = claims.take_over(claim, to, start=start, term=state.term)
+        taken = claims.take_over(claim, to, start=event.checkpoint[partition], term=state.term)
         taken = replace(taken, ahead=event.ahead.get(partition, claim.ahead))
         effects.append(WriteClaim(taken, revision, "taken over"))
         written.append(partition)

@@ -153,7 +153,6 @@ class TaskConsumer:
     async def _serve(self, js: JetStreamApi) -> None:
         bucket = await self._patiently(lambda: ensure_streams(js, self.config))
         names = DeliveryNames(self.config.stream)
-        endpoints = Endpoints(bucket)
         # One waiting document must not fill all slots in flight: no other document could come in.
         most = max(1, self.config.max_ack_pending // self.config.partitions // 8)
         tools = DeliveryContext(
@@ -165,7 +164,7 @@ class TaskConsumer:
             gate=self._gate,
             courier=Courier(self.config, self._transport, self.guard, self._secrets, self._clock),
             letters=TaskLetters(js, names),
-            endpoints=endpoints,
+            endpoints=Endpoints(bucket),
             recorder=self._recorder,
         )
         other = OtherEngine(js, bucket, self.config.stream, self._clock)
@@ -177,17 +176,7 @@ class TaskConsumer:
                 tools, js, bucket, link, lease, lambda: (len(shares.slots) - 1) / self.config.partitions
             )
 
-        shares = self._shares = Ownership(
-            bucket,
-            self.config.partitions,
-            self.config.lease,
-            make_slot=make_slot,
-            admitted=other.refuse,
-            endpoints=endpoints,
-            recorder=self._recorder,
-            clock=self._clock,
-            rng=self._rng,
-        )
+        shares = self._shares = Ownership(tools, bucket, make_slot, other.refuse)
         self._gate.share = lambda: max(1, shares.staying) / self.config.partitions  # the last partition keeps its share
         self._gate.pressed = lambda: any(slot.main.is_crowded for slot in shares.slots.values())
         await self._transport.open()

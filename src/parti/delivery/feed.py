@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ from parti.wire.columns import Deliveries
 from parti.wire.kv import KeyValue
 from parti.wire.kv_model import KeyNotFound
 from parti.wire.live import LiveConnection
-from parti.wire.pull import LivePull, PullSettings
+from parti.wire.pull import LivePull, PullOwner, PullSettings
 from parti.wire.stored import parse_headers
 
 _BATCH = 256
@@ -73,34 +74,46 @@ def made_at(stream: Mapping[str, Any], consumer: Mapping[str, Any]) -> str:
     return f"{stream['created']} {consumer['created']}"
 
 
+@dataclass(frozen=True, slots=True)
+class FeedSource:
+    """The durable consumer that a feed reads."""
+
+    stream: str
+    durable: str
+    filters: list[str]
+    limit: int
+    """The most messages that may be in flight."""
+    keeps: bool = False
+    """The stream keeps acknowledged messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedOwner:
+    """The calls that a feed makes to its owner."""
+
+    take: Callable[[Incoming], None]
+    on_trouble: Callable[[PartiError], None]
+    on_duplicate: Callable[[str], None]
+    has_room: Callable[[], bool] = lambda: True
+    """Whether memory may hold more, by bytes."""
+
+
 class Feed:
-    """One durable consumer of one partition. Never holds more than `limit` messages."""
+    """One durable consumer of one partition. Never holds more than the source's `limit` of messages."""
 
     def __init__(
         self,
         js: JetStreamApi,
         config: DeliverSection,
-        *,
-        stream: str,
-        durable: str,
-        filters: list[str],
-        limit: int,
-        take: Callable[[Incoming], None],
-        on_trouble: Callable[[PartiError], None],
-        on_duplicate: Callable[[str], None],
+        source: FeedSource,
+        owner: FeedOwner,
         journal: Journal | None = None,
-        keeps: bool = False,
-        has_room: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`keeps`: the stream keeps acknowledged messages. `has_room`: whether memory may hold more, by bytes."""
-        self.stream = stream
-        self.durable = durable
+        self.source = source
         self.high = 0
         self.horizon = 0
         """The highest sequence that the previous owner may have received."""
         self._journal = journal
-        self._keeps = keeps
-        self._has_room = has_room
         self._tries: dict[int, Try] = {}  # of the messages in flight, or owed
         self._new_tries: list[int] = []  # since the journal was last written
         self._beat = 0
@@ -110,11 +123,7 @@ class Feed:
         self._uncovered: list[int] = []  # done since the last checkpoint that was saved
         self._js = js
         self._config = config
-        self._filters = filters
-        self._limit = limit
-        self._take = take
-        self._on_trouble = on_trouble
-        self._on_duplicate = on_duplicate
+        self._owner = owner
         self._replies: dict[int, bytes] = {}  # in flight; an empty reply: not redelivered since the last attach
         self._at_server = 0  # of those, how many the server counts as pending for this consumer
         self._owed: set[int] = set()  # at or below `high`, and not done by the previous owner
@@ -125,7 +134,7 @@ class Feed:
         self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
-        return f"<Feed {self.durable} in_hand={len(self._replies)} high={self.high}>"
+        return f"<Feed {self.source.durable} in_hand={len(self._replies)} high={self.high}>"
 
     def __len__(self) -> int:
         return len(self._replies)
@@ -133,19 +142,24 @@ class Feed:
     @property
     def is_crowded(self) -> bool:
         """Whether at least half of the limit is in flight."""
-        return len(self._replies) * 2 >= self._limit
+        return len(self._replies) * 2 >= self.source.limit
+
+    def _capacity(self) -> int:
+        return self.source.limit - self._at_server if self._owner.has_room() else 0
 
     async def attach(self, connection: LiveConnection, checkpoint: FeedCheckpoint | None = None) -> None:
         """Pull over this connection, from the first message that is not done, in order."""
         self.detach()
         start = min([*self._replies, *self._owed], default=self.high + 1)
-        await ensure_consumer(self._js, self.stream, self.durable, self._filters, self._config, start)
-        info = await self._js.consumer_info(self.stream, self.durable)
-        stream = await self._js.stream_info(self.stream)
+        await ensure_consumer(
+            self._js, self.source.stream, self.source.durable, self.source.filters, self._config, start
+        )
+        info = await self._js.consumer_info(self.source.stream, self.source.durable)
+        stream = await self._js.stream_info(self.source.stream)
         created = made_at(stream, info)
         if self._created and stream["created"] != self._created.split(" ")[0]:
             # Messages in flight would be mistaken for messages of the new stream with the same sequences.
-            raise LeaseLost(f"the stream {self.stream} was made anew: begin anew with it")
+            raise LeaseLost(f"the stream {self.source.stream} was made anew: begin anew with it")
         if checkpoint is not None and checkpoint.created == created:
             self.high, self._owed = checkpoint.high, set(checkpoint.open)
             self._tries |= {tried.sequence: tried for tried in checkpoint.tries}
@@ -154,11 +168,11 @@ class Feed:
         if not self._created and self._journal is not None:
             said, tries = await self._journal.read(created)
             self._tries |= tries
-            if self._keeps:
+            if self.source.keeps:
                 self.high, self._owed = merged(self.high, self._owed, said, int(info["ack_floor"]["stream_seq"]))
         # Messages pending at the previous owner (or here, before the failure) would come back after AckWait, behind
         # newer ones of the same document. After a reset they come at once, in order (docs/evidence/jetstream.md#j10).
-        await self._js.consumer_reset(self.stream, self.durable)
+        await self._js.consumer_reset(self.source.stream, self.source.durable)
         self._created = created  # not before: an attach that failed must read it again
         for sequence in self._replies:  # the current set: a finished message must not be in flight again forever
             self._replies[sequence] = b""
@@ -168,22 +182,20 @@ class Feed:
         expires = min(5.0, self._config.lease / 2)
         self._pull = LivePull(
             connection,
-            self.stream,
-            self.durable,
-            on_batch=self._on_batch,
-            on_trouble=self._on_trouble,
-            capacity=lambda: self._limit - self._at_server if self._has_room() else 0,
-            # After a reset the server counts from 1. Another number means that a pull of the previous owner, frozen and
-            # not expired yet, was served first: its messages would come back below `high`, and be mistaken for done.
-            next_sequence=1,
-            settings=PullSettings(
-                batch=min(_BATCH, self._limit),
-                prefetch=self._limit,
+            self.source.stream,
+            self.source.durable,
+            PullOwner(self._on_batch, self._owner.on_trouble, self._capacity),
+            PullSettings(
+                batch=min(_BATCH, self.source.limit),
+                prefetch=self.source.limit,
                 expires=expires,
                 heartbeat=min(1.0, expires / 2),
                 # Several pulls are outstanding at once; together they must not bring much more than there is room for.
                 max_bytes=max(1 << 18, self._config.max_bytes // 16 // min(self._config.partitions, 8)),
             ),
+            # After a reset the server counts from 1. Another number means that a pull of the previous owner, frozen and
+            # not expired yet, was served first: its messages would come back below `high`, and be mistaken for done.
+            next_sequence=1,
         )
         self._pull.start()
         # What was written to a broken connection may be lost. Send all of it again at once: the next owner must not
@@ -219,7 +231,7 @@ class Feed:
                 self._due_beat[sequence] = self._beat + _BEATS  # the heartbeat of the last delivery no longer counts
                 continue
             if sequence <= self.high and sequence not in self._owed:
-                self._on_duplicate(f"{self.durable}:{sequence}")
+                self._owner.on_duplicate(f"{self.source.durable}:{sequence}")
                 self._write(reply, ACK)
                 continue
             head = raw[head_at[i] : data_at[i]]
@@ -227,11 +239,11 @@ class Feed:
             subject = raw[subject_at[i] : subject_end[i]].decode(errors="replace")
             data, tried = raw[data_at[i] : data_end[i]], self._tries.get(sequence)
             try:
-                self._take(Incoming(subject, sequence, stamps[i] / 1e9, headers, data, tried))
+                self._owner.take(Incoming(subject, sequence, stamps[i] / 1e9, headers, data, tried))
             except Exception as error:
                 # No lane took the message, so it is not in flight: it is redelivered in order, with all behind it.
                 self.detach()
-                self._on_trouble(NotTaken(f"{self.durable}: message {sequence} was not taken: {error!r}"))
+                self._owner.on_trouble(NotTaken(f"{self.source.durable}: message {sequence} was not taken: {error!r}"))
                 return
             if sequence <= self.high:
                 self._owed.discard(sequence)
@@ -251,7 +263,7 @@ class Feed:
         if reply:
             self._at_server -= 1
             self._write(reply, verb)
-        if self._keeps:
+        if self.source.keeps:
             (self._unsaid if reply and self._connection is not None else self._untold).append(sequence)
             self._uncovered.append(sequence)
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from parti.clock import Clock, Randomness
 from parti.control.assign.sticky import Sticky
-from parti.delivery.endpoints import PREFIX, Endpoints
+from parti.delivery.context import DeliveryContext
+from parti.delivery.endpoints import PREFIX
 from parti.delivery.lease import SlotLease, slot_terms
 from parti.delivery.partition import DeliveryPartition
-from parti.delivery.recorder import DeliveryRecorder
 from parti.errors import PartiError, UsageError
 from parti.model import Partition, WorkerId
 from parti.observe import delivery_metrics as m
@@ -58,29 +57,23 @@ class Ownership:
 
     def __init__(
         self,
+        tools: DeliveryContext,
         bucket: KeyValue,
-        partitions: int,
-        ttl: int,
-        *,
         make_slot: Callable[[SlotLease], DeliveryPartition],
         admitted: Callable[[], Awaitable[None]],
-        endpoints: Endpoints,
-        recorder: DeliveryRecorder,
-        clock: Clock,
-        rng: Randomness,
     ) -> None:
         self.member = secrets.token_hex(8)
         self.slots: dict[int, DeliveryPartition] = {}
         self._bucket = bucket
-        self._partitions = partitions
-        self._ttl = ttl
-        self._terms = slot_terms(ttl)
+        self._partitions = tools.config.partitions
+        self._ttl = tools.config.lease
+        self._terms = slot_terms(self._ttl)
         self._make_slot = make_slot
         self._admitted = admitted
-        self._endpoints = endpoints
-        self._recorder = recorder
-        self._clock = clock
-        self._rng = rng
+        self._endpoints = tools.endpoints
+        self._recorder = tools.recorder
+        self._clock = tools.clock
+        self._rng = tools.rng
         self._view = OwnershipView()
         self._informed = False
         self._leaving = False

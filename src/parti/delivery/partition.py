@@ -13,7 +13,7 @@ from parti.delivery.connection import KeptConnection
 from parti.delivery.context import DeliveryContext
 from parti.delivery.documents import Documents
 from parti.delivery.errors import LeaseLost, unforeseen
-from parti.delivery.feed import Feed, FeedCheckpoint, Incoming
+from parti.delivery.feed import Feed, FeedCheckpoint, FeedOwner, FeedSource, Incoming
 from parti.delivery.journal import Journal
 from parti.delivery.lease import SlotLease
 from parti.delivery.park import Park, decode_wake, due_of
@@ -65,27 +65,26 @@ class DeliveryPartition:
         self.main = Feed(
             js,
             config,
-            stream=config.stream if alone else names.lanes,
-            durable=config.durable if alone else f"{config.durable}-{number}",
-            filters=[f"{config.stream}.>"] if alone else [f"{names.lanes}.{number}", f"{names.lanes}.{number}.>"],
-            limit=max(16, config.max_ack_pending // config.partitions),
-            take=self._take,
-            on_trouble=self._troubled,
-            on_duplicate=tools.recorder.duplicate,
-            journal=self._journal,
-            keeps=alone,
-            has_room=lambda: tools.gate.has_room,
+            FeedSource(
+                stream=config.stream if alone else names.lanes,
+                durable=config.durable if alone else f"{config.durable}-{number}",
+                filters=[f"{config.stream}.>"] if alone else [f"{names.lanes}.{number}", f"{names.lanes}.{number}.>"],
+                limit=max(16, config.max_ack_pending // config.partitions),
+                keeps=alone,
+            ),
+            FeedOwner(self._take, self._troubled, tools.recorder.duplicate, lambda: tools.gate.has_room),
+            self._journal,
         )
         self.wakes = Feed(
             js,
             config,
-            stream=names.park,
-            durable=f"{config.durable}-wake-{number}",
-            filters=[names.wake(number, "*"), names.alone(number, "*")],
-            limit=max(16, min(_MOST_WAKES, config.max_ack_pending // 2) // config.partitions),
-            take=self._take_wake,
-            on_trouble=self._troubled,
-            on_duplicate=tools.recorder.duplicate,
+            FeedSource(
+                stream=names.park,
+                durable=f"{config.durable}-wake-{number}",
+                filters=[names.wake(number, "*"), names.alone(number, "*")],
+                limit=max(16, min(_MOST_WAKES, config.max_ack_pending // 2) // config.partitions),
+            ),
+            FeedOwner(self._take_wake, self._troubled, tools.recorder.duplicate),
         )
         self.lanes: Documents | None = None
         self.attached = asyncio.Event()
@@ -176,7 +175,7 @@ class DeliveryPartition:
         held = self._tools.reader.read(
             message.data,
             message.headers,
-            stream=feed.stream,
+            stream=feed.source.stream,
             subject=message.subject,
             sequence=message.sequence,
             time=message.time,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from parti.backoff import FAST
 from parti.clock import Clock, Deadline
@@ -12,7 +12,8 @@ from parti.errors import ConnectionFailed, ConnectionLost, NoResponders, Request
 from parti.groups.errors import OwnershipLost
 from parti.groups.freeze_detector import FreezeDetector, Limits
 from parti.groups.in_flight import InFlight
-from parti.groups.message import GroupMessage, Holding
+from parti.groups.member_consumer import MemberConsumer
+from parti.groups.message import GroupMessage
 from parti.groups.puller import Puller
 from parti.wire.acks import ACK, IN_PROGRESS
 from parti.wire.connect import Connection
@@ -27,22 +28,19 @@ class Acks:
         self,
         connection: Connection,
         puller: Puller,
+        consumer: MemberConsumer,
         in_flight: InFlight,
         freeze_detector: FreezeDetector,
         limits: Limits,
         clock: Clock,
-        holding: Callable[[], Holding],
-        created: Callable[[], Awaitable[str]],
     ) -> None:
-        """`holding`: the current consumer and pin of deliveries; `created`: when the server's consumer was created."""
         self._connection = connection
         self._puller = puller
+        self._consumer = consumer
         self._in_flight = in_flight
         self._freeze_detector = freeze_detector
         self._limits = limits
         self._clock = clock
-        self._holding = holding
-        self._created = created
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
@@ -61,7 +59,7 @@ class Acks:
             ours = self._in_flight.in_hand.get(message.queue_sequence) is message
             if message.doubtful or not self._freeze_detector.fresh() or not ours:
                 raise OwnershipLost(f"message {message.sequence} may be somebody else's by now: undo what was prepared")
-            consumer = self._holding()[0]
+            consumer = self._consumer.created
             if message.holding[0] == consumer:
                 if await self._asked(message, deadline):
                     break
@@ -84,7 +82,7 @@ class Acks:
             raise
         except RequestTimeout:
             # The server ignores acks for a deleted consumer's deliveries; a new one of the same name does not answer.
-            if await self._created() != message.holding[0]:
+            if await self._consumer.created_now() != message.holding[0]:
                 raise self._replaced(message) from None
             if deadline.expired:
                 raise

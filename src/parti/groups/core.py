@@ -14,9 +14,10 @@ from parti.dead_letters import DeadLetterWriter, LetterExtension, LetterKind
 from parti.errors import PartiError
 from parti.groups.acks import Acks
 from parti.groups.freeze_detector import FreezeDetector, Frozen, Limits
-from parti.groups.in_flight import InFlight
+from parti.groups.in_flight import InFlight, InFlightOwner
+from parti.groups.member_consumer import MemberConsumer
 from parti.groups.member_status import MemberStatus
-from parti.groups.message import GroupHandler, Holding
+from parti.groups.message import GroupHandler
 from parti.groups.names import GroupKind, check_group, check_member, check_stream
 from parti.groups.options import MemberOptions
 from parti.groups.puller import Puller
@@ -24,7 +25,6 @@ from parti.groups.signals import Signals
 from parti.groups.store import R, RecordStore, Stored
 from parti.wire.columns import Deliveries
 from parti.wire.connect import Connection
-from parti.wire.errors import ConsumerNotFound
 
 STOP_WITHIN = 10.0  # supervisors allow a process about this long between SIGTERM and SIGKILL
 
@@ -58,25 +58,25 @@ class Core(MemberStatus, Signals, ABC, Generic[R]):
         self._connection = connection
         self._api = store.kv.api
         self._store = store
-        self._queue_stream, self._consumer = self._consumer_place()
         self._drain_within = options.drain_timeout
         self._limits = Limits(template.ack_wait, template.pin_ttl, template.max_ack_pending)
-        self._freeze_detector = FreezeDetector(
-            clock, self._limits, on_freeze=lambda f: self._thaw(f), on_beat=lambda: self._beat()
-        )
+        self._freeze_detector = FreezeDetector(clock, self._limits, on_freeze=self._thaw, on_beat=self._beat)
         self._puller = Puller(
             connection.connect_options,
-            on_batch=lambda deliveries, lost: self._on_batch(deliveries, lost),
+            on_batch=self._on_batch,
             on_trouble=lambda error: self._signal(lambda: self._troubled(error)),
             in_hand=lambda: len(self._in_flight.in_hand),
         )
+        self._own = MemberConsumer(self._api, self._consumer_place(), self._puller)
         self._in_flight = InFlight(
             handler,
             options.handlers,
-            settle=lambda message, body: self._puller.send(message._reply, body),
-            still_fresh=self._freeze_detector.fresh,
-            certain=lambda: not self._uncertain,
-            dead_letters=DeadLetterWriter(
+            InFlightOwner(
+                settle=lambda message, body: self._puller.send(message._reply, body),
+                still_fresh=self._freeze_detector.fresh,
+                certain=lambda: not self._own.uncertain,
+            ),
+            DeadLetterWriter(
                 self._api,
                 self.stream,
                 self.group,
@@ -84,26 +84,12 @@ class Core(MemberStatus, Signals, ABC, Generic[R]):
                 # The stream of a static group takes only subjects that begin with the partition.
                 subject_of=(lambda message: message.queue_subject) if self.kind is GroupKind.STATIC else None,
             ),
-            clock=clock,
-            metrics=self._metrics,
+            clock,
+            self._metrics,
         )
         self._acks = Acks(
-            connection,
-            self._puller,
-            self._in_flight,
-            self._freeze_detector,
-            self._limits,
-            clock,
-            self._holding_now,
-            self._created_now,
+            connection, self._puller, self._own, self._in_flight, self._freeze_detector, self._limits, clock
         )
-        self._held: tuple[str, ...] = ()
-        """The filters of the consumer this instance pulls from, or pulled from last."""
-        self._created = ""
-        """Creation time of that consumer; a consumer of the same name with another creation time is a different one."""
-        self._pin: str | None = None
-        self._uncertain = False
-        """Something happened since the pin was last settled: messages in flight may belong to another instance."""
         self._waits = self._backoff()
         self._ending = False
         self._stopping = asyncio.Event()
@@ -120,27 +106,6 @@ class Core(MemberStatus, Signals, ABC, Generic[R]):
 
     def _stuck(self) -> str | None:
         return self._in_flight.stuck()
-
-    def _holding_now(self) -> Holding:
-        """The consumer and pin of current deliveries."""
-        return (self._created, self._puller.pin)
-
-    async def _found(self) -> dict[str, Any] | None:
-        """The server's consumer of this name, whichever instance created it."""
-        try:
-            return await self._api.consumer_info(self._queue_stream, self._consumer)
-        except ConsumerNotFound:
-            return None
-
-    async def _info_of_ours(self) -> dict[str, Any] | None:
-        """The consumer's info, if it is the one that this instance pulled from."""
-        info = await self._found()
-        return info if info is not None and self._created and info["created"] == self._created else None
-
-    async def _created_now(self) -> str:
-        """Creation time of the server's consumer; empty when there is none."""
-        found = await self._found()
-        return str(found["created"]) if found is not None else ""
 
     def _fail(self, error: PartiError) -> None:
         self._failure = self._failure or error

@@ -95,11 +95,11 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
         async def wake(advisory: Any) -> None:
             # Not for the own name: the pinned instance recreates it, and a concurrent create fails (500). Nor does
             # another member's leaving shorten the time left to the pinned instance of this member.
-            if self._blocked and advisory.subject.split(".")[-1] != self._consumer:
+            if self._blocked and advisory.subject.split(".")[-1] != self._own.name:
                 self._soon()
                 self._signal(look_again)
 
-        subject = f"$JS.EVENT.ADVISORY.CONSUMER.DELETED.{self._queue_stream}.>"
+        subject = f"$JS.EVENT.ADVISORY.CONSUMER.DELETED.{self._own.stream}.>"
         subscription = await self._connection.subscribe(subject, cb=wake)
         try:
             yield
@@ -108,7 +108,7 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
                 await subscription.unsubscribe()
 
     async def _join(self, filters: tuple[str, ...]) -> dict[str, Any] | None:
-        config = self._template.config(GroupKind.ELASTIC, self._consumer, filters)
+        config = self._template.config(GroupKind.ELASTIC, self._own.name, filters)
         self._blocked = False
         try:
             return await self._make(config)
@@ -117,10 +117,10 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
             self._wait_for("another member's consumer still has one of the partitions")
             return None
         except StreamNotFound:
-            self._wait_for(f"the work queue {self._queue_stream!r} does not exist")
+            self._wait_for(f"the work queue {self._own.stream!r} does not exist")
             return None
         except ConsumerAlreadyExists:
-            if (found := await self._found()) is None:
+            if (found := await self._own.found()) is None:
                 self._later(0)
                 return None
             if (followed := await self._existing(found, filters)) is not None:
@@ -130,7 +130,7 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
         except ApiError as error:
             # Two instances that create a consumer while it is deleted can leave one that works but has lost its folder:
             # the server then answers every further create, even one that changes nothing, with 500 (2.15.1).
-            if error.code < SERVER_FAILED or (found := await self._found()) is None:
+            if error.code < SERVER_FAILED or (found := await self._own.found()) is None:
                 raise
             return await self._existing(found, filters)
 
@@ -148,7 +148,7 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
         config = info["config"]
         if not is_group_consumer(config) or config["ack_policy"] != "explicit":
             raise ForeignConsumer(
-                f"the consumer {self._consumer!r} of {self._queue_stream!r} was not made by a member of the group: "
+                f"the consumer {self._own.name!r} of {self._own.stream!r} was not made by a member of the group: "
                 "rename the member, or remove that consumer"
             )
         if tuple(config.get("filter_subjects") or ()) == filters:
@@ -156,7 +156,7 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
         # Created from an older record. Its pinned instance finishes and replaces it; without one, it lapses `ack_wait`
         # after its last message can have been in flight (only the server knows who requested more time).
         unused = holder(info) is None and not info["num_ack_pending"]
-        if unused and (info["created"] == self._created or await self._is_unused(info["created"])):
+        if unused and (info["created"] == self._own.created or await self._is_unused(info["created"])):
             await self._delete_consumer()
             self._later(0)
         else:
@@ -168,7 +168,7 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
             self._refuse_change("the partitions, filters or limits")
             return
         wanted = partition_filters(self.record, self.member)
-        if wanted == self._held and self._puller.pulling:
+        if wanted == self._own.filters and self._puller.pulling:
             return  # other members changed; this member's partitions stay, and so does its consumer
         owned = partitions_of(self.record, self.member)
         lost = tuple(partition for partition in self._owned if partition not in owned)
@@ -187,7 +187,7 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
 
     async def _let_partitions_go(self) -> bool:
         """A consumer of this member's name is left over: no other member removes it."""
-        found = await self._found()
+        found = await self._own.found()
         if found is None or not is_group_consumer(found["config"]):
             return True
         if await self._is_unused(found["created"]):

@@ -64,6 +64,17 @@ class GroupDeadLetters(Protocol):
     async def bury(self, message: GroupMessage, decision: Bury) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class InFlightOwner:
+    """The calls that the messages in flight make to their member."""
+
+    settle: Callable[[GroupMessage, bytes], None]
+    still_fresh: Callable[[], bool]
+    """No freeze recently."""
+    certain: Callable[[], bool]
+    """Nothing has put the settled pin in doubt since."""
+
+
 class InFlight:
     """The messages in flight. Nothing starts while they are held; a dropped message never starts."""
 
@@ -71,15 +82,11 @@ class InFlight:
         self,
         handler: GroupHandler,
         options: HandlerOptions,
-        *,
-        settle: Callable[[GroupMessage, bytes], None],
-        still_fresh: Callable[[], bool],
-        certain: Callable[[], bool],
+        owner: InFlightOwner,
         dead_letters: GroupDeadLetters,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
-        """`still_fresh`: no freeze recently; `certain`: nothing has put the settled pin in doubt since."""
         self.in_hand: dict[int, GroupMessage] = {}
         self.holding = True
         self._keeping = False
@@ -88,9 +95,9 @@ class InFlight:
         concurrency = 1 if options.order is Order.STRICT else options.concurrency
         adapted: Any = handler
         self._handler = AdaptedHandler(adapted, concurrency=concurrency)
-        self._settle = settle
-        self._still_fresh = still_fresh
-        self._certain = certain
+        self._settle = owner.settle
+        self._still_fresh = owner.still_fresh
+        self._certain = owner.certain
         self._dead_letters = dead_letters
         self._clock = clock
         self._metrics = metrics

@@ -58,19 +58,19 @@ class MemberLeaving(Pinned[R], Generic[R]):
         finished = await self._idle(min(timeout, self._limits.pin_ttl / 3))
         if not finished and (left := timeout - (self._clock.now() - began)) > 0:
             log.info("group.draining", member=self.member, running=self._in_flight.running, within=round(left, 1))
-            if self._held and self._limits.acks and not self._uncertain:
-                await self._shortly(self._puller.start(self._queue_stream, self._consumer, self._limits, pin=pin))
+            if self._own.filters and self._limits.acks and not self._own.uncertain:
+                await self._shortly(self._puller.start(self._own.stream, self._own.name, self._limits, pin=pin))
             finished = await self._idle(left)
             pin = self._drained_pin = await self._withdraw() or pin
         if not finished:
             self._in_flight.cancel("it did not end in time", keep=True)
             await self._in_flight.idle(_CANCEL_WITHIN)
-        self._given_back += self._in_flight.count_under(self._created)
+        self._given_back += self._in_flight.count_under(self._own.created)
         self._unreturned = self._in_flight.drop()
         if unpin:
             self._hand_back(self._unreturned)
         await self._shortly(self._puller.flush())
-        self._pin = None
+        self._own.pin = None
         await self._shortly(self._look_back(pin, unpin=unpin))
         return finished
 
@@ -80,7 +80,7 @@ class MemberLeaving(Pinned[R], Generic[R]):
         The server forgets withdrawn pulls only when the consumer's info is requested. The pin is released if this
         instance still has it: another instance that has it by now must not lose it.
         """
-        info = await self._info_of_ours()
+        info = await self._own.info()
         if info is None:
             return
         ours = pin is not None and pinned_id(info) == pin
@@ -88,7 +88,7 @@ class MemberLeaving(Pinned[R], Generic[R]):
             self._unread = self._puller.undelivered(pin, int(info["delivered"]["consumer_seq"]))
         await self._clear_stray(info)
         if ours and unpin:
-            await self._api.consumer_unpin(self._queue_stream, self._consumer, PRIORITY_GROUP)
+            await self._api.consumer_unpin(self._own.stream, self._own.name, PRIORITY_GROUP)
 
     async def _idle(self, timeout: float) -> bool:
         """Wait for the handlers; `stop()` shortens the wait to its own limit."""
@@ -134,7 +134,7 @@ class MemberLeaving(Pinned[R], Generic[R]):
         deadline = self._clock.now() + self._drain_within + self._limits.ack_wait
         quiet_since, last = self._clock.now(), -1
         waits = _OTHERS.delays()
-        while (info := await self._info_of_ours()) is not None:
+        while (info := await self._own.info()) is not None:
             if holder(info) not in (None, pin):
                 return False
             now, others = self._clock.now(), int(info["num_ack_pending"]) - self._given_back - self._unread
@@ -160,15 +160,15 @@ class MemberLeaving(Pinned[R], Generic[R]):
 
     async def _remove_unused(self) -> None:
         """Delete the consumer if no other instance uses it: it would only block its partitions until it lapses."""
-        if self._created and await self._is_unused(self._created):
+        if self._own.created and await self._is_unused(self._own.created):
             await self._delete_consumer()
 
     async def _is_unused(self, created: str) -> bool:
         """Whether no instance pulls from this consumer, holds its pin or one of its messages."""
-        freed = self._given_back + self._unread if created == self._created else 0
+        freed = self._given_back + self._unread if created == self._own.created else 0
         for wait in (0.0, SECOND_LOOK):  # the reference has no open pull for a moment after each one
             await self._clock.sleep(wait)
-            info = await self._found()
+            info = await self._own.found()
             if info is None or info["created"] != created or holder(info) or info.get("num_waiting"):
                 return False
             if int(info["num_ack_pending"]) > freed:
@@ -181,13 +181,13 @@ class MemberLeaving(Pinned[R], Generic[R]):
         Returns the sequence up to which everything was done, which cannot be read afterwards.
         """
         with contextlib.suppress(PartiError):
-            if (info := await self._info_of_ours()) is not None:
+            if (info := await self._own.info()) is not None:
                 await self._delete_consumer()
                 return int(info["ack_floor"]["stream_seq"])
         return None
 
     async def _delete_consumer(self) -> None:
-        await self._shortly(self._api.consumer_delete(self._queue_stream, self._consumer))
+        await self._shortly(self._api.consumer_delete(self._own.stream, self._own.name))
 
     @staticmethod
     async def _shortly(act: Awaitable[None]) -> None:

@@ -169,7 +169,7 @@ class GroupConsumer(MemberLeaving[R], Generic[R]):
         if isinstance(error, GroupError):
             return False
         server_failed = isinstance(error, ApiError) and error.code >= SERVER_FAILED
-        return error.retriable or error.category is Category.TRANSIENT or server_failed or bool(self._held)
+        return error.retriable or error.category is Category.TRANSIENT or server_failed or bool(self._own.filters)
 
     async def _begin(self, wanted: tuple[str, ...]) -> None:
         """Get the right consumer, and pull from it."""
@@ -189,11 +189,11 @@ class GroupConsumer(MemberLeaving[R], Generic[R]):
         if info is None:
             return
         self._limits.follow(info["config"])
-        if info["created"] != self._created:
+        if info["created"] != self._own.created:
             self._in_flight.drop()  # redelivered to the current owner of the partition; running handlers continue
-        self._created, self._given_back, self._unread = info["created"], 0, 0
-        await self._puller.start(self._queue_stream, self._consumer, self._limits)
-        self._held, self._waits = wanted, self._backoff()
+        self._own.created, self._given_back, self._unread = info["created"], 0, 0
+        await self._puller.start(self._own.stream, self._own.name, self._limits)
+        self._own.filters, self._waits = wanted, self._backoff()
         self._gain(partitions_of(self.record, self.member))
         self._be(MemberState.STANDBY)
         self._tell(EventKind.JOINED, partitions=self._owned)
@@ -207,16 +207,16 @@ class GroupConsumer(MemberLeaving[R], Generic[R]):
         `created` (measured on 2.15.1), which would make it look like another consumer.
         """
         try:
-            await self._api.consumer_create(self._queue_stream, config, action="create")
+            await self._api.consumer_create(self._own.stream, config, action="create")
         except ConsumerCreateFailed:
             # Created during a deletion, the consumer may have lost its folder on the server: it works, but each further
             # create fails (10012) until it is deleted again.
-            found = await self._found()
+            found = await self._own.found()
             if found is None or filters_of(found["config"]) != filters_of(config):
                 raise
             return found
         try:
-            return await self._api.consumer_info(self._queue_stream, self._consumer)
+            return await self._api.consumer_info(self._own.stream, self._own.name)
         except ConsumerNotFound:
             self._later(0)
             return None

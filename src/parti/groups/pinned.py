@@ -52,17 +52,17 @@ class Pinned(Core[R], Generic[R]):
     async def _settle_pin(self) -> None:
         """Pinned by the first message: start nothing until the server confirms it and earlier messages have come."""
         pin = self._puller.pin
-        if pin != self._pin:
-            self._pin, self._pin_since, self._told_waiting = pin, self._clock.now(), False
-        holding = self._holding_now()
+        if pin != self._own.pin:
+            self._own.pin, self._pin_since, self._told_waiting = pin, self._clock.now(), False
+        holding = self._own.holding
         # Messages that came or went while the answer was on its way must not be compared with it: a message that
         # another instance still holds would be counted as this instance's.
         before = self._in_flight.held_under(holding)
-        info = await self._api.consumer_info(self._queue_stream, self._consumer)
-        if self._holding_now() != holding or not self._puller.pulling:
+        info = await self._api.consumer_info(self._own.stream, self._own.name)
+        if self._own.holding != holding or not self._puller.pulling:
             self._signal(look_again)
             return
-        if info["created"] != self._created:
+        if info["created"] != self._own.created:
             self._puller.stop()
             self._signal(lambda: self._troubled(ConsumerReplaced("somebody made the consumer anew")))
             return
@@ -77,7 +77,7 @@ class Pinned(Core[R], Generic[R]):
         if several and int(info["num_ack_pending"]) > len(before):
             self._await_others(int(info["num_ack_pending"]) - len(before))
             return
-        self._uncertain, self._unpinned_at = False, None
+        self._own.uncertain, self._unpinned_at = False, None
         self._in_flight.release(pinned_at(info), holding)
         if self.state is not MemberState.ACTIVE:
             self._be(MemberState.ACTIVE)
@@ -86,8 +86,8 @@ class Pinned(Core[R], Generic[R]):
     async def _clear_stray(self, info: dict[str, Any]) -> None:
         """Remove a pin that no instance holds; the next waiting pull gets it."""
         if (pin := stray_pin(info)) is not None:
-            log.info("group.stray_pin", member=self.member, consumer=self._consumer, pin=pin)
-            await self._api.consumer_unpin(self._queue_stream, self._consumer, PRIORITY_GROUP)
+            log.info("group.stray_pin", member=self.member, consumer=self._own.name, pin=pin)
+            await self._api.consumer_unpin(self._own.stream, self._own.name, PRIORITY_GROUP)
 
     def _await_others(self, count: int) -> None:
         """The previously pinned instance's messages are redelivered and must be handled before those held here.
@@ -115,15 +115,15 @@ class Pinned(Core[R], Generic[R]):
                 lane=self._in_flight.lane,
                 member=self.member,
                 received_at=self._clock.wall(),
-                holding=self._holding_now(),
+                holding=self._own.holding,
             )
         except GroupError as error:
             foreign = error
             self._signal(lambda: self._fail(foreign))
             return
-        if self._pin is not None and self._puller.pin != self._pin:
+        if self._own.pin is not None and self._puller.pin != self._own.pin:
             self._unpinned("the pin went, and came back at once")
-        if self._in_flight.holding or self._puller.pin != self._pin or (lost and self._limits.max_pending != 1):
+        if self._in_flight.holding or self._puller.pin != self._own.pin or (lost and self._limits.max_pending != 1):
             self._in_flight.hold()
             self._signal(look_again)
         self._in_flight.accept(messages)
@@ -137,7 +137,7 @@ class Pinned(Core[R], Generic[R]):
 
     def _suspect(self) -> None:
         """Nothing starts until the pin is settled again."""
-        self._uncertain = True
+        self._own.uncertain = True
         self._in_flight.suspend()
 
     async def _troubled(self, error: PartiError) -> None:
@@ -162,8 +162,8 @@ class Pinned(Core[R], Generic[R]):
 
     def _unpinned(self, why: str) -> None:
         """Another instance is pinned: it handles the messages not started here, which a NAK sends to it at once."""
-        self._pin = None
-        if self._uncertain:
+        self._own.pin = None
+        if self._own.uncertain:
             self._in_flight.doubt()
         self._hand_back(self._in_flight.drop())
         if self._unpinned_at is None and self._in_flight.running:
@@ -174,7 +174,7 @@ class Pinned(Core[R], Generic[R]):
 
     def _hand_back(self, messages: Sequence[GroupMessage]) -> None:
         """NAK in stream order, the order of redelivery; not if the messages may belong to another instance."""
-        if self._uncertain:
+        if self._own.uncertain:
             return
         for message in sorted(messages, key=lambda each: each.queue_sequence):
             self._puller.send(message._reply, NAK)
@@ -185,7 +185,7 @@ class Pinned(Core[R], Generic[R]):
         While their owner is uncertain nothing is sent: the instance that may be pinned by now waits for the server to
         redeliver them, and each request would delay that by another `ack_wait`.
         """
-        for message in () if self._uncertain else self._in_flight.ours():
+        for message in () if self._own.uncertain else self._in_flight.ours():
             self._acks.working(message)
         if self._unpinned_at is None:
             return

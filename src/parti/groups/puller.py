@@ -14,7 +14,7 @@ from parti.wire.columns import Deliveries
 from parti.wire.errors import WrongPinId
 from parti.wire.live import LiveConnection
 from parti.wire.options import ConnectOptions
-from parti.wire.pull import LivePull, PullSettings
+from parti.wire.pull import LivePull, PullOwner, PullSettings
 
 _BATCH = 500  # as in the reference; the consumer's max_ack_pending decides how many arrive at once
 _MOST_HELD = 1_000  # for a consumer without a limit, created by another client
@@ -79,13 +79,8 @@ class Puller:
             live,
             stream,
             consumer,
-            on_batch=self._deliver,
-            on_trouble=self._on_trouble,
-            capacity=lambda: max(1, _MOST_HELD - self._in_hand()),
-            settings=PullSettings(
-                batch=batch, prefetch=batch, expires=expires, heartbeat=expires / 2, group=PRIORITY_GROUP
-            ),
-            exclusive=False,
+            PullOwner(self._deliver, self._on_trouble, capacity=lambda: max(1, _MOST_HELD - self._in_hand())),
+            PullSettings(batch, batch, expires, heartbeat=expires / 2, group=PRIORITY_GROUP, exclusive=False),
         )
         # Still pinned after a short outage: without the id the server would accept no pull until the pin lapses.
         self._pull.pin = pin or self._last_pin

@@ -78,11 +78,11 @@ class StaticMember(GroupConsumer[StaticRecord]):
             await asyncio.gather(noting, return_exceptions=True)
 
     async def _join(self, filters: tuple[str, ...]) -> dict[str, Any] | None:
-        same = not self._created or await self._same_group()
+        same = not self._own.created or await self._same_group()
         if same is None:
             self._later(next(self._waits))  # the group is deleted; the watch reports that, or it was recreated
             return None
-        config = self._template.config(self.kind, self._consumer, filters)
+        config = self._template.config(self.kind, self._own.name, filters)
         wanted = self._resumed(config) if same else config
         info: dict[str, Any] | None
         try:
@@ -91,7 +91,7 @@ class StaticMember(GroupConsumer[StaticRecord]):
             info = await self._existing(filters)
         if info is None:
             return None
-        if self._created and info["created"] != self._created:
+        if self._own.created and info["created"] != self._own.created:
             if not same:
                 self._in_flight.forget_done()
                 self._floor = None
@@ -129,23 +129,23 @@ class StaticMember(GroupConsumer[StaticRecord]):
         position, and a durable that another instance created without it is recreated.
         """
         if wanted is config:
-            await self._api.consumer_reset(self.stream, self._consumer, floor + 1)
+            await self._api.consumer_reset(self.stream, self._own.name, floor + 1)
         elif _start_of(info["config"]) == _start_of(config):
-            await self._api.consumer_delete(self.stream, self._consumer)
+            await self._api.consumer_delete(self.stream, self._own.name)
             await self._api.consumer_create(self.stream, wanted, action="create")
-        return await self._api.consumer_info(self.stream, self._consumer)
+        return await self._api.consumer_info(self.stream, self._own.name)
 
     async def _existing(self, filters: tuple[str, ...]) -> dict[str, Any]:
-        info = await self._api.consumer_info(self.stream, self._consumer)
+        info = await self._api.consumer_info(self.stream, self._own.name)
         config = info["config"]
         if not is_group_consumer(config):
             raise ForeignConsumer(
-                f"the consumer {self._consumer!r} of {self.stream!r} was not made by a member of the group: choose "
+                f"the consumer {self._own.name!r} of {self.stream!r} was not made by a member of the group: choose "
                 "other names"
             )
         if tuple(config.get("filter_subjects") or ()) != filters:
             raise ForeignConsumer(
-                f"the consumer {self._consumer!r} of {self.stream!r} was left by an earlier group with other "
+                f"the consumer {self._own.name!r} of {self.stream!r} was left by an earlier group with other "
                 "partitions: remove it, and choose where the new one shall start"
             )
         self._tell(EventKind.TEMPLATE_DIFFERS, detail="the durable was made with other settings; following them")
@@ -183,8 +183,8 @@ class StaticMember(GroupConsumer[StaticRecord]):
     async def _note_floor(self) -> None:
         if self._puller.pulling:
             with contextlib.suppress(PartiError):
-                info = await self._api.consumer_info(self.stream, self._consumer)
-                if info["created"] == self._created:
+                info = await self._api.consumer_info(self.stream, self._own.name)
+                if info["created"] == self._own.created:
                     self._note(info)
                     await self._clear_stray(info)
 

@@ -29,6 +29,7 @@ from parti.wire.api import JetStreamApi
 from parti.wire.errors import WrongLastSequence
 from parti.wire.kv import KeyValue
 from parti.wire.kv_model import Change, KeyExists, KeyNotFound, Operation, SnapshotDone
+from parti.wire.watch import WatchSettings
 
 _NAMESPACE = re.compile(r"[-_a-zA-Z0-9]{1,64}")
 _PLAIN: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
@@ -297,7 +298,8 @@ class Store:
     async def changes(self) -> AsyncGenerator[Told, None]:
         """Yields current records, `Complete`, then changes; an unreadable record is reported and yielded as gone."""
         anew: list[BucketAnew] = []
-        async with aclosing(self.kv.watch("live.>", recreated=lambda: anew.append(BucketAnew()))) as changes:
+        settings = WatchSettings(recreated=lambda: anew.append(BucketAnew()))
+        async with aclosing(self.kv.watch("live.>", settings)) as changes:
             async for change in changes:
                 while anew:
                     yield anew.pop()

@@ -26,7 +26,7 @@ from parti.manager.leader_writes import LeaderWrites, Tell
 from parti.manager.lease_keeper import terms_of
 from parti.manager.partition_feed import PartitionFeed
 from parti.manager.setup import Setup
-from parti.model import Ahead, Assignment, Claim, Layout, Member, Partition, PartitionId, Retention
+from parti.model import Assignment, Claim, Member, Partition, PartitionId
 from parti.observe import control_metrics as m
 from parti.observe.logs import get_logger
 from parti.wire.kv_election import RESIGNED, ElectionEvents, Elector
@@ -41,12 +41,10 @@ _PATIENCE = 0.5  # seconds a new leader waits for the source before it continues
 _Wish = reconcile.WriteAssignment | reconcile.WriteClaim | reconcile.ReadPositions | reconcile.ReadTraces
 
 
-def rules_of(host: Host, retention: Retention) -> LeaderRules:
-    """The rules of the namespace, from its configuration and its stream."""
+def rules_of(host: Host) -> LeaderRules:
+    """The rules of the namespace, from its configuration."""
     config = host.config
     return LeaderRules(
-        layout=Layout(config.layout),
-        retention=retention,
         windows=PacingTerms(config.cold_start_window, config.planned_scale_window, config.rebalance_cooldown),
         handoff=HandoffTerms(
             config.prepare_timeout, config.prepare_retries, config.commit_timeout, config.commit_retries
@@ -283,7 +281,7 @@ class Leadership:
                 remembered=self._remembered(),
                 traces=traces,
             ),
-            rules=rules_of(self._host, self._setup.retention),
+            rules=rules_of(self._host),
             strategy=self._setup.strategy,
         )
         lost = sorted(p for p in self.leader.lost if p in self.leader.partitions)
@@ -340,7 +338,7 @@ class Leadership:
                 return await self._write_claim(wish)
             case reconcile.ReadTraces(partitions):
                 return await self._read_traces(partitions)
-            case reconcile.ReadPositions(member, partitions, _):
+            case reconcile.ReadPositions(member, partitions):
                 return await self._read_positions(member, partitions)
 
     async def _write_assignment(self, assignment: Assignment, expected: int) -> Tell | None:
@@ -393,18 +391,12 @@ class Leadership:
         return max(known[1] if known else 0, heard[1] if heard else 0) > expected
 
     async def _read_positions(self, member: Member, partitions: tuple[PartitionId, ...]) -> Tell | None:
-        """Read a dead member's positions. Only these count: its ack floor also passes messages it gave up unread."""
+        """Read a dead member's positions."""
         try:
             checkpoint, _ = await self._host.store.checkpoint(member.worker)
         except PartiError:
             return None  # the leader asks again
         if self.leader is None:
             return None
-        done: dict[PartitionId, int] = {}
-        ahead: dict[PartitionId, Ahead] = {}
-        for partition in partitions:
-            claim, _ = self.leader.claims.get(partition, (Claim(partition), 0))
-            done[partition] = checkpoint.position(partition, claim.epoch) if checkpoint is not None else 0
-            if checkpoint is not None and (known := checkpoint.ahead_of(partition, claim.epoch)) is not None:
-                ahead[partition] = known
-        return partial(self._lead, reconcile.PositionsRead(self._host.clock.now(), member, done, {}, ahead))
+        claims = [self.leader.claims.get(partition, (Claim(partition), 0))[0] for partition in partitions]
+        return partial(self._lead, reconcile.PositionsRead.of(self._host.clock.now(), member, claims, checkpoint))

@@ -407,7 +407,6 @@ class Manager:
             source=self._source,
             check=overlap_check(self._consumer, self._source),
             strategy=self._strategy,
-            retention=self._retention,
             plane=self._plane,
             start_cursor=self._start_cursor,
             nudge=self._bus.nudge,

@@ -14,7 +14,7 @@ from parti.manager.kv_store import Store
 from parti.manager.observer import Observer
 from parti.manager.partition_feed import Check
 from parti.manager.sources import PartitionSource
-from parti.model import Member, PartitionId, Retention
+from parti.model import Member, PartitionId
 from parti.observe.metrics import Metrics
 
 
@@ -31,7 +31,6 @@ class Setup:
     check: Check
     """Refuses partitions that cannot be served together."""
     strategy: Strategy
-    retention: Retention
     plane: PlaneFactory
     start_cursor: Callable[[], Coroutine[Any, Any, int]]
     """The start position of a partition that never had an owner."""

@@ -133,10 +133,6 @@ class FaultProxy(Running):
             if not self._seen.wait_for(lambda: self._connections >= count, timeout):
                 raise NeverHappened(f"the proxy saw {self._connections} of {count} connections within {timeout:g} s")
 
-    async def wait_for_connection_async(self, count: int = 1, timeout: float = PATIENCE) -> None:
-        """`wait_for_connection` for a test whose own event loop must keep running."""
-        await asyncio.to_thread(self.wait_for_connection, count, timeout)
-
     def start(self) -> None:
         """After this returns, the proxy listens on `url`."""
         if self._thread is not None:

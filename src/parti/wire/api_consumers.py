@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from parti.errors import TransientError, UsageError
@@ -114,12 +113,6 @@ class ConsumerCalls(ApiCaller):
         """The infos of all consumers of the stream."""
         call = f"CONSUMER.LIST.{token(stream, what='stream')}"
         return [info async for page in self.pages(call, "consumers") for info in page]
-
-    async def consumer_pause(self, stream: str, consumer: str, until: datetime | None) -> Json:
-        """Deliver nothing until this time; a time in the past or None resumes at once."""
-        self.require((2, 11, 0), "pausing a consumer")
-        body = {"pause_until": until.astimezone(UTC).isoformat().replace("+00:00", "Z")} if until else {}
-        return await self.request(f"CONSUMER.PAUSE.{_names(stream, consumer)}", body)
 
     async def consumer_unpin(self, stream: str, consumer: str, group: str) -> None:
         """Remove the pin from the pinned client of `group`; the client with the next pull gets it."""

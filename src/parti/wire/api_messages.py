@@ -12,7 +12,7 @@ from typing import Any
 
 from parti.errors import NoResponders, PartiError, RequestTimeout, UsageError
 from parti.wire.api_call import ApiCaller
-from parti.wire.errors import MessageNotFound, status_error
+from parti.wire.errors import status_error
 from parti.wire.names import token
 from parti.wire.requests import Reply
 from parti.wire.stored import AnsweredElsewhere, StoredMessage
@@ -64,23 +64,6 @@ class MessageCalls(ApiCaller):
     async def msg_delete(self, stream: str, seq: int, *, erase: bool = False) -> None:
         """Remove one message; `erase` also overwrites its bytes on disk, which is slow."""
         await self.request(f"STREAM.MSG.DELETE.{token(stream, what='stream')}", {"seq": seq, "no_erase": not erase})
-
-    async def direct_get(
-        self, stream: str, *, seq: int | None = None, last_by_subj: str | None = None, next_by_subj: str | None = None
-    ) -> StoredMessage:
-        """The message from any replica or mirror: fast, and possibly stale. Needs allow_direct.
-
-        Raises `MessageNotFound` even if only the answering replica lacks it: use `msg_get` when it must be certain.
-        """
-        call = f"DIRECT.GET.{token(stream, what='stream')}"
-        payload = json.dumps(_selection(seq, last_by_subj, next_by_subj)).encode()
-        try:
-            reply = await self.connection.requests.call(f"{self.prefix}.{call}", payload, timeout=self.timeout)
-        except NoResponders:
-            raise _no_direct(call) from None
-        if reply.status:
-            raise _direct_error(reply, call)
-        return StoredMessage.from_direct(reply)
 
     async def direct_get_batch(
         self,
@@ -143,13 +126,6 @@ class MessageCalls(ApiCaller):
             raise RequestTimeout(f"{call}: the batch did not end within {self.timeout:g} s") from None
         finally:
             self.connection.requests.forget(token_)
-
-
-def _direct_error(reply: Reply, call: str) -> PartiError:
-    if reply.status == _NOT_FOUND:
-        description = reply.description or "Message Not Found"
-        return MessageNotFound(f"{call}: {description}", code=_NOT_FOUND, err_code=10037, description=description)
-    return status_error(reply.status, reply.description, request=call)
 
 
 def _no_direct(call: str) -> NoResponders:

@@ -6,17 +6,27 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
+from typing import TypedDict, Unpack
 
 import pyarrow as pa
 
 from parti.errors import UsageError
-from parti.wire.columns import SCHEMA
 from parti.wire.options import ConnectOptions
 from parti.wire.ranges import PATIENCE, Path, RangeReader, ReadEnded
 from parti.wire.witness import OnLoss
 
 _WAITING = 2  # batches not taken yet; then the thread stops reading, and so the server stops sending
 _GRACE = 0.5  # seconds for an abandoned read to remove its consumer; then its connection is closed
+
+
+class ReadOptions(TypedDict, total=False):
+    """The options of `RangeReader.read`."""
+
+    subjects: tuple[str, ...]
+    columns: tuple[str, ...]
+    path: Path
+    allow_gone: bool
+    on_loss: OnLoss
 
 
 class AsyncRangeReader:
@@ -35,25 +45,14 @@ class AsyncRangeReader:
         return f"<Async{repr(self._reader)[1:]}"
 
     async def read(
-        self,
-        stream: str,
-        after: int,
-        to: int,
-        *,
-        subjects: tuple[str, ...] = (),
-        columns: tuple[str, ...] = tuple(SCHEMA.names),
-        path: Path = "auto",
-        allow_gone: bool = False,
-        on_loss: OnLoss | None = None,
+        self, stream: str, after: int, to: int, **options: Unpack[ReadOptions]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Like `RangeReader.read`; `on_loss` is called from the reading thread.
 
         Leave it early only through `contextlib.aclosing`, or read to the end.
         """
         self._claim()
-        batches = self._reader.read(
-            stream, after, to, subjects=subjects, columns=columns, path=path, allow_gone=allow_gone, on_loss=on_loss
-        )
+        batches = self._reader.read(stream, after, to, **options)
         handover = self._handover = _Handover(self._reader, batches)
         try:
             while (batch := await handover.take()) is not None:

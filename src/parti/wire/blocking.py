@@ -46,7 +46,22 @@ class BlockingReply:
     data: bytes
 
 
-class BlockingConnection:
+class ClosedOnExit:
+    """A context that calls `close` at its end."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class BlockingConnection(ClosedOnExit):
     """One connection, used by one thread at a time; every call returns within its timeout or raises.
 
     After any ConnectionFailed the connection is closed permanently: open a new one. Only `close` may be called from
@@ -235,14 +250,6 @@ class BlockingConnection:
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
         with self._in_use:
             self._sock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _compact(self) -> None:
         """Move the bytes of an incomplete frame to the front; the frames of the last scan become invalid."""

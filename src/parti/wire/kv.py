@@ -26,12 +26,13 @@ from parti.wire.kv_model import (
     operation_of,
 )
 from parti.wire.stored import StoredMessage
-from parti.wire.watch import KvWatch
+from parti.wire.watch import KvWatch, WatchSettings
 
 _NANOSECONDS = 1_000_000_000
 # A create that finds a marker retries on the marker's revision; each further round means that another client was
 # faster, so that after a few rounds the key is contended.
 _CREATE_ROUNDS = 8
+_DEFAULT_WATCH = WatchSettings()
 _DEFAULT_MARKER_TTL = 3600  # seconds; far longer than any disconnect that a lease survives
 
 
@@ -124,17 +125,6 @@ class KeyValue:
             raise KeyNotFound(f"the key {key!r} of {self.bucket} does not exist", key=key) from None
         return self._live(key, message)
 
-    async def get_revision(self, key: str, revision: int) -> Entry:
-        """The value of the key at `revision`, if the bucket's history still holds it."""
-        missing = KeyNotFound(f"the key {key!r} of {self.bucket} has no revision {revision}", key=key)
-        try:
-            message = await self.api.msg_get(self.stream, seq=revision)
-        except MessageNotFound:
-            raise missing from None
-        if message.subject != self._subjects + check_key(key):
-            raise missing
-        return self._live(key, message)
-
     def _live(self, key: str, message: StoredMessage) -> Entry:
         operation = operation_of(message.headers)
         if operation is not Operation.PUT:
@@ -198,9 +188,11 @@ class KeyValue:
         ack = await self.api.publish(self._writes + check_key(key), value, headers=headers)
         return ack.seq
 
-    def watch(self, pattern: str = ">", **settings: Any) -> AsyncGenerator[Change | SnapshotDone, None]:
+    def watch(
+        self, pattern: str = ">", settings: WatchSettings = _DEFAULT_WATCH
+    ) -> AsyncGenerator[Change | SnapshotDone, None]:
         """Yields the state of every matching key, then `SnapshotDone`, then each change; see `KvWatch`."""
-        return KvWatch(self.api, self.stream, self._subjects, check_pattern(pattern), **settings).changes()
+        return KvWatch(self.api, self.stream, self._subjects, check_pattern(pattern), settings).changes()
 
     async def entries(self, pattern: str = ">") -> list[Entry]:
         """The current live entries that match."""
@@ -216,7 +208,7 @@ class KeyValue:
         return sorted([c.key async for c in self._snapshot(pattern, values=False) if c.operation is Operation.PUT])
 
     async def _snapshot(self, pattern: str, *, values: bool = True) -> AsyncIterator[Change]:
-        watch = KvWatch(self.api, self.stream, self._subjects, check_pattern(pattern), values=values)
+        watch = KvWatch(self.api, self.stream, self._subjects, check_pattern(pattern), WatchSettings(values))
         async with aclosing(watch.changes()) as changes:
             async for change in changes:
                 if isinstance(change, SnapshotDone):

@@ -198,19 +198,6 @@ class ConnectOptions:
         """Options from a config table or Spark's options; an unknown name is refused, with the nearest known one."""
         return cls(**parse_mapping(mapping))
 
-    def to_mapping(self) -> dict[str, str]:
-        """The fields that differ from the defaults, as text for `from_mapping`. It contains the secrets."""
-        texts: dict[str, str] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value == field.default or value is None:
-                continue
-            if field.name in _FLAGS:
-                texts[field.name] = "true"
-            else:
-                texts[field.name] = ",".join(value) if isinstance(value, tuple) else str(value)
-        return texts
-
     @classmethod
     def resolve(cls, explicit: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None) -> ConnectOptions:
         """Options from the caller, then the environment, then a `nats` CLI context, then the default server.

@@ -113,7 +113,6 @@ class Publisher(Replying):
                 f"Nats-Expected-Last-Subject-Sequence: {sequence}\r\n"
                 f"Nats-Expected-Last-Subject-Sequence-Subject: {subject}\r\n"
             ).encode()
-        self._atomic = atomic
         self._batchable: SubjectFilter | None = None  # the subjects of a stream that accepts atomic batches
         self._looked_up = not atomic
         self._window = max_in_flight

@@ -74,13 +74,25 @@ class PullSettings:
     heartbeat: float = 1.0  # a dead consumer is detected after two of them
     group: str | None = None  # priority group, for pinned consumers
     max_bytes: int = 0  # of one pull; 0: no limit. A larger message is pulled alone
+    exclusive: bool = True  # the only client that pulls: then consumer sequences must be consecutive
+
+
+@dataclass(frozen=True, slots=True)
+class PullOwner:
+    """The calls that a pull makes to its owner."""
+
+    on_batch: Callable[[Deliveries], None]
+    on_trouble: Callable[[PartiError], None]
+    capacity: Callable[[], int]
+    """How many more messages the owner can hold; never more than that is requested."""
+    on_few: Callable[[list[Item], int], None] | None = None
+    """Gets small reads instead of `on_batch`, and how many messages are still pending."""
 
 
 class LivePull:
     """Pulls from one consumer until stopped. Deliveries reach `on_batch` in the order the server sent them.
 
-    `capacity()` returns how many more messages the owner can hold; never more than that is requested. Call `kick()`
-    after capacity was freed or filters were changed: a filter update does not wake a waiting pull
+    Call `kick()` after capacity was freed or filters were changed: a filter update does not wake a waiting pull
     (docs/evidence/jetstream.md#j3).
     """
 
@@ -89,26 +101,21 @@ class LivePull:
         connection: LiveConnection,
         stream: str,
         consumer: str,
+        owner: PullOwner,
+        settings: PullSettings,
         *,
-        on_batch: Callable[[Deliveries], None],
-        on_trouble: Callable[[PartiError], None],
-        capacity: Callable[[], int],
-        on_few: Callable[[list[Item], int], None] | None = None,
-        settings: PullSettings | None = None,
         next_sequence: int | None = None,
-        exclusive: bool = True,
     ) -> None:
         self.connection = connection
         self.consumer = consumer
         self.pin: str | None = None
-        self._settings = settings or PullSettings()
+        self._settings = settings
         self._subject = f"{connection.options.js_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-        self._on_batch = on_batch
-        self._on_few = on_few
-        self._on_trouble = on_trouble
-        self._capacity = capacity
+        self._on_batch = owner.on_batch
+        self._on_few = owner.on_few
+        self._on_trouble = owner.on_trouble
+        self._capacity = owner.capacity
         self._next = next_sequence  # None: accept any first sequence
-        self._exclusive = exclusive  # the only client that pulls: then consumer sequences must be consecutive
         self._inbox = connection.new_inbox()
         self._sid: int | None = None
         self._withdrawn = False
@@ -249,7 +256,7 @@ class LivePull:
 
     def _in_sequence(self, sequences: list[int]) -> bool:
         """Whether these deliveries follow the previous ones; if not, one was lost, and the owner is notified."""
-        if not self._exclusive:
+        if not self._settings.exclusive:
             return True
         count, first, last = len(sequences), sequences[0], sequences[-1]
         expected = first if self._next is None else self._next

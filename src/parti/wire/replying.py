@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from types import TracebackType
-from typing import Self
 
-from parti.wire.blocking import BlockingConnection
+from parti.wire.blocking import BlockingConnection, ClosedOnExit
 from parti.wire.options import ConnectOptions
 
 
-class Replying:
+class Replying(ClosedOnExit):
     """Base of publishers that store rows and receive acks. Close it, or use it as a context."""
 
     def __init__(self, options: ConnectOptions, name: str) -> None:
@@ -25,14 +23,6 @@ class Replying:
         if self._connection is not None:
             self._connection.close()
         self._connection = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _connected(self) -> BlockingConnection:
         if self._connection is None or self._connection.closed:

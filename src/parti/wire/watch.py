@@ -12,12 +12,13 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from nats import errors as nats_errors
 
-from parti.backoff import FOREVER, Backoff
-from parti.clock import Clock, SystemClock
+from parti.backoff import FOREVER
+from parti.clock import SystemClock
 from parti.errors import ConnectionFailed, ConnectionLost, PartiError, TransientError
 from parti.observe.logs import get_logger
 from parti.waiting import first_of
@@ -43,6 +44,18 @@ class Resync(TransientError):
     """The consumer is no longer reliable: create another one after the last yielded revision."""
 
 
+@dataclass(frozen=True, slots=True)
+class WatchSettings:
+    """How a bucket is watched."""
+
+    values: bool = True
+    heartbeat: float = 1.0
+    relist_every: float = 30.0
+    """How often to compare with the leader, to find keys that vanished without a marker."""
+    recreated: Callable[[], None] = lambda: None
+    """Called when the stream was recreated with the same name, or has lost its end: revisions restart."""
+
+
 class KvWatch:
     """The changes of the keys that match one pattern, each yielded once and in revision order per key.
 
@@ -51,34 +64,13 @@ class KvWatch:
     skipped, as the bucket's history keeps only the last ones. Memory holds the live keys and one pull.
     """
 
-    def __init__(
-        self,
-        api: JetStreamApi,
-        stream: str,
-        subjects: str,
-        pattern: str,
-        *,
-        values: bool = True,
-        heartbeat: float = 1.0,
-        relist_every: float = 30.0,
-        clock: Clock | None = None,
-        backoff: Backoff | None = None,
-        recreated: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`relist_every`: how often to compare with the leader, to find keys that vanished without a marker.
-
-        `recreated`: called when the stream was recreated with the same name, or has lost its end: revisions restart.
-        """
+    def __init__(self, api: JetStreamApi, stream: str, subjects: str, pattern: str, settings: WatchSettings) -> None:
         self._api = api
         self._stream = stream
         self._prefix = subjects
         self._filter = subjects + pattern
-        self._values = values
-        self._heartbeat = heartbeat
-        self._relist_every = relist_every
-        self._clock = clock or SystemClock()
-        self._on_recreated = recreated
-        self._backoff = backoff or FOREVER
+        self._settings = settings
+        self._clock = SystemClock()
         self._reconnected = asyncio.Event()
         self._queue: asyncio.Queue[Reply | PartiError] = asyncio.Queue()
         self._subscription: Any = None
@@ -99,7 +91,7 @@ class KvWatch:
         self._relist_at = 0.0
         self._heard = True
         """Whether the current consumer has worked at all; if not, the next one is created after a backoff."""
-        self._waits = self._backoff.delays()
+        self._waits = FOREVER.delays()
 
     async def changes(self) -> AsyncGenerator[Change | SnapshotDone, None]:
         """Iterate without end; closing the iterator removes the consumer from the server.
@@ -132,7 +124,7 @@ class KvWatch:
         # restart below ours, and would look like old ones.
         if resumed and (info["created"] != self._created or info["state"]["last_seq"] < self._last_seq):
             log.warning("watch.stream_recreated", stream=self._stream, last_seq=self._last_seq)
-            self._on_recreated()
+            self._settings.recreated()
             self._orphans |= self._alive
             self._alive.clear()
             self._last_seq = 0
@@ -148,7 +140,7 @@ class KvWatch:
             "mem_storage": True,
             "num_replicas": 1,
             "inactive_threshold": int(_INACTIVE * _NANOSECONDS),
-            "headers_only": not self._values,
+            "headers_only": not self._settings.values,
             # An interrupted snapshot is restarted, and parts already yielded are dropped by revision; continuing from
             # the last sequence instead would yield older values of a bucket with history.
             **(
@@ -167,7 +159,7 @@ class KvWatch:
                 found_changes += self._finish_snapshot()
         if resumed:
             found_changes += await self._relist()
-        self._relist_at = self._clock.now() + self._relist_every
+        self._relist_at = self._clock.now() + self._settings.relist_every
         return found_changes
 
     async def _listen(self) -> None:
@@ -186,11 +178,11 @@ class KvWatch:
     async def _step(self) -> list[Change | SnapshotDone]:
         """Wait for the next message, heartbeat or comparison, and return the changes to yield."""
         if self._clock.now() >= self._relist_at and self._snapshot is None:
-            self._relist_at = self._clock.now() + self._relist_every
+            self._relist_at = self._clock.now() + self._settings.relist_every
             return await self._relist()
         if self._awaited == 0:
             await self._pull()
-        patience = 2.5 * self._heartbeat
+        patience = 2.5 * self._settings.heartbeat
         try:
             message = self._queue.get_nowait()  # a burst of thousands needs no timer per message
         except asyncio.QueueEmpty:
@@ -202,7 +194,7 @@ class KvWatch:
         if isinstance(message, PartiError):
             raise message
         if not self._heard:
-            self._heard, self._waits = True, self._backoff.delays()
+            self._heard, self._waits = True, FOREVER.delays()
         if message.status:
             return await self._on_status(message)
         delivery = parse_delivery(message.reply)
@@ -291,7 +283,7 @@ class KvWatch:
             "batch": _BATCH,
             "max_bytes": max(_PULL_BYTES, 2 * self._api.connection.max_payload),
             "expires": int(_PULL_EXPIRES * _NANOSECONDS),
-            "idle_heartbeat": int(self._heartbeat * _NANOSECONDS),
+            "idle_heartbeat": int(self._settings.heartbeat * _NANOSECONDS),
         }
         call = f"{self._api.prefix}.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
         await self._api.connection.requests.send(call, json.dumps(body).encode(), reply=self._inbox)

@@ -16,7 +16,7 @@ from parti.waiting import first_of
 from parti.wire.columns import Deliveries
 from parti.wire.errors import MaxAckPendingReached, TooManyPulls
 from parti.wire.live import ReaderBroke
-from parti.wire.pull import HeartbeatMissed, Item, LivePull, PullSettings, items_of
+from parti.wire.pull import HeartbeatMissed, Item, LivePull, PullOwner, PullSettings, items_of
 from parti.worker.backlog import Backlog
 from parti.worker.channel import Channel, FellBehind, Interrupted
 from parti.worker.durable import Durable, is_gone
@@ -141,11 +141,8 @@ class Session:
             connection,
             config.stream,
             self._durable.name,
-            on_batch=self._on_batch,
-            on_few=self._take,
-            on_trouble=self._on_trouble,
-            capacity=self._room.capacity,
-            settings=PullSettings(
+            PullOwner(self._on_batch, self._on_trouble, self._room.capacity, on_few=self._take),
+            PullSettings(
                 batch=size,
                 prefetch=size * config.prefetch_depth,
                 expires=config.pull_timeout,

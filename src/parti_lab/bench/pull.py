@@ -25,7 +25,7 @@ from parti.wire.columns import Deliveries
 from parti.wire.connect import connect
 from parti.wire.live import LiveConnection
 from parti.wire.options import ConnectOptions
-from parti.wire.pull import LivePull, ack_frames
+from parti.wire.pull import LivePull, PullOwner, PullSettings, ack_frames
 from parti.worker import Message, Partition, WorkerConfig, WorkerConsumer
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.load import best_rate, create_stream, delete_stream, fill
@@ -136,7 +136,7 @@ async def _live(options: ConnectOptions, stream: str, durable: str, count: int) 
         if not done.done():
             done.set_exception(error)
 
-    pull = LivePull(connection, stream, durable, on_batch=on_batch, on_trouble=on_trouble, capacity=lambda: 2 * _BATCH)
+    pull = LivePull(connection, stream, durable, PullOwner(on_batch, on_trouble, lambda: 2 * _BATCH), PullSettings())
     pull.start()
     async with asyncio.timeout(60):
         await done

@@ -37,9 +37,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
         assert group.servers.server is not None
         async with FaultProxy(group.servers.server.port, seed=ctx.seed) as proxy:
             group.urls = (proxy.url,)
-            await group.add(shape.workers)
-            await group.settled()
-            await group.flow()
+            await group.begin()
             faults: list[tuple[str, Fault]] = [("kill", lambda: _killed(group))] * kills
             faults += [(f"cut of {seconds:g} s", _cut(proxy, seconds)) for seconds in cuts]
             faults += [

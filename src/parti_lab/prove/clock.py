@@ -6,15 +6,11 @@ import asyncio
 from contextlib import AsyncExitStack
 
 from parti.clock import SystemClock
-from parti.wire.api import JetStreamApi
-from parti.wire.connect import connect
-from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.report import ExperimentOption, Proof, RunContext
-from parti_lab.prove.cluster_faults import Servers
-from parti_lab.prove.fleet import STREAM, Fleet
+from parti_lab.prove.fleet import STREAM, Fleet, open_stream
 from parti_lab.prove.sink import Sink
-from parti_lab.prove.traffic import Traffic, make_stream
+from parti_lab.prove.traffic import Traffic
 
 
 class JumpingClock(SystemClock):
@@ -32,12 +28,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     jumps = 8 if ctx.quick else int(ctx.options["jumps"])
     rng = ctx.random()
     async with AsyncExitStack() as stack:
-        servers = await Servers.open(stack, 1)
-        settings = ConnectOptions(servers=servers.urls)
-        connection = await connect(settings)
-        stack.push_async_callback(connection.close)
-        js = JetStreamApi(connection)
-        await make_stream(js, STREAM, "limits", 1)
+        _, settings, js = await open_stream(stack)
         sink = await stack.enter_async_context(Sink())
         names = [f"p{n}" for n in range(12)]
         clocks: list[JumpingClock] = []

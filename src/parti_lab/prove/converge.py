@@ -15,14 +15,11 @@ from parti.clock import Clock, SystemClock
 from parti.manager import StaticSource
 from parti.testing import eventually
 from parti.wire.api import JetStreamApi
-from parti.wire.connect import connect
-from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.report import ExperimentOption, Proof, RunContext
-from parti_lab.prove.cluster_faults import Servers
-from parti_lab.prove.fleet import STREAM, Fleet
+from parti_lab.prove.fleet import STREAM, Fleet, open_stream
 from parti_lab.prove.sink import Sink
-from parti_lab.prove.traffic import PRODUCER, make_stream
+from parti_lab.prove.traffic import PRODUCER
 
 
 async def run(ctx: RunContext) -> dict[str, Figure]:
@@ -30,12 +27,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     workers, count = int(ctx.options["workers"]), int(ctx.options["partitions"])
     clock = SystemClock()
     async with AsyncExitStack() as stack:
-        servers = await Servers.open(stack, 1)
-        settings = ConnectOptions(servers=servers.urls)
-        connection = await connect(settings)
-        stack.push_async_callback(connection.close)
-        js = JetStreamApi(connection)
-        await make_stream(js, STREAM, "limits", 1)
+        _, settings, js = await open_stream(stack)
         sink = await stack.enter_async_context(Sink())
         first, names = [f"a{n}" for n in range(workers)], [f"p{n}" for n in range(count)]
         control = {

@@ -24,9 +24,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     shape = HerdShape.of(options)
     took: list[float] = []
     async with herd(shape, ctx.random()) as group:
-        await group.add(shape.workers)
-        await group.settled()
-        await group.flow()
+        await group.begin()
         with ctx.progress("crashes", total=crashes) as advance:
             for _ in range(crashes):
                 took += await _crash(group)

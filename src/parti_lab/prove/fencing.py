@@ -21,9 +21,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     trials = min(int(options["trials"]), 2) if ctx.quick else int(options["trials"])
     shape = HerdShape.of(options, takes=0.004)
     async with herd(shape, ctx.random(), fenced_sink=True) as group:
-        await group.add(shape.workers)
-        await group.settled()
-        await group.flow()
+        await group.begin()
         partitions = 0
         with ctx.progress("freezes", total=trials) as advance:
             for _ in range(trials):

@@ -22,11 +22,25 @@ from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection, connect
 from parti.wire.options import ConnectOptions
 from parti.worker import Message, WorkerConfig, WorkerConsumer
+from parti_lab.prove.cluster_faults import Servers
 from parti_lab.prove.sink import Sink
-from parti_lab.prove.traffic import value_of
+from parti_lab.prove.traffic import make_stream, value_of
 
 STREAM = "PROVE"
 _STARTS_WITHIN = 240.0  # seconds; all workers share one process, and maybe one core with ten other processes
+
+
+async def open_stream(
+    stack: AsyncExitStack, replicas: int = 1, retention: str = "limits", timeout: float = 5.0
+) -> tuple[Servers, ConnectOptions, JetStreamApi]:
+    """Servers with the proof's stream, the options to connect to them, and a connection; all end with the stack."""
+    servers = await Servers.open(stack, replicas)
+    options = ConnectOptions(servers=servers.urls, request_timeout=timeout)
+    connection = await connect(options)
+    stack.push_async_callback(connection.close)
+    js = JetStreamApi(connection)
+    await make_stream(js, STREAM, retention, replicas)
+    return servers, options, js
 
 
 class Scripted:

@@ -12,15 +12,12 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from parti.errors import UsageError
-from parti.wire.api import JetStreamApi
-from parti.wire.connect import connect
-from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.report import ExperimentOption, Proof, RunContext
-from parti_lab.prove.cluster_faults import FAULTS, ClusterFaults, Servers
-from parti_lab.prove.fleet import STREAM, Fleet
+from parti_lab.prove.cluster_faults import FAULTS, ClusterFaults
+from parti_lab.prove.fleet import STREAM, Fleet, open_stream
 from parti_lab.prove.sink import Sink, percentile
-from parti_lab.prove.traffic import Traffic, make_stream
+from parti_lab.prove.traffic import Traffic
 
 _COMPLETE_WITHIN = 60.0
 _QUICK_MOVES = 200
@@ -37,12 +34,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
         raise UsageError("--faults needs --replicas 3: one server has nobody to take over")
     rng = ctx.random()
     async with AsyncExitStack() as stack:
-        servers = await Servers.open(stack, replicas)
-        settings = ConnectOptions(servers=servers.urls, request_timeout=5.0)
-        connection = await connect(settings)
-        stack.push_async_callback(connection.close)
-        js = JetStreamApi(connection)
-        await make_stream(js, STREAM, str(options["retention"]), replicas)
+        servers, settings, js = await open_stream(stack, replicas, str(options["retention"]))
         sink = await stack.enter_async_context(Sink())
         names = [f"p{n}" for n in range(int(options["partitions"]))]
         fleet = Fleet(

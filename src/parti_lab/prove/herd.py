@@ -15,14 +15,12 @@ from parti.model import ClaimState
 from parti.testing import eventually
 from parti.testing.history import HistoryVerdict
 from parti.wire.api import JetStreamApi
-from parti.wire.connect import connect
-from parti.wire.options import ConnectOptions
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.report import ExperimentOption
 from parti_lab.prove.cluster_faults import Servers
-from parti_lab.prove.fleet import STREAM
+from parti_lab.prove.fleet import STREAM, open_stream
 from parti_lab.prove.sink import Record, Sink
-from parti_lab.prove.traffic import Traffic, make_stream
+from parti_lab.prove.traffic import Traffic
 from parti_lab.prove.worker_process import WorkerProcess
 
 
@@ -93,6 +91,12 @@ class Herd:
             "rebalance_cooldown": 0.3,
             **self.shape.control,
         }
+
+    async def begin(self) -> None:
+        """Start the workers of the shape, and messages once every partition is owned."""
+        await self.add(self.shape.workers)
+        await self.settled()
+        await self.flow()
 
     async def add(self, count: int = 1, *, live: bool = True, returning: bool = False) -> list[WorkerProcess]:
         """Start worker processes; they are live when this returns, unless `live` is False."""
@@ -175,11 +179,7 @@ async def herd(
 ) -> AsyncIterator[Herd]:
     """Servers, stream and sink, without workers; all of it ends with the context."""
     async with AsyncExitStack() as stack:
-        servers = await Servers.open(stack, shape.replicas)
-        connection = await connect(ConnectOptions(servers=servers.urls, request_timeout=5.0))
-        stack.push_async_callback(connection.close)
-        js = JetStreamApi(connection)
-        await make_stream(js, STREAM, shape.retention, shape.replicas)
+        servers, _, js = await open_stream(stack, shape.replicas, shape.retention)
         sink = await stack.enter_async_context(Sink(fenced=fenced_sink, record=record))
         group = Herd(shape, servers, js, sink, rng)
         try:

@@ -60,7 +60,7 @@ async def _case(name: str, layout: str, retention: str) -> tuple[int, str]:
         stack.push_async_callback(connection.close)
         bench = Bench(server, JetStreamApi(connection), layout, retention, folder=folder)
         try:
-            lost = await CASES[name][0](bench)
+            lost = await bench.run(CASES[name][0])
         except (Wrong, PartiError, NeverHappened, TimeoutError) as error:
             return 0, f"{type(error).__name__}: {error}"
     return len(lost), f"{len(lost)} lost, such as {lost[0]}" if lost else ""

@@ -29,17 +29,13 @@ async def two_namespaces(bench: Bench) -> list[str]:
     """Two applications on one stream: each handles everything, once."""
     await bench.make(A)
     first, second = Group(bench, A, "one"), Group(bench, A, "two")
-    try:
-        await first.join()
-        await second.join()
-        values = await bench.publish(A, 120)
-        lost = [*(await first.got(values)), *(await second.got(values, 3.0))]
-        await settle()
-        _once(first, second)
-        return lost
-    finally:
-        await first.leave()
-        await second.leave()
+    await first.join()
+    await second.join()
+    values = await bench.publish(A, 120)
+    lost = [*(await first.got(values)), *(await second.got(values, 3.0))]
+    await settle()
+    _once(first, second)
+    return lost
 
 
 async def made_anew_stopped(bench: Bench) -> list[str]:
@@ -50,42 +46,33 @@ async def made_anew_stopped(bench: Bench) -> list[str]:
     if bench.retention == "interest":
         await group.join()
     values = await bench.publish(A, 60)
-    try:
-        if not group.managers:
-            await group.join()
-        return await group.got(values)
-    finally:
-        await group.leave()
+    if not group.managers:
+        await group.join()
+    return await group.got(values)
 
 
 async def made_anew_running(bench: Bench) -> list[str]:
     """The stream is recreated under a running fleet, then partitions move: every message of the new one is handled."""
     group = await _began(bench)
-    try:
-        await _made_anew(bench)
-        if bench.retention == "interest":
-            await _interest(bench)
-        values = await bench.publish(A, 60)
-        lost = await group.got(values)
-        await group.join(1)
-        await group.leave(1)
-        more = await bench.publish(A, 60)
-        return lost + await group.got(more)
-    finally:
-        await group.leave()
+    await _made_anew(bench)
+    if bench.retention == "interest":
+        await _interest(bench)
+    values = await bench.publish(A, 60)
+    lost = await group.got(values)
+    await group.join(1)
+    await group.leave(1)
+    more = await bench.publish(A, 60)
+    return lost + await group.got(more)
 
 
 async def made_anew_and_moved(bench: Bench) -> list[str]:
     """The stream is recreated, and a worker leaves at once: the next owner knows that the positions are void."""
     group = await _began(bench)
-    try:
-        await _made_anew(bench)
-        await group.leave(1)
-        if bench.retention == "interest":
-            await _interest(bench)
-        return await group.got(await bench.publish(A, 60))
-    finally:
-        await group.leave()
+    await _made_anew(bench)
+    await group.leave(1)
+    if bench.retention == "interest":
+        await _interest(bench)
+    return await group.got(await bench.publish(A, 60))
 
 
 async def other_stream(bench: Bench) -> list[str]:
@@ -95,18 +82,15 @@ async def other_stream(bench: Bench) -> list[str]:
     await bench.make(B)
     other = Group(bench, B)
     values: list[str] = []
+    if bench.retention != "interest":
+        values = await bench.publish(B, 60)
     try:
-        if bench.retention != "interest":
-            values = await bench.publish(B, 60)
-        try:
-            await other.join()
-        except PartiError:
-            return []  # refused with an error: nothing was lost silently
-        if bench.retention == "interest":
-            values = await bench.publish(B, 60)
-        return await other.got(values)
-    finally:
-        await other.leave()
+        await other.join()
+    except PartiError:
+        return []  # refused with an error: nothing was lost silently
+    if bench.retention == "interest":
+        values = await bench.publish(B, 60)
+    return await other.got(values)
 
 
 async def stranger_joins(bench: Bench) -> list[str]:
@@ -120,63 +104,50 @@ async def stranger_joins(bench: Bench) -> list[str]:
                 await stranger.join(1)
     except TimeoutError:
         pass
-    try:
-        return await group.got(await bench.publish(A, 60))
-    finally:
-        await stranger.leave()
-        await group.leave()
+    return await group.got(await bench.publish(A, 60))
 
 
 async def filters_edited(bench: Bench) -> list[str]:
     """Somebody edits the filters of our durables: they are restored, and messages that came meanwhile are handled."""
     group = await _began(bench)
-    try:
-        for info in await bench.consumers(A):
-            config = dict(info["config"])
-            filters = list(config.pop("filter_subjects", None) or [config.pop("filter_subject", "")])
-            kept = filters[: len(filters) // 2] or [f"{A}._edited_.{info['name']}"]
-            await bench.js.consumer_update(A, config | {"filter_subjects": kept})
-        lost = await group.got(await bench.publish(A, 60), 20.0)
-        await settle()
-        _once(group)
-        return lost
-    finally:
-        await group.leave()
+    for info in await bench.consumers(A):
+        config = dict(info["config"])
+        filters = list(config.pop("filter_subjects", None) or [config.pop("filter_subject", "")])
+        kept = filters[: len(filters) // 2] or [f"{A}._edited_.{info['name']}"]
+        await bench.js.consumer_update(A, config | {"filter_subjects": kept})
+    lost = await group.got(await bench.publish(A, 60), 20.0)
+    await settle()
+    _once(group)
+    return lost
 
 
 async def deleted_with_start_new(bench: Bench) -> list[str]:
     """`start = "new"`, durables deleted: what was published since is handled, from each partition's position."""
     group = await _began(bench, start="new")
-    try:
-        for info in await bench.consumers(A):
-            await bench.js.consumer_delete(A, info["name"])
-        lost = await group.got(await bench.publish(A, 60), 20.0)
-        await settle()
-        _once(group)
-        return lost
-    finally:
-        await group.leave()
+    for info in await bench.consumers(A):
+        await bench.js.consumer_delete(A, info["name"])
+    lost = await group.got(await bench.publish(A, 60), 20.0)
+    await settle()
+    _once(group)
+    return lost
 
 
 async def letters_again(bench: Bench) -> list[str]:
     """Letters of a recreated stream are no duplicates of the old stream's, though the sequences are the same."""
     await bench.make(A)
     group = Group(bench, A)
-    try:
+    await group.join(1)
+    await bench.publish(A, 6, word="reject")
+    await _letters(bench, 6)
+    await group.leave()
+    await _made_anew(bench)
+    if bench.retention == "interest":
         await group.join(1)
-        await bench.publish(A, 6, word="reject")
-        await _letters(bench, 6)
-        await group.leave()
-        await _made_anew(bench)
-        if bench.retention == "interest":
-            await group.join(1)
-        await bench.publish(A, 6, word="reject")
-        if not group.managers:
-            await group.join(1)
-        found = await _letters(bench, 12)
-        return [f"{12 - found} letters"] if found < 12 else []
-    finally:
-        await group.leave()
+    await bench.publish(A, 6, word="reject")
+    if not group.managers:
+        await group.join(1)
+    found = await _letters(bench, 12)
+    return [f"{12 - found} letters"] if found < 12 else []
 
 
 async def foreign_durable(bench: Bench) -> list[str]:
@@ -197,18 +168,15 @@ async def foreign_durable(bench: Bench) -> list[str]:
     }
     before = await bench.js.consumer_create(A, theirs)
     values = await bench.publish(A, 30) if bench.retention != "interest" else []
-    try:
-        with contextlib.suppress(PartiError, TimeoutError):
-            async with asyncio.timeout(8.0):
-                await group.join()
-        await group.got(values, 5.0)
-        after = await bench.js.consumer_info(A, name)
-        changed = [k for k in ("filter_subjects", "metadata") if before["config"].get(k) != after["config"].get(k)]
-        if changed:
-            raise Wrong(f"the durable {name} of somebody else was changed: {', '.join(changed)}")
-        return []
-    finally:
-        await group.leave()
+    with contextlib.suppress(PartiError, TimeoutError):
+        async with asyncio.timeout(8.0):
+            await group.join()
+    await group.got(values, 5.0)
+    after = await bench.js.consumer_info(A, name)
+    changed = [k for k in ("filter_subjects", "metadata") if before["config"].get(k) != after["config"].get(k)]
+    if changed:
+        raise Wrong(f"the durable {name} of somebody else was changed: {', '.join(changed)}")
+    return []
 
 
 async def restored_older(bench: Bench) -> list[str]:
@@ -227,17 +195,14 @@ async def restored_older(bench: Bench) -> list[str]:
     await asyncio.to_thread(bench.server.terminate)
     await asyncio.to_thread(_put_back, backup, store)
     await asyncio.to_thread(bench.server.start)
-    try:
-        await insist(lambda: bench.js.stream_info(A), what="the restored stream")
-        if bench.retention == "interest":
-            await group.join()
-        values = await bench.publish(A, 30)  # fewer than were handled: the last sequence is below the positions
-        if not group.managers:
-            await group.join()
-        lost = await group.got(values)
-        return lost + await group.got(await bench.publish(A, 60))
-    finally:
-        await group.leave()
+    await insist(lambda: bench.js.stream_info(A), what="the restored stream")
+    if bench.retention == "interest":
+        await group.join()
+    values = await bench.publish(A, 30)  # fewer than were handled: the last sequence is below the positions
+    if not group.managers:
+        await group.join()
+    lost = await group.got(values)
+    return lost + await group.got(await bench.publish(A, 60))
 
 
 async def purged(bench: Bench) -> list[str]:
@@ -247,11 +212,8 @@ async def purged(bench: Bench) -> list[str]:
     values = await bench.publish(A, 60)
     last = int((await bench.js.stream_info(A))["state"]["last_seq"])
     await bench.js.request(f"STREAM.PURGE.{A}", {"seq": last - 29})
-    try:
-        await group.join()
-        return await group.got(values[30:])
-    finally:
-        await group.leave()
+    await group.join()
+    return await group.got(values[30:])
 
 
 Case = Callable[[Bench], Awaitable[list[str]]]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,15 @@ class Bench:
     retention: str
     sent: int = 0
     folder: Path = field(default_factory=Path)
+    groups: list[Group] = field(default_factory=list)
+
+    async def run(self, case: Callable[[Bench], Awaitable[list[str]]]) -> list[str]:
+        """Run a case. All workers that it started have left when this returns."""
+        try:
+            return await case(self)
+        finally:
+            for group in reversed(self.groups):
+                await group.leave()
 
     async def make(self, stream: str) -> None:
         await make_stream(self.js, stream, self.retention, 1)
@@ -71,6 +80,9 @@ class Group:
     handled: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
     managers: list[tuple[Manager, Connection]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.bench.groups.append(self)
 
     async def join(self, count: int = 2) -> None:
         """Start `count` more workers; every partition is owned when this returns."""

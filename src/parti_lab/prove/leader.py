@@ -40,9 +40,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     shape = HerdShape.of(options)
     kills = 0
     async with herd(shape, ctx.random()) as group:
-        await group.add(shape.workers)
-        await group.settled()
-        await group.flow()
+        await group.begin()
         with ctx.progress("kills", total=rounds * len(phases)) as advance:
             for _ in range(rounds):
                 for phase in phases:

@@ -25,9 +25,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     ups: list[float] = []
     works: list[float] = []
     async with herd(shape, ctx.random()) as group:
-        await group.add(shape.workers)
-        await group.settled()
-        await group.flow()
+        await group.begin()
         with ctx.progress("restarts", total=rounds) as advance:
             for number in range(rounds):
                 stopped, up, work = await _restart(group, returning=number % 2 == 1)

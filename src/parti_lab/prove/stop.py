@@ -18,9 +18,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     took: list[float] = []
     gaps: list[float] = []
     async with herd(shape, ctx.random()) as group:
-        await group.add(shape.workers)
-        await group.settled()
-        await group.flow()
+        await group.begin()
         with ctx.progress("stops", total=trials) as advance:
             for _ in range(trials):
                 code, seconds, handed = await _stop(group)

@@ -13,16 +13,12 @@ from typing import Any
 
 from parti.control.assign.base import minimum_moves
 from parti.model import PartitionId, WorkerId
-from parti.wire.api import JetStreamApi
-from parti.wire.connect import connect
-from parti.wire.options import ConnectOptions
 from parti.worker import WorkerConfig
 from parti_lab.bench.goals import Figure
 from parti_lab.bench.report import ExperimentOption, Proof, RunContext
-from parti_lab.prove.cluster_faults import Servers
-from parti_lab.prove.fleet import STREAM, Fleet
+from parti_lab.prove.fleet import STREAM, Fleet, open_stream
 from parti_lab.prove.sink import Sink
-from parti_lab.prove.traffic import Traffic, make_stream
+from parti_lab.prove.traffic import Traffic
 
 _CHANGES = 100
 _WITHIN = 2.0
@@ -37,12 +33,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     partitions = 40 if ctx.quick else int(options["partitions"])
     rng = ctx.random()
     async with AsyncExitStack() as stack:
-        servers = await Servers.open(stack, 1)
-        settings = ConnectOptions(servers=servers.urls, request_timeout=10.0)
-        connection = await connect(settings)
-        stack.push_async_callback(connection.close)
-        js = JetStreamApi(connection)
-        await make_stream(js, STREAM, "limits", 1)
+        _, settings, js = await open_stream(stack, timeout=10.0)
         sink = await stack.enter_async_context(Sink())
         names = [f"p{n}" for n in range(partitions)]
         fleet = Fleet(settings, names, sink, rng, control=_control(many))

@@ -48,7 +48,6 @@ class TortureFaults:
         self.bad_exits: list[str] = []
         self.exits: list[float] = []
         self.skipped: list[str] = []
-        self.remade = False
         self._stack = stack
         self._turns: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._kills: dict[int, int] = defaultdict(int)
@@ -342,7 +341,6 @@ class TortureFaults:
     async def _remake(self, fault: TortureFault) -> float:
         scenario, js = self.fleet.scenario, self.fleet.js
         noted = self._note(fault, "", explains=False)
-        self.remade = True
         await self.traffic.pause()
         with contextlib.suppress(PartiError):  # a retried call finds it gone
             await patiently(lambda: js.stream_delete(STREAM))

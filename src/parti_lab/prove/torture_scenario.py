@@ -85,9 +85,6 @@ PLANNED: Final = frozenset(
 RECORDS: Final = frozenset(
     {TortureKind.CLAIM, TortureKind.LEASE, TortureKind.LEADER_RECORD, TortureKind.ASSIGNMENT, TortureKind.POSITION}
 )
-FATES: Final = frozenset(
-    {TortureKind.HANG, TortureKind.HANG_STOP, TortureKind.BASE, TortureKind.EXIT, TortureKind.BLOCK}
-)
 _SINGLE: Final = frozenset({TortureKind.SERVER_KILL, TortureKind.SERVER_FREEZE, TortureKind.OUTAGE})
 _CLUSTER: Final = frozenset({TortureKind.STEPDOWN, TortureKind.NODE})
 # At most one of these per scenario: they change the meaning of the rest of the run.

@@ -102,7 +102,7 @@ async def test_a_planned_stop_repeats_no_task_that_had_waited_alone_when_the_ser
     names, said = DeliveryNames(stage.stream), Feed._write
 
     def lost(feed: Feed, reply: bytes, verb: bytes) -> None:
-        if "-wake-" not in feed.durable or verb != ACK:
+        if "-wake-" not in feed.source.durable or verb != ACK:
             said(feed, reply, verb)
 
     stage.endpoint.on("/hook", Answer(503), Answer(200))

@@ -227,7 +227,7 @@ async def test_what_was_delivered_before_the_parked_ones_does_not_come_after_the
     attach = Feed.attach
 
     async def late(feed: Feed, connection: LiveConnection, checkpoint: FeedCheckpoint | None = None) -> None:
-        if feed.stream == stage.stream:
+        if feed.source.stream == stage.stream:
             await eventually(lambda: _drained(stage))
         await attach(feed, connection, checkpoint)
 
@@ -264,7 +264,7 @@ async def test_what_was_parked_and_delivered_does_not_come_again_behind_it(
     attach = Feed.attach
 
     async def late(feed: Feed, *given: Any) -> None:
-        if feed.stream == stage.stream:
+        if feed.source.stream == stage.stream:
             await stage.endpoint.wait_for(before + 3)
             await eventually(
                 lambda: not [wait for wait in asyncio.all_tasks() if wait.get_name() == "parti-deliver-lane"]

@@ -13,7 +13,7 @@ from parti.manager.migrate import Migration, NotReady
 from parti.testing import NatsServer, eventually
 from parti.wire.live import LiveConnection
 from parti.wire.options import ConnectOptions
-from parti.wire.pull import LivePull, PullSettings, ack_frames
+from parti.wire.pull import LivePull, PullOwner, PullSettings, ack_frames
 from parti.worker import WorkerConfig
 from support.fleet import Fleet, fleet_on
 
@@ -47,10 +47,8 @@ async def legacy(fleet: Fleet, partition: str, take: int, ack: int) -> None:
         connection,
         fleet.stream,
         name,
-        on_batch=on_batch,
-        on_trouble=lambda error: None,
-        capacity=lambda: take - got[0],
-        settings=settings,
+        PullOwner(on_batch, on_trouble=lambda error: None, capacity=lambda: take - got[0]),
+        settings,
     )
     pull.start()
     await eventually(lambda: got[0] >= take, 60, "taken")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,17 +20,6 @@ from parti_lab.bench.load import create_stream
 
 PATIENT = Standby(ttl=60.0, renew_every=2.0, margin=0.5)  # longer than a loaded machine starves a process
 QUICK = Standby(ttl=1.0, renew_every=0.3, margin=0.1)
-
-
-@pytest.fixture
-def options(server: NatsServer) -> ConnectOptions:
-    return ConnectOptions(servers=(server.url,))
-
-
-@pytest.fixture
-def connection(options: ConnectOptions) -> Iterator[BlockingConnection]:
-    with BlockingConnection.open(options) as opened:
-        yield opened
 
 
 def lease(

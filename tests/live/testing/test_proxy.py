@@ -281,7 +281,7 @@ async def test_a_nats_client_reconnects_through_the_proxy_after_a_cut(server: Na
             reconnected.set()
 
         connection = await nats.connect(proxy.url, reconnect_time_wait=0.01, reconnected_cb=on_reconnect)
-        await proxy.wait_for_connection_async()
+        await asyncio.to_thread(proxy.wait_for_connection)
         stream = connection.jetstream()
         await stream.add_stream(name=name, subjects=[name])
         await stream.publish(name, b"before")

@@ -114,22 +114,8 @@ async def test_a_deleted_message_is_gone(api: JetStreamApi, name: str) -> None:
         await api.msg_get(name, seq=1)
 
 
-async def test_direct_get_reads_what_the_leader_reads(api: JetStreamApi, name: str) -> None:
-    await make(api, name, allow_direct=True)
-    await api.publish(f"{name}.a", b"one", headers={"Kind": "test"})
-    await api.publish(f"{name}.b", b"")
-    for seq in (1, 2):
-        assert await api.direct_get(name, seq=seq) == await api.msg_get(name, seq=seq)
-    assert (await api.direct_get(name, last_by_subj=f"{name}.b")).seq == 2
-    assert (await api.direct_get(name, seq=1, next_by_subj=f"{name}.b")).seq == 2
-    with pytest.raises(errors.MessageNotFound):
-        await api.direct_get(name, seq=99)
-
-
 async def test_direct_get_without_allow_direct_says_what_is_missing(api: JetStreamApi, name: str) -> None:
     await make(api, name)
-    with pytest.raises(NoResponders, match="allow_direct"):
-        await api.direct_get(name, seq=1)
     with pytest.raises(NoResponders, match="allow_direct"):
         await api.direct_get_batch(name, batch=3)
 
@@ -268,15 +254,6 @@ async def test_a_pinned_group_keeps_its_config_and_can_be_unpinned(api: JetStrea
     missing: Any = await next_message(connection, api, target)
     status, text = int(missing.headers["Status"]), missing.headers["Description"]
     assert isinstance(errors.status_error(status, text, request="pull"), errors.RequestRefused)
-
-
-async def test_a_paused_consumer_resumes_when_told(api: JetStreamApi, name: str) -> None:
-    await make(api, name)
-    await api.consumer_create(name, {"name": "c", "durable_name": "c"})
-    paused = await api.consumer_pause(name, "c", datetime.now(UTC) + timedelta(hours=1))
-    assert paused["paused"] is True
-    resumed = await api.consumer_pause(name, "c", None)
-    assert resumed["paused"] is False
 
 
 async def test_a_reset_consumer_delivers_again_from_its_floor_or_from_a_sequence(api: JetStreamApi, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
@@ -19,12 +19,6 @@ from parti.wire.ranges import ReadEnded
 from support.stored_input import Message, consumers, create, numbered, publish, rows, varied
 
 COUNT = 40_000
-
-
-@pytest.fixture
-def connection(server: NatsServer) -> Iterator[BlockingConnection]:
-    with BlockingConnection.open(ConnectOptions(servers=(server.url,))) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -46,11 +46,6 @@ async def test_what_was_put_can_be_got_with_its_revision(kv: KeyValue) -> None:
     assert second > first
     entry = await kv.get("a.b")
     assert (entry.key, entry.value, entry.revision) == ("a.b", b"", second)
-    assert (await kv.get_revision("a.b", first)).value == b"1"
-    with pytest.raises(KeyNotFound):
-        await kv.get_revision("other", first)
-    with pytest.raises(KeyNotFound):
-        await kv.get_revision("a.b", 999)
 
 
 async def test_a_key_never_written_is_a_typed_absence(kv: KeyValue) -> None:

@@ -15,7 +15,7 @@ from parti.wire.columns import Deliveries
 from parti.wire.errors import ConsumerDeleted, NoResponder
 from parti.wire.live import LiveConnection
 from parti.wire.options import ConnectOptions
-from parti.wire.pull import DeliveryLost, HeartbeatMissed, LivePull, PullSettings, ack_frames
+from parti.wire.pull import DeliveryLost, HeartbeatMissed, LivePull, PullOwner, PullSettings, ack_frames
 from parti_lab.bench.load import create_stream, fill
 
 
@@ -32,9 +32,8 @@ class Collector:
             connection,
             stream,
             durable,
-            on_batch=self._batch,
-            on_trouble=self.troubles.append,
-            capacity=lambda: self.room,
+            PullOwner(self._batch, self.troubles.append, capacity=lambda: self.room),
+            options.pop("settings", PullSettings()),
             **options,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -35,12 +34,6 @@ def publish(options: ConnectOptions, rows: Rows, scope: str = "q-0-0", **setting
 @pytest.fixture
 def options(server: NatsServer) -> ConnectOptions:
     return ConnectOptions(servers=(server.url,), request_timeout=2.0)
-
-
-@pytest.fixture
-def connection(options: ConnectOptions) -> Iterator[BlockingConnection]:
-    with BlockingConnection.open(options) as opened:
-        yield opened
 
 
 def create(connection: BlockingConnection, name: str, **config: object) -> None:

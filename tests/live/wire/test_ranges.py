@@ -23,17 +23,6 @@ BOTH: list[Path] = ["consumer", "direct"]
 
 
 @pytest.fixture
-def options(server: NatsServer) -> ConnectOptions:
-    return ConnectOptions(servers=(server.url,))
-
-
-@pytest.fixture
-def connection(options: ConnectOptions) -> Iterator[BlockingConnection]:
-    with BlockingConnection.open(options) as opened:
-        yield opened
-
-
-@pytest.fixture
 def reader(options: ConnectOptions) -> Iterator[RangeReader]:
     opened = RangeReader(options, patience=60)
     yield opened

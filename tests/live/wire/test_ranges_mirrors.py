@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path as Folder
 
@@ -26,12 +25,6 @@ from support.stored_input import Message, create, delete, numbered, publish, row
 
 PATHS: list[Path] = ["auto", "consumer", "direct"]
 REPLAYS = 12
-
-
-@pytest.fixture
-def connection(server: NatsServer) -> Iterator[BlockingConnection]:
-    with BlockingConnection.open(ConnectOptions(servers=(server.url,))) as opened:
-        yield opened
 
 
 def mirror(connection: BlockingConnection, name: str, origin: str, last: int, **config: object) -> None:

@@ -2,6 +2,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from parti.wire.delivery import parse_delivery
 from parti.wire.kv import KeyValue
 from parti.wire.kv_model import Change, Operation, SnapshotDone, check_pattern
 from parti.wire.options import ConnectOptions
+from parti.wire.watch import WatchSettings
 
 
 @pytest.fixture
@@ -44,8 +46,8 @@ class Watcher:
                 state[change.key] = change.value
         return state
 
-    async def run(self, kv: KeyValue, pattern: str, settings: dict[str, float]) -> None:
-        async with aclosing(kv.watch(pattern, **settings)) as changes:
+    async def run(self, kv: KeyValue, pattern: str, settings: WatchSettings) -> None:
+        async with aclosing(kv.watch(pattern, settings)) as changes:
             async for item in changes:
                 self.told.append(item)
                 self.news.set()
@@ -65,10 +67,10 @@ class Watcher:
 
 
 @asynccontextmanager
-async def watching(kv: KeyValue, pattern: str = ">", **settings: float) -> AsyncIterator[Watcher]:
+async def watching(kv: KeyValue, pattern: str = ">", **settings: Any) -> AsyncIterator[Watcher]:
     watcher = Watcher()
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(watcher.run(kv, pattern, settings))
+        task = group.create_task(watcher.run(kv, pattern, WatchSettings(**settings)))
         try:
             yield watcher
         finally:

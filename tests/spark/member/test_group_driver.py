@@ -84,13 +84,6 @@ class Spark:
 
 
 @pytest.fixture
-def rig(server: Any) -> Iterator[Rig]:
-    made = Rig(server.url)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def elastic(rig: Rig, stream: Any) -> Group:
     """An elastic group of 8 partitions with the member m1."""
     return Group.elastic(rig, stream, "m1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,6 @@ from parti.wire.stored import StoredMessage
 from support.group_rig import Group, Rig
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
-
-
-@pytest.fixture
-def rig(server: Any) -> Iterator[Rig]:
-    made = Rig(server.url)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from parti.control import claims
 from parti.control.claims import IllegalTransition
-from parti.model import Claim, ClaimState, Layout, Member, PartitionId, WorkerId
+from parti.model import Claim, ClaimState, Member, PartitionId, WorkerId
 
 P = PartitionId("orders.7")
 A = Member(WorkerId("worker-0"), "a")
@@ -112,22 +112,6 @@ def test_a_retired_partition_keeps_its_cursor_for_the_day_it_comes_back() -> Non
 def test_a_cursor_never_goes_back() -> None:
     assert claims.release(READY, A, cursor=3).cursor == READY.cursor
     assert claims.take_over(STABLE, B, start=3, term=1).cursor == STABLE.cursor
-
-
-def test_the_ack_floor_counts_only_after_the_catch_up_had_finished() -> None:
-    start = claims.takeover_start
-    assert start(BEHIND, checkpoint=0, floor=1000, layout=Layout.PER_WORKER) == 10
-    assert start(BEHIND, checkpoint=30, floor=1000, layout=Layout.PER_WORKER) == 30
-    assert start(BEHIND, checkpoint=50, floor=1000, layout=Layout.PER_WORKER) == 1000
-    assert start(STABLE, checkpoint=0, floor=1000, layout=Layout.PER_WORKER) == 1000
-    assert start(READY, checkpoint=0, floor=1000, layout=Layout.PER_WORKER) == 1000
-    assert start(STABLE, checkpoint=900, floor=20, layout=Layout.PER_WORKER) == 900
-
-
-def test_a_partitions_own_durable_has_seen_everything_so_its_floor_counts_once_it_was_accepted() -> None:
-    start = claims.takeover_start
-    assert start(BEHIND, checkpoint=0, floor=40, layout=Layout.PER_PARTITION) == 40
-    assert start(COMMIT, checkpoint=0, floor=99, layout=Layout.PER_PARTITION) == 70
 
 
 def test_a_takeover_before_the_catch_up_was_done_remembers_whose_filter_keeps_the_messages() -> None:

@@ -30,7 +30,7 @@ from parti.control.reconcile import (
     elect,
 )
 from parti.errors import ConfigError
-from parti.model import Assignment, Claim, ClaimState, Layout, Member, Partition, PartitionId, Retention, WorkerId
+from parti.model import Assignment, Claim, ClaimState, Member, Partition, PartitionId, WorkerId
 
 TERMS = LeaseTerms(ttl=6.0, renew_every=2.0, margin=0.3)
 RULES = LeaderRules(windows=PacingTerms(cold_start=10.0, planned=2.0, cooldown=2.0), handoff=HandoffTerms())
@@ -123,10 +123,10 @@ class Room:
             self.write(*(after for claim, _ in self.bucket.values() if (after := comply(claim)) is not None))
             self.feed(Tick(self.now))
 
-    def answer(self, *, cursor: int = 0, floor: int = 0) -> None:
+    def answer(self, *, cursor: int = 0) -> None:
         for asked in self.asked:
             positions: Mapping[PartitionId, int] = dict.fromkeys(asked.partitions, cursor)
-            self.feed(PositionsRead(self.now, asked.member, positions, dict.fromkeys(asked.partitions, floor)))
+            self.feed(PositionsRead(self.now, asked.member, positions))
         self.asked.clear()
 
     @property
@@ -217,7 +217,7 @@ def test_a_crash_moves_exactly_the_dead_ones_partitions_and_waits_for_no_window(
     lost = {p for p, owner in before.items() if owner == dead}
     room.dies(dead)
     (asked,) = room.asked
-    assert (asked.member, set(asked.partitions), asked.floors) == (dead, lost, True)
+    assert (asked.member, set(asked.partitions)) == (dead, lost)
     room.answer(cursor=50)
     room.settle()
     assert {p for p in before if room.owners[p] != before[p]} == lost
@@ -233,23 +233,6 @@ def test_a_silent_member_that_is_not_certainly_gone_keeps_its_partitions() -> No
     room.feed(Tick(room.now))
     assert room.asked == []
     assert room.moves == 0
-
-
-def test_on_a_work_queue_no_floor_is_asked_for() -> None:
-    room = settled(rules=replace(RULES, retention=Retention.WORKQUEUE))
-    room.dies(member(1))
-    assert not room.asked[0].floors
-
-
-def test_the_ack_floor_counts_as_the_layout_allows() -> None:
-    for layout, expected in ((Layout.PER_WORKER, 10), (Layout.PER_PARTITION, 90)):
-        room = settled(2, 2, rules=replace(RULES, layout=layout))
-        p = next(p for p, owner in room.owners.items() if owner == member(1))
-        behind = replace(room.bucket[p][0], state=ClaimState.COMMIT, accepted=True, cursor=10, target=70)
-        room.write(behind)
-        room.dies(member(1))
-        room.answer(cursor=5, floor=90)
-        assert room.bucket[p][0].cursor == expected
 
 
 def test_a_join_is_gathered_for_its_window_and_then_takes_its_share() -> None:

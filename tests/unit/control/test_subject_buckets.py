@@ -40,11 +40,7 @@ def test_values_explain_themselves_and_order_by_key() -> None:
         Partition(("a",), -1)
 
 
-def test_an_assignment_is_newer_by_term_first() -> None:
-    """docs/evidence/go-library.md#w7: a version that went back was ignored for ever."""
-    old, new = Assignment(term=1, version=90), Assignment(term=2, version=1)
-    assert new.newer_than(old)
-    assert not old.newer_than(new)
+def test_an_assignment_names_the_partitions_of_a_worker() -> None:
     owners = {PartitionId("b"): WorkerId("w"), PartitionId("a"): WorkerId("w")}
     assert Assignment(owners=owners).of(WorkerId("w")) == ("a", "b")
 

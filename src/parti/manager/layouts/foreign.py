@@ -11,20 +11,7 @@ import inspect
 from typing import Any
 
 from parti.backoff import PATIENT
-from parti.control import per_partition
-from parti.control.signals import (
-    ClaimSeen,
-    Discard,
-    Granted,
-    LaneStopped,
-    ResetConsumer,
-    ResetDone,
-    Revoked,
-    Settle,
-    Settled,
-    StopLane,
-    WriteClaim,
-)
+from parti.control import per_partition, signals
 from parti.errors import TransientError
 from parti.manager.host import Host
 from parti.manager.layouts.per_partition.states import SlotPlane
@@ -50,7 +37,7 @@ class UpdaterPlane(SlotPlane):
 
     def claim_seen(self, claim: Claim, revision: int) -> None:
         if not self._closed:
-            self._feed(claim.partition, ClaimSeen(claim, revision))
+            self._feed(claim.partition, signals.ClaimSeen(claim, revision))
 
     def begin(self) -> None:
         self._host.spawn(self._update_loop(), "parti-updater")
@@ -92,25 +79,25 @@ class UpdaterPlane(SlotPlane):
 
     def _perform(self, partition: PartitionId, effect: per_partition.Effect) -> None:
         match effect:
-            case ResetConsumer(_, _, ticket):
+            case signals.ResetConsumer(_, _, ticket):
                 self._starting[partition] = ticket
                 self._wanted.add(partition)
                 self._wake.set()
-            case StopLane():
+            case signals.StopLane():
                 self._stopping.add(partition)
                 self._wanted.discard(partition)
                 self._wake.set()
-            case Discard():
+            case signals.Discard():
                 self._starting.pop(partition, None)
                 self._wanted.discard(partition)
                 self._wake.set()
-            case Settle(_, ticket):
-                self._feed(partition, Settled(ticket))
-            case WriteClaim(claim, expected):
+            case signals.Settle(_, ticket):
+                self._feed(partition, signals.Settled(ticket))
+            case signals.WriteClaim(claim, expected):
                 self._writer.write(claim, expected)
-            case Granted(lease):
+            case signals.Granted(lease):
                 self._host.granted(lease)
-            case Revoked(lease):
+            case signals.Revoked(lease):
                 self._host.revoked(lease)
 
     async def _update_loop(self) -> None:
@@ -132,11 +119,11 @@ class UpdaterPlane(SlotPlane):
                 waits = PATIENT.delays()
             for partition in stopping:
                 self._stopping.discard(partition)
-                self._feed(partition, LaneStopped(0, None))
+                self._feed(partition, signals.LaneStopped(0, None))
             for partition, ticket in starting.items():
                 if self._starting.get(partition) == ticket:
                     del self._starting[partition]
-                    self._feed(partition, ResetDone(ticket))
+                    self._feed(partition, signals.ResetDone(ticket))
 
     async def _tell(self, owned: frozenset[PartitionId]) -> None:
         partitions = [Partition(tuple(p.split("."))) for p in sorted(owned)]

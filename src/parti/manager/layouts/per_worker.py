@@ -11,27 +11,8 @@ import asyncio
 from dataclasses import replace
 
 from parti.backoff import FOREVER
-from parti.control import per_worker_partition
+from parti.control import per_worker_partition, signals
 from parti.control.per_worker_partition import PerWorkerPartition, Phase
-from parti.control.signals import (
-    AddFilter,
-    CatchUp,
-    ClaimLost,
-    ClaimSeen,
-    DropFilter,
-    Fenced,
-    FilterAdded,
-    FilterDropped,
-    Granted,
-    LaneStopped,
-    LastRead,
-    MessageDone,
-    ReadLast,
-    ReadUpTo,
-    Revoked,
-    StopLane,
-    WriteClaim,
-)
 from parti.errors import PartiError, UsageError
 from parti.manager.claim_writer import ClaimWriter
 from parti.manager.host import Host
@@ -89,7 +70,7 @@ class PerWorkerPlane:
             if not self._consumer.worker_id:
                 self._claimed.add(claim.partition)
         if not self._closed and (claim.partition in self._holdings or self._concerns_us(claim)):
-            self._feed(claim.partition, ClaimSeen(claim, revision))
+            self._feed(claim.partition, signals.ClaimSeen(claim, revision))
 
     def _concerns_us(self, claim: Claim) -> bool:
         """Every worker sees all claims, and most concern only other workers: no state is kept for those."""
@@ -99,7 +80,7 @@ class PerWorkerPlane:
 
     def claim_lost(self, partition: PartitionId, revision: int, expected: int) -> None:
         if partition in self._holdings:
-            self._feed(partition, ClaimLost(revision, expected))
+            self._feed(partition, signals.ClaimLost(revision, expected))
 
     def spoken(self, revision: int) -> int:
         if not self._closed:  # while stopping, events are ignored: the last positions are not stored yet
@@ -142,7 +123,7 @@ class PerWorkerPlane:
             where = self._consumer.position(partition)
             if where.target is None and where.cursor >= upto:
                 del self._catching[partition]
-                self._feed(partition, ReadUpTo(upto, ticket))
+                self._feed(partition, signals.ReadUpTo(upto, ticket))
 
     def ahead(self) -> dict[PartitionId, Ahead]:
         return {p: known for p, known in self._ahead.items() if known is not None}
@@ -163,9 +144,9 @@ class PerWorkerPlane:
     async def abandon(self) -> bool:
         self._closed = True
         for partition in list(self._holdings):
-            self._holdings[partition], effects = per_worker_partition.step(self._holdings[partition], Fenced())
+            self._holdings[partition], effects = per_worker_partition.step(self._holdings[partition], signals.Fenced())
             for effect in effects:
-                if isinstance(effect, Revoked):
+                if isinstance(effect, signals.Revoked):
                     self._host.revoked(effect.lease)
         return await self._consumer.abandon()
 
@@ -186,30 +167,30 @@ class PerWorkerPlane:
 
     def _perform(self, partition: PartitionId, effect: per_worker_partition.Effect) -> None:
         match effect:
-            case AddFilter(_, ticket):
+            case signals.AddFilter(_, ticket):
                 self._adding[partition] = ticket
                 claim = self._holdings[partition].claim
                 self._want_update(urgent=claim is not None and claim.owner == self._member)
-            case DropFilter():
+            case signals.DropFilter():
                 self._adding.pop(partition, None)
                 self._want_update(urgent=not self._retention.overlap)
-            case ReadLast(_, ticket):
+            case signals.ReadLast(_, ticket):
                 self._host.spawn(self._read_last(partition, ticket), "parti-read-last")
-            case CatchUp(_, _, upto, ticket):
+            case signals.CatchUp(_, _, upto, ticket):
                 self._catching[partition] = (upto, ticket)
                 self._engage(partition)
-            case StopLane():
+            case signals.StopLane():
                 self._host.spawn(self._stop_lane(partition), "parti-stop-lane")
-            case WriteClaim(claim, expected, exact):
+            case signals.WriteClaim(claim, expected, exact):
                 if claim.owner != self._member and claim.state is not ClaimState.PREPARE:
                     claim = replace(claim, ahead=self._ahead.get(partition))
                 elif exact and partition in self._applied:
                     claim = replace(claim, cursor=max(claim.cursor, self._consumer.position(partition).cursor))
                 self._writer.write(claim, expected)
-            case Granted(lease):
+            case signals.Granted(lease):
                 self._engage(partition)
                 self._host.granted(lease)
-            case Revoked(lease):
+            case signals.Revoked(lease):
                 self._host.revoked(lease)
 
     def _engage(self, partition: PartitionId) -> None:
@@ -242,8 +223,8 @@ class PerWorkerPlane:
             # partition is held here, and its last reported position is still valid.
             cursor = self._holdings[partition].cursor
         # Messages that had not started are dropped here too: the next owner reads them after the cursor.
-        self._feed(partition, LaneStopped(cursor, cursor + 1))
-        self._feed(partition, MessageDone(cursor))
+        self._feed(partition, signals.LaneStopped(cursor, cursor + 1))
+        self._feed(partition, signals.MessageDone(cursor))
 
     async def _read_last(self, partition: PartitionId, ticket: int) -> None:
         waits = FOREVER.delays()
@@ -254,7 +235,7 @@ class PerWorkerPlane:
             except PartiError as error:
                 self._host.failed(error)
                 await self._host.clock.sleep(next(waits))
-        self._feed(partition, LastRead(last, ticket))
+        self._feed(partition, signals.LastRead(last, ticket))
 
     def _want_update(self, *, urgent: bool) -> None:
         """An update is urgent when a partition has no owner meanwhile; others are batched (docs/requirements.md#r-112).
@@ -298,7 +279,7 @@ class PerWorkerPlane:
         """No update is needed: report filters as dropped that were never applied."""
         for partition, held in list(self._holdings.items()):
             if held.phase is Phase.RELEASING and not held.filtered and partition not in self._applied:
-                self._feed(partition, FilterDropped())
+                self._feed(partition, signals.FilterDropped())
 
     def _patience(self) -> int:
         """The old owner drops a filter one round trip after the new owner added it. Waiting a little for the next
@@ -365,13 +346,13 @@ class PerWorkerPlane:
             await self._update(wanted)
         dropped, self._applied = self._applied - wanted, wanted
         for partition in sorted(dropped):
-            self._feed(partition, FilterDropped())
+            self._feed(partition, signals.FilterDropped())
         for partition, ticket in adding.items():
             if partition in wanted and self._adding.get(partition) == ticket:
                 target = await self._target(partition, fresh=partition not in again)
                 if self._adding.get(partition) == ticket:  # else it was requested again meanwhile, or withdrawn
                     del self._adding[partition]
-                    self._feed(partition, FilterAdded(target, ticket))
+                    self._feed(partition, signals.FilterAdded(target, ticket))
 
     async def _update(self, wanted: frozenset[PartitionId]) -> None:
         await self._consumer.update_worker_consumer(

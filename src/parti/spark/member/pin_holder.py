@@ -112,7 +112,7 @@ class PinHolder(GroupConsumer[Any]):
         if self.lease is None or (self._before is not None and not under_way) or not await self.pinned():
             return None
         self._lent = True
-        return PinStatus(self.lease, owned(self.record, self.member), self._held)
+        return PinStatus(self.lease, owned(self.record, self.member), self._own.filters)
 
     async def pinned(self) -> bool:
         """Whether this instance has the pin now."""

@@ -51,8 +51,6 @@ class Cluster:
         self.failing = shape.failing
         self.partitions = tuple(Partition((f"p{i}",)) for i in range(shape.partitions))
         self.rules = LeaderRules(
-            layout=shape.layout,
-            retention=shape.retention,
             windows=PacingTerms(cold_start=0.4, planned=0.15, cooldown=0.2),
             handoff=HandoffTerms(prepare_timeout=0.5, commit_timeout=0.3),
             retry=0.15,

@@ -8,7 +8,7 @@ from parti.control import reconcile
 from parti.control.handoff import Nudge
 from parti.control.leader_signals import traces_of
 from parti.control.reconcile import Leader
-from parti.model import Ahead, Checkpoint, Claim, Member, PartitionId
+from parti.model import Claim, Member, PartitionId
 from parti.testing.sim.kv import Entry, Key
 
 if TYPE_CHECKING:
@@ -105,15 +105,8 @@ class Leading:
         def answered(entry: Entry) -> None:
             if self.leader is None:
                 return
-            checkpoint: Checkpoint | None = entry[0]
-            done: dict[PartitionId, int] = {}
-            ahead: dict[PartitionId, Ahead] = {}
-            for partition in partitions:
-                claim, _ = self.leader.claims.get(partition, (Claim(partition), 0))
-                done[partition] = checkpoint.position(partition, claim.epoch) if checkpoint is not None else 0
-                if checkpoint is not None and (known := checkpoint.ahead_of(partition, claim.epoch)) is not None:
-                    ahead[partition] = known
-            self.lead(reconcile.PositionsRead(self._process.clock(), member, done, {}, ahead))
+            claims = [self.leader.claims.get(partition, (Claim(partition), 0))[0] for partition in partitions]
+            self.lead(reconcile.PositionsRead.of(self._process.clock(), member, claims, entry[0]))
 
         self._process.call(lambda: self._process.cluster.kv.get(("checkpoint", member.worker)), answered)
 

@@ -15,7 +15,7 @@ from parti.model import Ahead, Lease, Partition, PartitionId, Retention
 from parti.wire.acks import ACK_FRAME, IN_PROGRESS_FRAME
 from parti.wire.errors import MaxAckPendingReached, TooManyPulls
 from parti.wire.live import LiveConnection
-from parti.wire.pull import Item, LivePull, items_of
+from parti.wire.pull import Item, LivePull, PullOwner, items_of
 from parti.worker.info import PartitionInfo
 from parti.worker.lanes import LanePool
 from parti.worker.ledger import PartitionState
@@ -110,11 +110,13 @@ class SlotFlow:
             connection,
             config.stream,
             durable,
-            on_batch=lambda deliveries: self._take(items_of(deliveries), ticket),
-            on_few=lambda items, _: self._take(items, ticket),
-            on_trouble=self._on_trouble,
-            capacity=self._room,
-            settings=self._inbox.settings(),
+            PullOwner(
+                on_batch=lambda deliveries: self._take(items_of(deliveries), ticket),
+                on_trouble=self._on_trouble,
+                capacity=self._room,
+                on_few=lambda items, _: self._take(items, ticket),
+            ),
+            self._inbox.settings(),
             next_sequence=1,
         )
         self._pull.start()

@@ -13,22 +13,8 @@ from dataclasses import replace
 from typing import Final
 
 from parti.backoff import FOREVER
-from parti.control import per_partition
+from parti.control import per_partition, signals
 from parti.control.per_partition import Phase
-from parti.control.signals import (
-    ClaimSeen,
-    Discard,
-    Gap,
-    Granted,
-    LaneStopped,
-    ResetConsumer,
-    ResetDone,
-    Revoked,
-    Settle,
-    Settled,
-    StopLane,
-    WriteClaim,
-)
 from parti.dead_letters import DeadLetterWriter
 from parti.errors import ConfigError, PartiError
 from parti.manager.host import Host
@@ -106,7 +92,7 @@ class PerPartitionPlane(SlotProgress):
             except ConfigError as error:  # not accepted, so that another worker gets it
                 self._host.failed(error)
                 return
-        self._feed(claim.partition, ClaimSeen(claim, revision))
+        self._feed(claim.partition, signals.ClaimSeen(claim, revision))
 
     def begin(self) -> None:
         """Nothing to prepare: a durable is changed, and then checked, only while this worker owns its partition."""
@@ -132,7 +118,7 @@ class PerPartitionPlane(SlotProgress):
                 self._runtime.recorder.event(
                     "worker.consumer_changed", op="verify", result="mended", partition=partition, warn=True
                 )
-                self._feed(partition, Gap())
+                self._feed(partition, signals.Gap())
             if self._retention is Retention.WORKQUEUE:
                 with contextlib.suppress(PartiError):
                     await self._clear_leftovers()
@@ -221,7 +207,7 @@ class PerPartitionPlane(SlotProgress):
             held = self._slots[partition]
             self._slots[partition] = replace(held, queued=dropped_from - 1, tail=last_started)
         else:
-            self._feed(partition, LaneStopped(last_started, dropped_from))
+            self._feed(partition, signals.LaneStopped(last_started, dropped_from))
 
     async def _end(self) -> bool:
         quiet = await self._attempts.halt()
@@ -237,27 +223,27 @@ class PerPartitionPlane(SlotProgress):
 
     def _perform(self, partition: PartitionId, effect: per_partition.Effect) -> None:
         match effect:
-            case ResetConsumer(_, sequence, ticket):
+            case signals.ResetConsumer(_, sequence, ticket):
                 self._flow(partition).resetting()
                 self._host.spawn(self._reset(partition, sequence, ticket), "parti-reset")
-            case Settle(_, ticket):
+            case signals.Settle(_, ticket):
                 self._host.spawn(self._settle(partition, ticket), "parti-settle")
-            case StopLane():
-                self._feed(partition, LaneStopped(*self._flow(partition).stop()))
+            case signals.StopLane():
+                self._feed(partition, signals.LaneStopped(*self._flow(partition).stop()))
                 if self._flows[partition].state.running or self._flows[partition].state.unfinished:
                     self._host.spawn(self._drain(partition), "parti-drain")
-            case Discard():
+            case signals.Discard():
                 if partition in self._flows:
                     self._flows[partition].discard()
-            case WriteClaim(claim, expected):
+            case signals.WriteClaim(claim, expected):
                 self._host.spawn(self._write(claim, expected), "parti-claim")
-            case Granted(lease):
+            case signals.Granted(lease):
                 held = self._slots[partition].claim
                 self._host.begun(lease, self._flow(partition).state, held.previous if held is not None else None)
                 self._flow(partition).go(lease, held.ahead if held is not None else None)
                 self._host.granted(lease)
                 self._show_subjects()
-            case Revoked(lease):
+            case signals.Revoked(lease):
                 self._host.revoked(lease)
                 self._show_subjects()
 
@@ -277,7 +263,7 @@ class PerPartitionPlane(SlotProgress):
         return flow
 
     def gap(self, partition: PartitionId) -> None:
-        self._feed(partition, Gap())
+        self._feed(partition, signals.Gap())
 
     def may_pull(self) -> bool:
         return self._host.may_act() and not self._closed
@@ -326,7 +312,7 @@ class PerPartitionPlane(SlotProgress):
             else:
                 return
         if current():
-            self._feed(partition, ResetDone(ticket))
+            self._feed(partition, signals.ResetDone(ticket))
             if current() and self._slots[partition].phase is Phase.LIVE:
                 self._share()
                 self._flow(partition).begin(connection, self._durables[partition].name, ticket)
@@ -335,7 +321,7 @@ class PerPartitionPlane(SlotProgress):
         """Confirm that every ack is applied; the claim carries the exact position in any case."""
         if self._connection is not None:
             await self._settled(partition, self._connection)
-        self._feed(partition, Settled(ticket))
+        self._feed(partition, signals.Settled(ticket))
 
     async def _settled(self, partition: PartitionId, connection: LiveConnection) -> None:
         """On a work queue no done message stays stored: the next owner begins above it, and would never see it."""
@@ -376,4 +362,4 @@ class PerPartitionPlane(SlotProgress):
             self._bug(reason.bug)
             return
         for partition in list(self._slots):
-            self._feed(partition, Gap())
+            self._feed(partition, signals.Gap())

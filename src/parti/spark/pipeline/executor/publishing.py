@@ -14,8 +14,7 @@ import threading
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 
@@ -29,6 +28,7 @@ from parti.spark.pipeline.executor.message import RowMessage
 from parti.spark.pipeline.executor.outcomes import RowOutcome
 from parti.spark.pipeline.executor.policy import Ended
 from parti.subjects import validate_subject
+from parti.wire.blocking import ClosedOnExit
 from parti.wire.options import ConnectOptions
 from parti.wire.outgoing import CHUNK_ROWS, HEADERS, Rows, chunk_id, chunks
 from parti.wire.publisher import Publisher
@@ -74,7 +74,7 @@ def id_scope(name: str, stream: str, created: str) -> str:
     return f"{name}:{stream}:{zlib.crc32(created.encode()):08x}"
 
 
-class TaskSinks:
+class TaskSinks(ClosedOnExit):
     """The publishing side of one task. `flush` returns when everything is stored; `check` raises errors."""
 
     def __init__(
@@ -99,12 +99,7 @@ class TaskSinks:
             if sink is not None
         }
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         for line in self._lines.values():
             line.close()
 
