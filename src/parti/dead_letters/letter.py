@@ -44,8 +44,10 @@ class LetterExtension(msgspec.Struct, frozen=True, omit_defaults=True):
     """The task's earlier letters, oldest first: one entry for each letter that was replayed."""
     cut: int = 0
     """Size of what was too large for the letter, and is missing in it: the task stream may still hold it."""
-    parts: tuple[str, ...] = ()
-    """Names of the parts that hold headers and data of a message too large for one letter (`dead_letters.parts`)."""
+    parts: int = 0
+    """Number of parts that hold headers and data of a message too large for one letter (`dead_letters.parts`)."""
+    body: str = ""
+    """The name that these parts share."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import msgspec
 from parti.clock import Clock
 from parti.dead_letters.format import is_letter, read_letter
 from parti.dead_letters.headers import HISTORY, MSG_ID, TASK_ID, steers
-from parti.dead_letters.letter import DeadLetter, LetterKind, dead_letter_stream
-from parti.dead_letters.parts import PART_TOKEN, fits, joined, part_subject
+from parti.dead_letters.letter import DeadLetter, LetterExtension, LetterKind, dead_letter_stream
+from parti.dead_letters.parts import PART_TOKEN, fits, joined, part_subjects
 from parti.errors import FatalError, NoResponders, UsageError
 from parti.subjects import matches
 from parti.wire.api import JetStreamApi
@@ -124,14 +124,15 @@ class DeadLetterReader:
         raise UsageError(f"{self.name} has no letter {sequence}: see `parti dlq ls {self.stream}`")
 
     async def _joined(self, letter: DeadLetter) -> DeadLetter:
-        if not (names := letter.extension.parts):
+        if not letter.extension.parts:
             return letter
-        return joined(letter, [part.data for part in await self._parts(letter.sequence, names)])
+        return joined(letter, [part.data async for part in self._parts(letter.sequence, letter.extension)])
 
-    async def _parts(self, sequence: int, names: tuple[str, ...]) -> list[StoredMessage]:
-        """The parts of a letter that still exist: of each name the last one in front of it."""
-        parts = [await self._last(part_subject(self.name, name), sequence) for name in names]
-        return [part for part in parts if part is not None]
+    async def _parts(self, sequence: int, extension: LetterExtension) -> AsyncIterator[StoredMessage]:
+        """The parts of a letter that still exist: of each subject the last one in front of it."""
+        for subject in part_subjects(self.name, extension):
+            if (part := await self._last(subject, sequence)) is not None:
+                yield part
 
     async def _last(self, subject: str, before: int) -> StoredMessage | None:
         """The last message of a subject below the sequence `before`."""
@@ -201,14 +202,13 @@ class DeadLetterReader:
         stored = await self.js.publish(letter.subject, data, headers=headers)
         if letter.kind is LetterKind.DELIVERY and stored.stream != self.stream:
             raise UsageError(f"{letter.subject!r} is taken by the stream {stored.stream}, and not by {self.stream}")
-        await self._remove(letter.sequence, letter.extension.parts)
+        await self._remove(letter.sequence, letter.extension)
         return stored.seq
 
-    async def _remove(self, sequence: int, names: tuple[str, ...]) -> None:
+    async def _remove(self, sequence: int, extension: LetterExtension) -> None:
         """Remove a letter, and then its parts: no letter is left without them."""
-        parts = await self._parts(sequence, names)
         await self.js.msg_delete(self.name, sequence)
-        for part in parts:
+        async for part in self._parts(sequence, extension):
             await self.js.msg_delete(self.name, part.seq)
 
     async def _original(self, letter: DeadLetter) -> bytes:
@@ -234,9 +234,9 @@ class DeadLetterReader:
             if chosen.are_all and not await self._others():
                 return await self.js.stream_purge(self.name, seq=last + 1)
         if chosen.sequences:
-            found = [(n, (await self.get(n)).extension.parts) for n in chosen.sequences]
+            found = [(n, (await self.get(n)).extension) for n in chosen.sequences]
         else:
-            found = [(letter.sequence, letter.extension.parts) async for letter in self._walk(chosen)]
+            found = [(letter.sequence, letter.extension) async for letter in self._walk(chosen)]
         for begin in range(0, len(found), _AT_ONCE):
             await asyncio.gather(*(self._remove(*each) for each in found[begin : begin + _AT_ONCE]))
         return len(found)

@@ -109,8 +109,8 @@ class DeadLetterWriter:
 
         The parts too: whoever removes the earlier letter may be about to remove its parts.
         """
-        for_fence = headers_size(self._fence) if self._fence else 0
-        while (gone := await self._publish(letter_messages(letter, identity, room - for_fence))) is not None:
+        room -= headers_size(self._fence)
+        while (gone := await self._publish(letter_messages(letter, identity, room))) is not None:
             identity = f"{identity}:after-{gone}"
 
     async def _publish(self, messages: list[Outgoing]) -> int | None:
