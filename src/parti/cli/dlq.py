@@ -202,6 +202,8 @@ def summary(letter: DeadLetter) -> dict[str, Any]:
         "bytes": len(letter.data),
     }
     more = letter.extension
+    if more.cut:
+        told["missing"] = more.cut
     if more.kind == "group":
         return told | {"group": more.group}
     if more.kind == "delivery":

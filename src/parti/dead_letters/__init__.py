@@ -3,8 +3,9 @@
 Promises: a message counts as done only after its letter is stored; a letter is stored once, however often and by which
 process it is sent; it is removed only after its message is stored in the stream again, or by a user.
 
-Flow: the worker, groups, delivery and the Spark pipeline make a `letter` -> `format` -> `writer` -> the stream; `parti
-dlq` -> `reader` -> `format` (letters of earlier versions: `old_formats`) -> shown, published again, or removed.
+Flow: the worker, groups, delivery and the Spark pipeline make a `letter` -> `format` (too large for one message:
+`parts`) -> `writer` -> the stream; `parti dlq` -> `reader` -> `format` (letters of earlier versions: `old_formats`) and
+`parts` -> shown, published again, or removed.
 """
 
 from parti.dead_letters.format import letter_headers, letter_id, read_letter
@@ -17,7 +18,7 @@ from parti.dead_letters.letter import (
     dead_letter_subject,
 )
 from parti.dead_letters.reader import ChosenLetters, DeadLetterReader
-from parti.dead_letters.writer import DeadLetterWriter, ensure_stream, until_stored
+from parti.dead_letters.writer import DeadLetterWriter, ensure_stream, largest_message, until_stored
 
 __all__ = [
     "ChosenLetters",
@@ -30,6 +31,7 @@ __all__ = [
     "dead_letter_stream",
     "dead_letter_subject",
     "ensure_stream",
+    "largest_message",
     "letter_headers",
     "letter_id",
     "read_letter",

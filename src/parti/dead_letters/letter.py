@@ -43,7 +43,11 @@ class LetterExtension(msgspec.Struct, frozen=True, omit_defaults=True):
     history: tuple[dict[str, Any], ...] = ()
     """The task's earlier letters, oldest first: one entry for each letter that was replayed."""
     cut: int = 0
-    """Size of data that was too large for the letter: the stream may still hold it."""
+    """Size of what was too large for the letter, and is missing in it: the task stream may still hold it."""
+    parts: int = 0
+    """Number of parts that hold headers and data of a message too large for one letter (`dead_letters.parts`)."""
+    body: str = ""
+    """The name that these parts share."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import msgspec
 from parti.clock import Clock
 from parti.dead_letters.format import is_letter, read_letter
 from parti.dead_letters.headers import HISTORY, MSG_ID, TASK_ID, steers
-from parti.dead_letters.letter import DeadLetter, LetterKind, dead_letter_stream
+from parti.dead_letters.letter import DeadLetter, LetterExtension, LetterKind, dead_letter_stream
+from parti.dead_letters.parts import PART_TOKEN, fits, joined, part_subjects
 from parti.errors import FatalError, NoResponders, UsageError
 from parti.subjects import matches
 from parti.wire.api import JetStreamApi
@@ -58,19 +59,25 @@ class DeadLetterReader:
         """The number of letters; 0 when none was ever written."""
         try:
             stored = int((await self.js.stream_info(self.name))["state"]["messages"])
-            return stored - await self._markers()
+            return stored - await self._others()
         except StreamNotFound:
             return 0
 
-    async def _markers(self) -> int:
+    async def _others(self) -> int:
+        """The number of messages that are no letters: epoch markers, and parts of letters."""
         found = 0
-        async for page in self.js.stream_subjects(self.name, f"{self.name}.{MARKER_TOKEN}.>"):
-            found += sum(page.values())
+        for token in (MARKER_TOKEN, PART_TOKEN):
+            async for page in self.js.stream_subjects(self.name, f"{self.name}.{token}.>"):
+                found += sum(page.values())
         return found
 
     async def walk(self, chosen: ChosenLetters | None = None, *, start: int = 1) -> AsyncIterator[DeadLetter]:
         """Yields the chosen letters, oldest first, with one page in memory. Letters stored meanwhile are left out."""
-        chosen = chosen or ChosenLetters()
+        async for letter in self._walk(chosen or ChosenLetters(), start):
+            yield await self._joined(letter)
+
+    async def _walk(self, chosen: ChosenLetters, start: int = 1) -> AsyncIterator[DeadLetter]:
+        """The same, with letters as they are stored: without what their parts hold."""
         try:
             info = await self.js.stream_info(self.name)
         except StreamNotFound:
@@ -113,8 +120,27 @@ class DeadLetterReader:
         with contextlib.suppress(MessageNotFound, StreamNotFound):
             stored = await self.js.msg_get(self.name, seq=sequence)
             if is_letter(stored):
-                return read_letter(stored)
+                return await self._joined(read_letter(stored))
         raise UsageError(f"{self.name} has no letter {sequence}: see `parti dlq ls {self.stream}`")
+
+    async def _joined(self, letter: DeadLetter) -> DeadLetter:
+        if not letter.extension.parts:
+            return letter
+        return joined(letter, [part.data async for part in self._parts(letter.sequence, letter.extension)])
+
+    async def _parts(self, sequence: int, extension: LetterExtension) -> AsyncIterator[StoredMessage]:
+        """The parts of a letter that still exist: of each subject the last one in front of it."""
+        for subject in part_subjects(self.name, extension):
+            if (part := await self._last(subject, sequence)) is not None:
+                yield part
+
+    async def _last(self, subject: str, before: int) -> StoredMessage | None:
+        """The last message of a subject below the sequence `before`."""
+        found, position = None, 1
+        with contextlib.suppress(MessageNotFound):
+            while (stored := await self.js.msg_get(self.name, seq=position, next_by_subj=subject)).seq < before:
+                found, position = stored, stored.seq + 1
+        return found
 
     async def replay_all(
         self,
@@ -151,14 +177,15 @@ class DeadLetterReader:
         for sequence in chosen.sequences:
             yield sequence
         if not chosen.sequences:
-            async for letter in self.walk(chosen):
+            async for letter in self._walk(chosen):
                 yield letter.sequence
 
     async def replay(self, letter: DeadLetter) -> int:
         """Publish the message again to its stream, then remove the letter; returns the message's new stream sequence.
 
         When this returns, the message is stored in its stream again, and the letter is removed. Safe to repeat: the
-        stream stores a letter's message once within its duplicate window.
+        stream stores a letter's message once within its duplicate window. The exception is a message so close to the
+        server's limit that it has no room for an id: repeated after an error, it may be stored twice.
         """
         data = await self._original(letter) if letter.extension.cut else letter.data
         headers = {name: value for name, value in letter.headers.items() if not steers(name)}
@@ -169,14 +196,27 @@ class DeadLetterReader:
         # The id includes the time: a recreated dead-letter stream reuses sequences, and a letter taken for a duplicate
         # would be removed without its message being stored.
         headers[MSG_ID] = f"replay:{self.name}:{letter.sequence}:{letter.time:.6f}"
+        for name in (HISTORY, MSG_ID):  # the message itself comes first
+            if not fits(data, headers, self.js.connection.max_payload):
+                headers.pop(name, None)
         stored = await self.js.publish(letter.subject, data, headers=headers)
         if letter.kind is LetterKind.DELIVERY and stored.stream != self.stream:
             raise UsageError(f"{letter.subject!r} is taken by the stream {stored.stream}, and not by {self.stream}")
-        await self.js.msg_delete(self.name, letter.sequence)
+        await self._remove(letter.sequence, letter.extension)
         return stored.seq
+
+    async def _remove(self, sequence: int, extension: LetterExtension) -> None:
+        """Remove a letter, and then its parts: no letter is left without them."""
+        await self.js.msg_delete(self.name, sequence)
+        async for part in self._parts(sequence, extension):
+            await self.js.msg_delete(self.name, part.seq)
 
     async def _original(self, letter: DeadLetter) -> bytes:
         """The original data of a letter that was stored without it: the stream may still hold it."""
+        if letter.extension.parts:
+            raise UsageError(
+                f"letter {letter.sequence} lacks its message: at least one of its parts is gone from {self.name}"
+            )
         with contextlib.suppress(MessageNotFound, StreamNotFound, UsageError):
             stored = await self.js.msg_get(letter.stream, seq=letter.original_sequence)
             if abs(stored.time_ns / 1e9 - letter.extension.first_seen) <= 1:
@@ -189,14 +229,16 @@ class DeadLetterReader:
     async def purge(self, chosen: ChosenLetters) -> int:
         """Remove the chosen letters permanently; returns their number. Epoch markers stay."""
         with contextlib.suppress(StreamNotFound):
-            if chosen.are_all and not await self._markers():
-                return await self.js.stream_purge(self.name)
+            last = int((await self.js.stream_info(self.name))["state"]["last_seq"])
+            # Only up to `last`: a part stored after the check must stay for its letter, which follows.
+            if chosen.are_all and not await self._others():
+                return await self.js.stream_purge(self.name, seq=last + 1)
         if chosen.sequences:
-            found = [(await self.get(sequence)).sequence for sequence in chosen.sequences]
+            found = [(n, (await self.get(n)).extension) for n in chosen.sequences]
         else:
-            found = [letter.sequence async for letter in self.walk(chosen)]
+            found = [(letter.sequence, letter.extension) async for letter in self._walk(chosen)]
         for begin in range(0, len(found), _AT_ONCE):
-            await asyncio.gather(*(self.js.msg_delete(self.name, each) for each in found[begin : begin + _AT_ONCE]))
+            await asyncio.gather(*(self._remove(*each) for each in found[begin : begin + _AT_ONCE]))
         return len(found)
 
 

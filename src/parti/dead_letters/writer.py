@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from msgspec import structs
-
 from parti.backoff import PATIENT, Backoff, retry
 from parti.clock import Clock
-from parti.dead_letters.format import letter_headers, letter_id, letter_subject
+from parti.dead_letters.format import letter_id
 from parti.dead_letters.letter import DeadLetter, LetterExtension, Unhandled, dead_letter_stream, letter_of
-from parti.errors import PartiError, UsageError
+from parti.dead_letters.parts import letter_messages
+from parti.errors import PartiError
 from parti.outcomes import Bury
-from parti.wire.api import JetStreamApi
-from parti.wire.errors import MessageNotFound, StreamNameExists
+from parti.wire.api import JetStreamApi, Outgoing
+from parti.wire.errors import MessageNotFound, MessageTooLarge, StreamNameExists
+from parti.wire.requests import headers_size
 
 T = TypeVar("T")
 _LOOK_EVERY = 1.0  # seconds to cache the stream's creation time; the message's own time covers the rest
@@ -94,31 +94,36 @@ class DeadLetterWriter:
             self._ready = False  # the stream may have been deleted
             raise
 
-    async def store(self, letter: DeadLetter, identity: str, *, shorten: bool = False) -> None:
+    async def store(self, letter: DeadLetter, identity: str) -> None:
         """When this returns, the letter is stored under this id, now or earlier, and still exists.
 
-        With `shorten`, a letter above the server's max_payload omits its least important parts, the data last: use it
-        only where the stream itself still has the message.
+        Where it does not fit into one message it is stored in parts: nothing of the message is left out.
         """
-        *longer, last = _shorter(letter) if shorten else (letter,)
-        for each in longer:
-            with contextlib.suppress(UsageError):
-                return await self._store(each, identity)
-        return await self._store(last, identity)
+        try:
+            await self._store(letter, identity, self._js.connection.max_payload)
+        except MessageTooLarge:  # the stream has a limit of its own
+            await self._store(letter, identity, await largest_message(self._js, self._stream))
 
-    async def _store(self, letter: DeadLetter, identity: str) -> None:
-        """If the server reports a duplicate of a letter that was removed since, store it again."""
-        while True:
-            headers = letter_headers(letter, identity) | self._fence
-            stored = await self._js.publish(letter_subject(letter), letter.data, headers=headers)
-            if not stored.duplicate:
-                return
-            try:
-                await self._js.msg_get(stored.stream, seq=stored.seq)
-            except MessageNotFound:
-                identity = f"{identity}:after-{stored.seq}"
-            else:
-                return
+    async def _store(self, letter: DeadLetter, identity: str, room: int) -> None:
+        """If the server reports a duplicate of what was removed since, store the whole letter again under a new id.
+
+        The parts too: whoever removes the earlier letter may be about to remove its parts.
+        """
+        room -= headers_size(self._fence)
+        while (gone := await self._publish(letter_messages(letter, identity, room))) is not None:
+            identity = f"{identity}:after-{gone}"
+
+    async def _publish(self, messages: list[Outgoing]) -> int | None:
+        """None when all are stored; the sequence of one that was stored earlier, and is gone."""
+        for message in messages:
+            headers = {**message.headers, **self._fence}
+            stored = await self._js.publish(message.subject, message.data, headers=headers)
+            if stored.duplicate:
+                try:
+                    await self._js.msg_get(stored.stream, seq=stored.seq)
+                except MessageNotFound:
+                    return stored.seq
+        return None
 
     async def _stream_created(self) -> str:
         now = asyncio.get_running_loop().time()
@@ -128,11 +133,11 @@ class DeadLetterWriter:
         return self._created
 
 
-def _shorter(letter: DeadLetter) -> tuple[DeadLetter, ...]:
-    """Yields the letter, then shorter versions; one without data names the stream sequence that still has it."""
-    brief = replace(letter, extension=structs.replace(letter.extension, response=b""))
-    cut = replace(brief, data=b"", extension=structs.replace(brief.extension, cut=len(letter.data)))
-    return letter, brief, replace(brief, headers={}), cut, replace(cut, headers={})
+async def largest_message(js: JetStreamApi, stream: str) -> int:
+    """The most bytes that a message of the dead-letter stream may have, with its headers."""
+    limit = int((await js.stream_info(dead_letter_stream(stream)))["config"]["max_msg_size"])
+    most: int = js.connection.max_payload
+    return min(limit, most) if limit > 0 else most
 
 
 async def ensure_stream(js: JetStreamApi, stream: str, **settings: Any) -> None:

@@ -40,7 +40,7 @@ class TaskLetters:
         # By the stream sequence: a replay that fails again is another letter, not a duplicate of this one. And by the
         # time, because a recreated stream counts from 1 again. As in earlier versions: two may run at once.
         identity = f"dlq:{self._scope}{held.source}:{held.first_seen:.3f}"
-        await self._writer.store(task_letter(held, reason, attempt, self._names), identity, shorten=True)
+        await self._writer.store(task_letter(held, reason, attempt, self._names), identity)
 
 
 def task_letter(held: Pending, reason: StrEnum, attempt: DeliveryAttempt, names: n.DeliveryNames) -> DeadLetter:

@@ -53,8 +53,10 @@ class Reply:
         return self.headers.get("Description", "")
 
 
-def _headers_size(headers: Mapping[str, str]) -> int:
-    """Upper bound of the header block's bytes as nats-py writes it."""
+def headers_size(headers: Mapping[str, str] | None) -> int:
+    """Upper bound of the header block's bytes as nats-py writes it; there is none without headers."""
+    if not headers:
+        return 0
     return 12 + sum(len(name.encode()) + len(value.encode(errors="replace")) + 4 for name, value in headers.items())
 
 
@@ -143,7 +145,7 @@ class Requests:
         self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
     ) -> None:
         """Pass one message to the connection; nats-py's errors become typed errors."""
-        size = len(payload) + (_headers_size(headers) if headers else 0)
+        size = len(payload) + headers_size(headers)
         if size > self._connection.max_payload > 0:
             # nats-py counts only the payload; the server counts both, and closes the connection for all its users.
             raise UsageError(

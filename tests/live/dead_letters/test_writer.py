@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +20,6 @@ from parti.wire.api import JetStreamApi, expectations
 from parti.wire.connect import connect
 from parti.wire.errors import WrongLastSequence
 from parti.wire.options import ConnectOptions
-from unit.dead_letters.test_format import LETTER, TASK
 
 QUICK = Backoff(base=0.001, cap=0.002, max_tries=2)
 NO = Bury(DeadLetterReason.REJECTED, "no good")
@@ -78,25 +76,6 @@ async def test_a_dead_letter_stream_that_was_deleted_is_made_again(js: JetStream
     )
     assert len(await letters(js, name)) == 1
     assert failed
-
-
-async def test_a_letter_that_does_not_fit_leaves_out_what_is_least_missed(js: JetStreamApi, name: str) -> None:
-    limit = js.connection.max_payload
-    await ensure_stream(js, name)
-    writer = DeadLetterWriter(js, name)
-    whole = replace(LETTER, stream=name, subject=f"{name}.a", headers={"X-Own": "y" * 4_000}, extension=TASK)
-    response = replace(whole, extension=type(TASK)(kind=TASK.kind, id="x", response=b"r" * 3_000))
-    sizes = {"all": 1_000, "no response": limit - 8_000, "no headers": limit - 2_000, "no data": limit - 100}
-    for number, size in enumerate(sizes.values()):
-        await writer.store(replace(response, data=b"d" * size), f"{number}", shorten=True)
-    found = await letters(js, name)
-    assert [bool(letter.extension.response) for letter in found] == [True, False, False, False]
-    assert [bool(letter.headers) for letter in found] == [True, True, False, True]
-    assert [len(letter.data) for letter in found] == [1_000, limit - 8_000, limit - 2_000, 0]
-    assert [letter.extension.cut for letter in found] == [0, 0, 0, limit - 100]
-    with pytest.raises(UsageError):
-        await writer.store(replace(whole, data=b"d" * limit), "whole or not at all")
-    assert len(await letters(js, name)) == 4
 
 
 async def test_the_letters_of_an_owner_that_was_followed_are_refused(js: JetStreamApi, name: str) -> None:

@@ -17,13 +17,16 @@ import pyarrow as pa
 import pytest
 from pyspark.cloudpickle import register_pickle_by_value
 
-from parti.dead_letters import read_letter
+from parti.dead_letters import DeadLetter, DeadLetterReader, read_letter
 from parti.errors import FatalError
 from parti.outcomes import Reject
 from parti.spark.pipeline import Emit, Outcomes, Pipeline, Results, Retries
 from parti.spark.pipeline.driver.lease import Standby
 from parti.testing import eventually_blocking
+from parti.wire.api import JetStreamApi
+from parti.wire.connect import connect
 from parti.wire.options import ConnectOptions
+from parti.wire.requests import headers_size
 from parti.wire.stored import StoredMessage
 from support.spark_streams import Stream
 
@@ -225,6 +228,27 @@ def test_what_no_handler_takes_rests_in_the_dead_letter_stream_with_its_reason(
     assert by_sequence[7].error == "ValueError: seven at attempt 2"
     assert (by_sequence[7].subject, by_sequence[7].data) == (f"{stream.name}.k7", b"m7")
     assert by_sequence[7].headers["trace"] == "abc"
+
+
+def test_messages_as_large_as_the_server_takes_rest_whole_in_the_dead_letter_stream(
+    make: Callable[..., Pipeline], spark: Any, stream: Stream
+) -> None:
+    limit, sent = 1 << 20, []
+    for below in (0, 1, 300, 800, 1_700, 3_000):
+        for headers in ({}, {"trace": "t" * 400}, {"trace": "t" * 64_000}):
+            data = "d" * (limit - below - headers_size(headers))
+            stream.publish(1, payload=data, headers=headers)
+            sent.append((data.encode(), headers))
+
+    async def letters() -> list[DeadLetter]:
+        async with await connect(ConnectOptions(servers=(stream.url,))) as connection:
+            return [letter async for letter in DeadLetterReader(JetStreamApi(connection), stream.name).walk()]
+
+    running = run(make(lambda message: Reject("no")), spark)
+    assert running.totals.dead_lettered == len(sent)
+    found = sorted(asyncio.run(letters()), key=lambda letter: letter.original_sequence)
+    assert [(letter.data, letter.headers) for letter in found] == sent
+    assert sum(letter.extension.parts > 0 for letter in found) >= len(sent) // 2, "most did not fit"
 
 
 @PLANS

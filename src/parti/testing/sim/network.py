@@ -33,6 +33,7 @@ class Network:
 
     server_version = (2, 15, 1)
     is_connected = True
+    max_payload = 1 << 20
     connect_options = ConnectOptions(request_timeout=0.25, connect_timeout=0.25)
 
     def __init__(self, process: Process, server: SimServer) -> None:

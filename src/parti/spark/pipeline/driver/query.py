@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from parti.config.units import parse_duration
-from parti.dead_letters import dead_letter_stream, ensure_stream
+from parti.dead_letters import dead_letter_stream, ensure_stream, largest_message
 from parti.errors import FatalError, PartiError
 from parti.observe.logs import get_logger
 from parti.spark.member.lookup import look_up
@@ -283,8 +283,8 @@ class RunningPipeline:
         pipeline = self.pipeline
         nats, target = pipeline.nats, self._result_stream()
         created = self._created(pipeline.stream)
-        asyncio.run(_ensure_letters(pipeline))
-        letters = LetterSink(nats, dead_letter_stream(pipeline.stream))
+        largest = asyncio.run(_ensure_letters(pipeline))
+        letters = LetterSink(nats, dead_letter_stream(pipeline.stream), largest)
         results = None
         if target is not None:
             assert pipeline.results.subject is not None
@@ -360,10 +360,12 @@ class _QueryEnded(PipelineFailed):
     """The query ended with an error."""
 
 
-async def _ensure_letters(pipeline: Pipeline) -> None:
-    """Create the dead-letter stream before the first message may need it."""
+async def _ensure_letters(pipeline: Pipeline) -> int:
+    """Create the dead-letter stream before the first message may need it; returns the size of its largest message."""
     connection = await connect(pipeline.nats, name="parti-pipeline")
     try:
-        await ensure_stream(JetStreamApi(connection), pipeline.stream)
+        js = JetStreamApi(connection)
+        await ensure_stream(js, pipeline.stream)
+        return await largest_message(js, pipeline.stream)
     finally:
         await connection.close()

@@ -18,9 +18,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from parti.dead_letters.format import letter_headers, letter_id, letter_subject
+from parti.dead_letters.format import letter_id
 from parti.dead_letters.headers import MSG_ID
 from parti.dead_letters.letter import letter_of
+from parti.dead_letters.parts import letter_messages
 from parti.errors import ConfigError
 from parti.outcomes import Bury, DeadLetterReason
 from parti.spark.pipeline.executor.emit import Emit
@@ -34,6 +35,7 @@ from parti.wire.outgoing import CHUNK_ROWS, HEADERS, Rows, chunk_id, chunks
 from parti.wire.publisher import Publisher
 
 _WAITING = 8  # chunks between the handlers and the publishing thread; beyond that the handlers wait
+_PUBLISHER_HEADERS = 1024  # bytes of a message for the headers of fence, stream and batch
 _PATIENCE = 60.0  # seconds without an acknowledgement before the task fails and is run again
 
 Fences = Mapping[str, tuple[str, int]]
@@ -63,6 +65,8 @@ class LetterSink:
     connect: ConnectOptions
     stream: str
     """The dead-letter stream."""
+    largest: int
+    """The most bytes that a message of it may have, with its headers; a larger letter is stored in parts."""
     fence: tuple[str, int] | None = None
 
     def fenced(self, fences: Fences) -> LetterSink:
@@ -136,10 +140,14 @@ class TaskSinks(ClosedOnExit):
         assert self._letters is not None
         letter = letter_of(message, Bury(end.reason, end.error), stream=self._stream, consumer=self._pipeline)
         identity = letter_id(letter, created=self._created, scope=self._pipeline, timestamp=message.timestamp)
-        headers = letter_headers(letter, identity)
-        name = headers.pop(MSG_ID)
-        lines = [{"key": key, "value": value.encode()} for key, value in headers.items()]
-        self._lines["letters"].put(letter_subject(letter), letter.data, name, lines)
+        line = self._lines["letters"]
+        *parts, last = letter_messages(letter, identity, self._letters.largest - _PUBLISHER_HEADERS)
+        for part in parts:
+            line.put(part.subject, part.data, part.headers[MSG_ID], [])
+        if parts:
+            line.end_chunk()  # a letter is sent when its parts are stored
+        lines = [{"key": key, "value": value.encode()} for key, value in last.headers.items() if key != MSG_ID]
+        line.put(last.subject, last.data, last.headers[MSG_ID], lines)
 
     def check(self) -> None:
         """Raise the error of the publishing thread."""
@@ -177,6 +185,11 @@ class _Line:
     def put(self, subject: str, data: bytes, name: str, headers: Any) -> None:
         self._filling.append((subject, data, name, headers))
         if len(self._filling) >= CHUNK_ROWS:
+            self.end_chunk()
+
+    def end_chunk(self) -> None:
+        """What is put later is sent when everything so far is stored."""
+        if self._filling:
             self._hand_over(self._filling)
             self._filling = []
 
@@ -185,9 +198,7 @@ class _Line:
             raise self._error
 
     def flush(self) -> None:
-        if self._filling:
-            self._hand_over(self._filling)
-            self._filling = []
+        self.end_chunk()
         if self._thread is not None:
             self._hand_over(None)
             self._thread.join()
@@ -241,7 +252,7 @@ class _Line:
             while (waiting := self._next()) is not None and not self._closed.is_set():
                 for number, rows in enumerate(chunks([_rows(waiting)])):
                     publisher.publish(rows, chunk_id(self._name, number, rows))
-            publisher.flush()
+                    publisher.flush()  # it would send several chunks of less than CHUNK_ROWS at once
 
 
 def _rows(chunk: list[tuple[str, bytes, str, Any]]) -> Rows:
