@@ -142,7 +142,7 @@ async def test_a_worker_buries_a_message_of_any_size_whole(
 
 
 async def test_headers_of_as_many_bytes_as_a_stream_takes_are_kept(server: NatsServer, name: str) -> None:
-    """Where the message itself is far from the server's limit, and where it is near; also with the headers of a fence."""
+    """Where the message itself is far from the server's limit and where it is near, and with a fence."""
     async with await connect(ConnectOptions(servers=(server.url,))) as connection:
         js = JetStreamApi(connection)
         await js.stream_create({"name": name, "subjects": [f"{name}.>"], "storage": "memory"})
@@ -152,7 +152,7 @@ async def test_headers_of_as_many_bytes_as_a_stream_takes_are_kept(server: NatsS
         expected = expectations(last_subject_seq=marker.seq, last_subject_filter=fence)
         writer = DeadLetterWriter(js, name, "c", fence=expected)
         sent = [*contents("headers", 4, 200_000), *contents("headers", 2, connection.max_payload)]
-        sent += [(b"", {"X": "h" * (HEADERS - headers_size({"X": ""}) - less)}) for less in range(0, 1_500, 50)]
+        sent += [(b"", {"X": "h" * (HEADERS - headers_size({"X": ""}) - less)}) for less in range(0, 1_500, 100)]
         for number, (data, headers) in enumerate(sent, 1):
             await writer.bury(message(name, number, data=data, headers=headers), NO)
         assert [content(letter) for letter in await all_letters(js, name)] == sent
