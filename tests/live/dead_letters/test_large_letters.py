@@ -142,13 +142,19 @@ async def test_a_worker_buries_a_message_of_any_size_whole(
 
 
 async def test_headers_of_as_many_bytes_as_a_stream_takes_are_kept(server: NatsServer, name: str) -> None:
-    """Where the message itself is far from the server's limit, and where it is near."""
+    """Where the message itself is far from the server's limit and where it is near, and with a fence."""
     async with await connect(ConnectOptions(servers=(server.url,))) as connection:
         js = JetStreamApi(connection)
         await js.stream_create({"name": name, "subjects": [f"{name}.>"], "storage": "memory"})
+        await ensure_stream(js, name)
+        fence = f"{name}_DLQ.parti-fence.p"
+        marker = await js.publish(fence, b"1", headers={"Parti-Reason": "fence"})
+        expected = expectations(last_subject_seq=marker.seq, last_subject_filter=fence)
+        writer = DeadLetterWriter(js, name, "c", fence=expected)
         sent = [*contents("headers", 4, 200_000), *contents("headers", 2, connection.max_payload)]
+        sent += [(b"", {"X": "h" * (HEADERS - headers_size({"X": ""}) - less)}) for less in range(0, 1_500, 100)]
         for number, (data, headers) in enumerate(sent, 1):
-            await DeadLetterWriter(js, name, "c").bury(message(name, number, data=data, headers=headers), NO)
+            await writer.bury(message(name, number, data=data, headers=headers), NO)
         assert [content(letter) for letter in await all_letters(js, name)] == sent
         replays = DeadLetterReader(js, name).replay_all(clock=SystemClock())
         assert len([None async for _ in replays]) == len(sent)
