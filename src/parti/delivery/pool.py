@@ -14,7 +14,6 @@ import os
 import resource
 import select
 from collections import deque
-from time import monotonic
 
 import aiohttp
 from aiohttp.client_reqrep import ConnectionKey
@@ -27,7 +26,6 @@ _SHARE = 0.75  # of the free descriptors; the rest is for NATS, logs, secrets an
 _LEAST = 4
 _MOST = 1 << 20
 _PATIENCE = 5.0  # seconds
-_AT_ONCE = 0.001  # seconds; within this time, data from before a request and its response cannot be told apart
 _SELECTABLE = 1024  # select, which is faster than poll for one descriptor, accepts no higher one
 _UNKNOWN = 64  # descriptors assumed to be open where the system does not say
 
@@ -87,13 +85,6 @@ class ConnectionPool(aiohttp.TCPConnector):
                 turn.set_result(None)
                 return
 
-    def put_back(self, connection: Connection) -> None:
-        """The response is complete: the next request may use the connection, unless it was closed."""
-        protocol: HeadHandler | None = connection.protocol  # type: ignore[assignment]  # as all of ours
-        if protocol is not None:
-            protocol.idle_since = monotonic()
-            connection.release()
-
     def is_clean(self, connection: Connection) -> bool:
         """Whether no unrequested data has arrived, which would be mistaken for the next response."""
         protocol: HeadHandler = connection.protocol  # type: ignore[assignment]  # as all of ours
@@ -101,8 +92,6 @@ class ConnectionPool(aiohttp.TCPConnector):
             return True
         if protocol.has_news or protocol.transport is None:
             return False
-        if monotonic() - protocol.idle_since < _AT_ONCE:
-            return True
         # Data that the event loop has not read yet counts as well, and so does the end of the connection.
         descriptor = protocol.descriptor
         if 0 <= descriptor < _SELECTABLE:

@@ -17,13 +17,12 @@ _LONGEST = 16 << 10
 
 
 class HeadHandler(ResponseHandler):
-    """Remembers the first bytes since `ask`, its descriptor, and since when it is idle."""
+    """Remembers the first bytes since `ask`, and its descriptor."""
 
     first = b""
     descriptor = -1
     used = False
     """Whether a request was sent on this connection."""
-    idle_since = 0.0
     _incomplete = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

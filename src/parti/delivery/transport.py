@@ -189,7 +189,7 @@ class HttpTransport:
                     _drop_unsent(taken)
                     taken.close()  # data still to come would be mistaken for the next response
                 raise
-            pool.put_back(connection)
+            connection.release()
             return Response(status, retry_after, head)
         except PartiError:  # raised by `may_send`, or by the guard
             raise
