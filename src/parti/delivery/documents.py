@@ -325,8 +325,9 @@ class Documents:
         blocked = tools.clock.now() - head.failed_at if head.failed_at is not None else 0.0
         queued = len(lane.queue) - (lane.mode is Mode.LIVE)
         where = hold(head.rules.order, wait=wait, blocked=blocked, queued=queued, config=tools.config)
-        if where is OrderHold.MEMORY and (head.feed is None or head.feed is self._wakes):
-            where = OrderHold.PARK  # attempts and due time are stored in wake-ups
+        stored = head.feed is None or head.feed is self._wakes  # its attempts and due time are stored in wake-ups
+        if where is OrderHold.MEMORY and (stored or tools.gate.crowds(head.host, head.trigger, head.rules)):
+            where = OrderHold.PARK
         if where is OrderHold.ALONE and is_alone(lane.key):
             where = OrderHold.PARK
         if head.feed is not None:

@@ -69,18 +69,17 @@ class Gate:
         """A task of `size` bytes for this host came into memory."""
         self.held += 1
         self.bytes += size
+        now = self._clock.now()
         for line in self._lines(host, trigger, rules):
-            line.held += 1
-            line.bytes += size
-            line.seen = self._clock.now()
+            line.came(now, size)
 
     def unhold(self, host: str, size: int = 0, trigger: str = "", rules: OrderRules = _OPEN) -> None:
         """A task left memory: delivered, parked, dead-lettered or handed back."""
         self.held -= 1
         self.bytes -= size
+        now = self._clock.now()
         for line in self._lines(host, trigger, rules):
-            line.held -= 1
-            line.bytes -= size
+            line.went(now, size)
 
     async def admit(self, host: str, trigger: str, rules: OrderRules) -> Postponed | None:
         """None when the call may start now, perhaps after a wait in line; else where to wait meanwhile."""
@@ -97,9 +96,8 @@ class Gate:
 
     async def _admit(self, state: HostLine, name: str, rules: OrderRules, probing: bool) -> Postponed | None:
         trigger = self._trigger(name, rules)
-        for line in (state, trigger):
-            if line is not None and not probing and self._hogs(line):
-                return Postponed(self._rng.uniform(1.0, _SOON), "crowded", line)
+        if not probing and (line := self._hog(state, trigger)) is not None:
+            return Postponed(self._rng.uniform(1.0, _SOON), "crowded", line)
         if trigger is None and self._room(state):
             self._take(state)
             return None
@@ -130,6 +128,10 @@ class Gate:
             self._give_back(state, trigger)
             return Postponed(wait * self._rng.uniform(1.0, 1.2), "breaker", state)
         return None
+
+    def crowds(self, host: str, trigger: str, rules: OrderRules) -> bool:
+        """Whether tasks of this host and trigger should not wait in memory, because others need it."""
+        return self._hog(self._host(host), self._trigger(trigger, rules)) is not None
 
     def pace(self, trigger: str, rules: OrderRules) -> Callable[[], Awaitable[None]] | None:
         """The wait for the trigger's rate, right before its request is sent; None when it has no rate."""
@@ -174,9 +176,9 @@ class Gate:
             now = self._clock.now()
             opened = state.breaker.record(now, failed=outcome.hurts_host)
             state.proven = not opened and (state.proven or not outcome.hurts_host)
-            state.ended(now)
-            if line is not None:
-                line.ended(now)
+            for each in (state, line):
+                if each is not None:
+                    each.ended(now, failed=outcome.hurts_host)
         self._give_back(state, line)
         for each in (state, line):
             if each is None or not each.outside:
@@ -315,21 +317,31 @@ class Gate:
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
+    def _hog(self, host: HostLine, trigger: TriggerLine | None) -> Line | None:
+        return next((line for line in (host, trigger) if line is not None and self._hogs(line)), None)
+
     def _hogs(self, line: Line) -> bool:
         """Whether this line fills the memory without moving."""
         limit, now = self._config.max_bytes, self._clock.now()
-        if self.bytes >= limit * 1.5 and line.bytes * 2 > self.bytes and line.held > max(1, line.speed(now)):
+        speed = line.speed(now)
+        if self.bytes >= limit * 1.5 and line.bytes * 2 > self.bytes and line.held > max(1, speed or 0):
             return True  # heads read from the park, because the feed stops earlier: parked, they take no memory
         if line.held <= self._few and line.bytes <= limit // 8:
             return False
         if isinstance(line, TriggerLine):
             rules = self._rules[line]
-            speed = rules.rate * self.share() if rules.rate else line.speed(now)
-            if speed and line.held > max(self._few, speed * _LONG):
+            fastest = rules.rate * self.share() if rules.rate else speed
+            if fastest and line.held > max(self._few, fastest * _LONG):
                 return True
         if self.bytes < limit // 2 and not self.pressed():
             return False
-        if line.held <= line.speed(now) * _AT_ONCE:
+        # A line that was not tried lately shows its speed by the calls that it has places for; if they hang, no more
+        # come. (Free places alone say nothing: the tasks of a host that fails wait for their next attempts.)
+        if speed is None:
+            moves = line.active < (self._most(line) if isinstance(line, HostLine) else _UNPROVEN)
+        else:
+            moves = line.held <= speed * _AT_ONCE
+        if moves:
             return False
         own = line.host if isinstance(line, TriggerLine) else line
         return any(other is not own and now - other.seen < 60 for other in self._hosts.values())
@@ -342,7 +354,7 @@ class Gate:
                 line.next_outside()
         else:
             # Enough that the line never waits for the park; do not count tasks in memory that wait for something else.
-            wanted = max(_LET_IN, line.speed(now) * _SOON) if self.has_room else 1
+            wanted = max(_LET_IN, (line.speed(now) or 0) * _SOON) if self.has_room else 1
             for _ in range(min(len(line.outside), max(0, int(wanted) - line.active), most)):
                 line.next_outside()
         self._arm(line)

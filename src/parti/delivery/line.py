@@ -17,6 +17,8 @@ from parti.delivery.breaker import Breaker
 from parti.delivery.order import OrderRules
 
 _WINDOW = 5.0  # seconds in which ended calls are counted
+_BLINK = 0.001  # seconds: a line holds tasks for at least this long
+_RETRY = 1.0  # seconds that a failed call adds: its task has not left, and waits for the next attempt
 _TOLERANCE = 0.05  # seconds of delay that later starts make up for: with late timers the rate would not be reached
 _MOST = 1.1  # times the rate, within any second
 _SECOND = 1.05  # seconds: with 50 ms difference between the delays of two requests, still no second has more
@@ -45,13 +47,15 @@ def places(rules: OrderRules, share: float) -> int:
 class Line:
     """Counts calls. Documents outside are called in the order they came."""
 
-    __slots__ = ("bytes", "ends", "held", "outside", "seen", "timer", "window")
+    __slots__ = ("busy", "bytes", "ends", "held", "outside", "rolled", "seen", "timer", "window")
 
     def __init__(self) -> None:
         self.held = 0  # tasks in memory that will ask for this line
         self.bytes = 0
         self.seen = 0.0
         self.ends = [0, 0]  # calls that ended in the last window and in this one
+        self.busy = [0.0, 0.0]  # seconds of them in which the line held tasks
+        self.rolled = 0.0  # until when they are counted
         self.window = -math.inf
         self.outside: dict[Name, Callable[[], None]] = {}
         self.timer: asyncio.Task[None] | None = None
@@ -69,14 +73,28 @@ class Line:
         """Calls in flight, and those that wait in line."""
         return 0
 
-    def ended(self, now: float) -> None:
+    def came(self, now: float, size: int) -> None:
+        self._roll(now)
+        self.held += 1
+        self.bytes += size
+        self.seen = now
+
+    def went(self, now: float, size: int) -> None:
+        self._roll(now)
+        self.held -= 1
+        self.bytes -= size
+
+    def ended(self, now: float, *, failed: bool) -> None:
         self._roll(now)
         self.ends[1] += 1
+        self.busy[1] += _RETRY * failed
 
-    def speed(self, now: float) -> float:
-        """Recent calls per second."""
+    def speed(self, now: float) -> float | None:
+        """Recent calls per second, of the time with tasks: a line is not slow because it has no work. None: no call."""
         self._roll(now)
-        return max(self.ends) / _WINDOW
+        if not any(self.ends):
+            return None
+        return max(max(self.ends) / _WINDOW, sum(self.ends) / max(sum(self.busy), _BLINK))
 
     def next_outside(self) -> None:
         """Call the document that has waited longest."""
@@ -84,8 +102,13 @@ class Line:
         self.outside.pop(name)()
 
     def _roll(self, now: float) -> None:
+        if self.held:
+            self.busy[1] += now - self.rolled
+        self.rolled = now
         if now - self.window >= _WINDOW:
-            self.ends = [self.ends[1] if now - self.window < 2 * _WINDOW else 0, 0]
+            recent = self.held or now - self.window < 2 * _WINDOW
+            self.ends = [self.ends[1] if recent else 0, 0]
+            self.busy = [self.busy[1] if recent else 0.0, 0.0]
             self.window = now
 
 

@@ -204,9 +204,49 @@ async def test_a_host_that_fills_the_memory_without_moving_is_sent_away(held: in
     assert await made.admit("slow", "t", OPEN) is None  # nobody else is there to be disturbed
     made.hold("quick")
     assert await made.admit("quick", "t", OPEN) is None
+    assert await made.admit("slow", "t", OPEN) is None  # its other place: it has not been tried yet
     postponed = await made.admit("slow", "t", OPEN)
     assert isinstance(postponed, Postponed)
     assert postponed.why == "crowded"
+
+
+@pytest.mark.parametrize("rules", [OPEN, OrderRules(concurrency=1)])
+async def test_a_line_not_tried_lately_is_tried_at_once_and_then_judged_by_its_speed(rules: OrderRules) -> None:
+    made, clock = gate(max_ack_pending=64, host_concurrency=32)
+    for _ in range(2):
+        for host, held in (("fails", 20), ("well", 40)):
+            for _ in range(held):
+                made.hold(host, 0, "t", rules)
+        for _ in range(40):
+            assert await made.admit("well", "t", rules) is None
+            clock.advance(0.01)
+            made.release("well", "t", rules, AttemptOutcome.DELIVERED)
+            made.unhold("well", 0, "t", rules)
+        assert await made.admit("fails", "u", OPEN) is None
+        assert not made.crowds("fails", "u", OPEN)
+        clock.advance(0.01)
+        made.release("fails", "u", OPEN, AttemptOutcome.SERVER_ERROR)
+        made.hold("well", 0, "t", rules)
+        made.pressed = lambda: True
+        assert made.crowds("fails", "u", OPEN)  # it ends calls as quickly, but its tasks stay
+        for _ in range(20):
+            made.unhold("fails", 0, "t", rules)
+        made.unhold("well", 0, "t", rules)
+        clock.advance(60)
+
+
+async def test_a_line_whose_calls_hang_is_not_quick_when_they_time_out() -> None:
+    made, clock = gate(max_ack_pending=64, host_concurrency=32, concurrency=100)
+    made.hold("well")
+    for _ in range(40):
+        made.hold("hangs")
+    calls = [await admitted(made, "hangs") for _ in range(5)]
+    assert [task.done() and task.result() is None for task in calls] == [True] * 4 + [False]
+    for _ in range(4):
+        clock.advance(30)
+        made.hold("well")
+        made.release("hangs", "t", OPEN, AttemptOutcome.TIMEOUT)
+        assert made.crowds("hangs", "t", OPEN)
 
 
 async def test_memory_is_bounded_by_bytes_as_well() -> None:
