@@ -86,7 +86,7 @@ def test_the_age_of_unread_messages_counts_from_when_they_were_first_seen() -> N
     assert ends.age(latest=180, done=120, now=5.0) == 4.0
     assert ends.age(latest=180, done=150, now=7.0) == 2.0
     assert ends.age(latest=180, done=180, now=9.0) == 0.0
-    assert ends.age(latest=20, done=10, now=10.0) == 0.0  # a stream made anew
+    assert ends.age(latest=20, done=10, now=10.0) == 0.0  # a stream recreated
 
 
 def test_a_long_backlog_keeps_its_age_in_bounded_memory() -> None:

@@ -31,7 +31,9 @@ class Examples:
         texts: dict[int, str] = {}
         for sequence, rows in self._find(self._effects, sequences).items():
             rows.sort(key=lambda row: (int(row.get("order") or 0), row.get("finished") or ""))
-            by = ", then ".join(f"{row.get('owner') or 'somebody'} in epoch {row.get('epoch')}" for row in rows[:_SAID])
+            by = ", then ".join(
+                f"{row.get('owner') or 'unknown owner'} in epoch {row.get('epoch')}" for row in rows[:_SAID]
+            )
             first = rows[0]
             texts[sequence] = (
                 f"sequence {sequence} of key {first.get('key')} in partition {first.get('partition')}, by {by}"

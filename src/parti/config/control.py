@@ -61,7 +61,7 @@ class ControlConfig(Section, frozen=True, kw_only=True):
     ] = "per-worker"
     on_stream_replaced: Annotated[
         Literal["start-over", "stop"],
-        Setting("the stream was made anew, went back, or is another one: work it off from its beginning, or end"),
+        Setting("if the stream was recreated, restored or replaced: process it from its beginning, or end"),
     ] = "start-over"
     prepare_timeout: Annotated[
         float, Setting("for the next owner to be ready and the old one to stop", Unit.DURATION, at_least=0.05)
@@ -77,7 +77,7 @@ class ControlConfig(Section, frozen=True, kw_only=True):
     )
     parallel_moves: Annotated[int, Setting("partitions on the move at once", at_least=1)] = 256
     checkpoint_every: Annotated[
-        float, Setting("a crash repeats at most this much, and what was in hand", Unit.DURATION, at_least=0.02)
+        float, Setting("a crash repeats at most this much, and what was in flight", Unit.DURATION, at_least=0.02)
     ] = 0.15
     shutdown_timeout: Annotated[
         float, Setting("for handing everything over on stop; fits into a SIGTERM grace of 10s", Unit.DURATION)

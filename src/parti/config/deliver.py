@@ -80,7 +80,7 @@ class DeliverSection(Section, frozen=True, kw_only=True):
     token_hosts: Annotated[
         tuple[str, ...], Setting("https hosts that get a task's preIssuedToken; none, as it is a credential")
     ] = ()
-    breaker_calls: Annotated[int, Setting("calls before a host can be judged", at_least=1)] = 10
+    breaker_calls: Annotated[int, Setting("calls before a host can count as down", at_least=1)] = 10
     breaker_window: Annotated[float, Setting("the window they are counted in", Unit.DURATION, at_least=1)] = 60.0
     breaker_ratio: Annotated[float, Setting("failed part from which a host counts as down", at_least=0.01)] = 0.5
     breaker_open: Annotated[

@@ -36,7 +36,7 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         tuple[str, ...], Setting("waits between the attempts of one message; the last one repeats")
     ] = tuple(format_duration(delay) for delay in defaults.RETRY_DELAYS)
     inactive_threshold: Annotated[
-        float, Setting("a durable nobody pulls from is removed after this; longer than any outage", Unit.DURATION)
+        float, Setting("a durable without pulls is removed after this; longer than any outage", Unit.DURATION)
     ] = 86_400.0
     max_waiting: Annotated[int, Setting("pulls the server keeps open for us; two are in use", at_least=2)] = 256
     max_ack_pending: Annotated[
@@ -45,7 +45,9 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     max_bytes: Annotated[
         int,
         Setting(
-            "bytes of messages in hand and on their way; half of it in hand stops the pulling", Unit.SIZE, at_least=1
+            "bytes of messages in memory and requested; pulling stops when half of it is in memory",
+            Unit.SIZE,
+            at_least=1,
         ),
     ] = 64 << 20
     pull_batch_size: Annotated[
@@ -54,7 +56,9 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     pull_timeout: Annotated[
         float, Setting("how long a pull waits; below the lease, or a frozen owner swallows messages", Unit.DURATION)
     ] = 5.0
-    prefetch_depth: Annotated[int, Setting("batches asked for ahead; one fills while one is worked on", at_least=1)] = 2
+    prefetch_depth: Annotated[
+        int, Setting("batches requested ahead; one fills while another is processed", at_least=1)
+    ] = 2
     idle_heartbeat: Annotated[
         float, Setting("a dead consumer is noticed after two of them", Unit.DURATION, at_least=0.1)
     ] = 1.0
@@ -62,7 +66,7 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         Literal["partition", "key"], Setting("what is handled one after the other; key: tokens the wildcards matched")
     ] = "partition"
     order: Annotated[
-        Literal["strict", "relaxed"], Setting("strict: a retry holds its lane; relaxed: the lane goes on meanwhile")
+        Literal["strict", "relaxed"], Setting("strict: a retry holds its lane; relaxed: the lane continues meanwhile")
     ] = "strict"
     concurrency: Annotated[int, Setting("handlers running at once, over all lanes", at_least=1)] = 256
     handler_timeout: Annotated[
@@ -92,7 +96,7 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
         Literal["all", "new"], Setting("where a partition of unknown position begins; all loses nothing")
     ] = "all"
     max_recreation_retries: Annotated[
-        int, Setting("tries to recreate a deleted consumer before it is reported; it goes on trying", at_least=1)
+        int, Setting("tries to recreate a deleted consumer before it is reported; parti keeps trying", at_least=1)
     ] = 6
     health_failure_threshold: Annotated[
         int, Setting("failures within the window that make the worker unhealthy, and refresh it once", at_least=1)

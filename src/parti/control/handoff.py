@@ -202,7 +202,7 @@ def _tick(state: Handoff, event: Tick) -> tuple[Handoff, tuple[Effect, ...]]:
                 undone = claims.roll_back(claim, term=event.term)
                 return _end(state, now, undone, HandoffResult.ROLLBACK, "not accepted in time")
             undone = claims.redirect(claim, None, term=event.term)
-            return _end(state, now, undone, HandoffResult.TIMEOUT, "not accepted, and nobody to give it back to")
+            return _end(state, now, undone, HandoffResult.TIMEOUT, "not accepted, and no former owner to return it to")
         case HandoffStage.CATCH_UP | HandoffStage.DONE:
             pass
     # The leader can only wait for an owner that is silent but not certainly gone; reconcile takes over when it is gone.

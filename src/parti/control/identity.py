@@ -291,7 +291,7 @@ def step(state: Identity, event: Event) -> Step:
             return _own_read(state, now, record, revision)
         case Written(now, beat, revision):
             if state.phase is Phase.HELD and revision < state.highest:
-                return _fenced(state, "the bucket was made anew")
+                return _fenced(state, "the bucket was recreated")
             hold = state.hold.confirmed(beat, revision)
             state = replace(state, highest=revision)
             if state.phase is Phase.HELD:

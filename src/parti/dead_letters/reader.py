@@ -163,7 +163,7 @@ class DeadLetterReader:
             try:
                 letter = await self.get(sequence)  # from the leader: another process may have replayed it meanwhile
                 if not self._fits(letter, chosen):
-                    raise UsageError(f"letter {sequence} is none of those that were asked for")
+                    raise UsageError(f"letter {sequence} does not match the filter")
                 await self.replay(letter)
             except FatalError as error:
                 if failed is None:

@@ -159,7 +159,7 @@ class Feed:
         created = made_at(stream, info)
         if self._created and stream["created"] != self._created.split(" ")[0]:
             # Messages in flight would be mistaken for messages of the new stream with the same sequences.
-            raise LeaseLost(f"the stream {self.source.stream} was made anew: begin anew with it")
+            raise LeaseLost(f"the stream {self.source.stream} was recreated: start over with it")
         if checkpoint is not None and checkpoint.created == created:
             self.high, self._owed = checkpoint.high, set(checkpoint.open)
             self._tries |= {tried.sequence: tried for tried in checkpoint.tries}

@@ -67,7 +67,7 @@ class DeliveryRecorder:
         policy = held.task.retry_policy if held.task is not None else None
         if policy is not None and is_out_of_bounds(policy):
             self.metrics.count(m.ODDITIES, what="policy_clamped")
-            self._warn_once("deliver.policy_clamped", held, "a limit of ours is used instead")
+            self._warn_once("deliver.policy_clamped", held, "parti's limit is used instead")
 
     def _warn_once(self, event: str, held: Pending, why: str) -> None:
         """Warn once per trigger."""

@@ -34,7 +34,7 @@ class SigningKey:
             try:
                 secret = base64.b64decode(coded + "=" * (-len(coded) % 4), validate=True)  # often written unpadded
             except (binascii.Error, ValueError):
-                raise ConfigError("a signing key begins with whsec_ and is no base64 behind it") from None
+                raise ConfigError("a signing key starts with whsec_, but the rest is not base64") from None
         else:
             secret = cleaned.encode(errors="surrogateescape")  # an environment variable may hold any bytes
         if len(secret) < _LEAST_KEY:

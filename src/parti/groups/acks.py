@@ -58,7 +58,9 @@ class Acks:
         while True:
             ours = self._in_flight.in_hand.get(message.queue_sequence) is message
             if message.doubtful or not self._freeze_detector.fresh() or not ours:
-                raise OwnershipLost(f"message {message.sequence} may be somebody else's by now: undo what was prepared")
+                raise OwnershipLost(
+                    f"message {message.sequence} may belong to another instance by now: undo what was prepared"
+                )
             consumer = self._consumer.created
             if message.holding[0] == consumer:
                 if await self._asked(message, deadline):

@@ -125,7 +125,7 @@ class ElasticGroups(GroupCalls[ElasticRecord]):
         try:
             await self.store.delete(stream, group, revision=revision)
         except WrongLastSequence:
-            error.add_note("the record was changed by somebody else meanwhile, and stays")
+            error.add_note("another client changed the record meanwhile; it is kept")
         except PartiError as second:
             error.add_note(f"the record could not be taken back: {second}")
 

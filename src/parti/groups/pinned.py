@@ -64,7 +64,7 @@ class Pinned(Core[R], Generic[R]):
             return
         if info["created"] != self._own.created:
             self._puller.stop()
-            self._signal(lambda: self._troubled(ConsumerReplaced("somebody made the consumer anew")))
+            self._signal(lambda: self._troubled(ConsumerReplaced("another client recreated the consumer")))
             return
         if pinned_id(info) != pin:
             self._puller.forget_pin()

@@ -139,7 +139,7 @@ def edit_membership(raw: bytes, *, members: Sequence[str] = (), mappings: Sequen
     if old := [name for name in _OLD_NAMES if name in fields]:
         raise OldRecord(
             f"the record was written by an earlier version (fields {', '.join(old)}): it cannot be changed safely; "
-            "delete the group and create it anew"
+            "delete the group and create it again"
         )
     _put(fields, "members", _go_json(list(members)) if members else None)
     _put(fields, "member_mappings", _go_json(_mappings_json(mappings)) if mappings else None)

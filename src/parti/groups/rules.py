@@ -62,7 +62,7 @@ def check_mappings(mappings: Sequence[MemberMapping], max_members: int) -> None:
             owner[partition] = mapping.member
     if len(owner) < max_members:
         missing = next(partition for partition in range(max_members) if partition not in owner)
-        raise MappingIncomplete(f"partition {missing} is mapped to nobody: every one of {max_members} needs a member")
+        raise MappingIncomplete(f"partition {missing} is not mapped: every one of {max_members} needs a member")
 
 
 def check_static(record: StaticRecord) -> None:

@@ -305,7 +305,7 @@ class Agent:
                     self.stream_replaced(f"the namespace works on {record.identity} now")
             case BucketAnew():
                 # Our state has revisions of another bucket. The next member starts from what this one has done.
-                self._fenced("the bucket was made anew")
+                self._fenced("the bucket was recreated")
             case Complete():
                 pass
         self._observer.touched()

@@ -196,7 +196,7 @@ def _problem(legacy: list[Legacy], claim: Claim | None) -> str:
         names = ", ".join(item.consumer for item in legacy)
         return f"{len(legacy)} durables filter it ({names}): delete those that are not in use"
     if claim is not None and (not legacy or claim.cursor != legacy[0].floor or claim.owner is not None):
-        return f"parti has a position already ({claim.cursor}): it is at work, or an earlier switch was interrupted"
+        return f"parti has a position already ({claim.cursor}): it is running, or an earlier switch was interrupted"
     return ""
 
 

@@ -129,7 +129,7 @@ class StreamIdentity:
                 return f"another member found the stream replaced: it is {stored.identity} now"
         created, last_seq = await self._look()
         if created != self._in_force.created:
-            return f"the stream was made anew at {created}"
+            return f"the stream was recreated at {created}"
         # Twice in a row: a newly elected stream leader may be behind for a moment.
         self._backwards = self._backwards + 1 if last_seq < self._highest else 0
         if self._backwards >= 2:

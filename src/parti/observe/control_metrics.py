@@ -14,7 +14,7 @@ OWNED: Final = Metric("parti_partitions_owned", MetricKind.GAUGE, "Partitions th
 UNASSIGNED: Final = Metric(
     "parti_partitions_unassigned",
     MetricKind.GAUGE,
-    "On the leader: partitions that nobody can carry, by capacity or because no worker is well.",
+    "On the leader: partitions without a worker, because of capacity or because no worker is healthy.",
 )
 CLAIMS: Final = Metric("parti_claim_store_size", MetricKind.GAUGE, "Claims that this worker knows of.")
 DEGRADED: Final = Metric(
@@ -53,11 +53,13 @@ HANDOFF_PHASE: Final = Metric(
 CLAIM_WRITES: Final = Metric(
     "parti_claim_cas_total",
     MetricKind.COUNTER,
-    "Writes of claims: accepted, refused because somebody else was faster, or unknown.",
+    "Claim writes: accepted, refused (another writer was first), or unknown.",
     {"result": ("success", "conflict", "unknown")},
 )
 CAS_CONFLICTS: Final = Metric(
-    "parti_handoff_cas_conflicts_total", MetricKind.COUNTER, "Writes of claims that somebody else was faster with."
+    "parti_handoff_cas_conflicts_total",
+    MetricKind.COUNTER,
+    "Claim writes that lost their compare-and-set to another writer.",
 )
 CLAIMS_STALE: Final = Metric(
     "parti_claim_store_stale_total",
@@ -67,7 +69,7 @@ CLAIMS_STALE: Final = Metric(
 STREAM_REPLACED: Final = Metric(
     "parti_stream_replaced_total",
     MetricKind.COUNTER,
-    "Times the stream was not the one any more that positions were stored for, and was begun anew.",
+    "Times the stream was not the one that positions were stored for, so that processing started over.",
     {"kind": ("recreated", "rewound", "exchanged")},
 )
 CHECKPOINTS: Final = Metric("parti_checkpoints_total", MetricKind.COUNTER, "Position records written.")

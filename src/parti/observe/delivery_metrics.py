@@ -48,13 +48,13 @@ _OUTCOMES = (
 CONSUME_COUNT: Final = Metric(
     "trigger_consume_count_total",
     MetricKind.COUNTER,
-    "Tasks let go: delivered (success true), or in the dead letters (false).",
+    "Finished tasks: delivered (success true), or dead-lettered (false).",
     {"database": _DATABASES, "success": ("true", "false")},
 )
 CONSUME_LATENCY: Final = Metric(
     "trigger_consume_latency_seconds",
     MetricKind.HISTOGRAM,
-    "From a task's receipt until it was let go; parked time is not counted.",
+    "From a task's receipt until it finished; parked time is not counted.",
     {"database": _DATABASES},
     (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
@@ -62,7 +62,7 @@ WORKER_ACTIVE: Final = Metric(
     "trigger_worker_active", MetricKind.GAUGE, "Lanes with a request under way.", {"worker_id": WORKERS}
 )
 WORKER_QUEUE: Final = Metric(
-    "trigger_worker_queue_size", MetricKind.GAUGE, "Tasks in memory that are not let go.", {"worker_id": WORKERS}
+    "trigger_worker_queue_size", MetricKind.GAUGE, "Unfinished tasks in memory.", {"worker_id": WORKERS}
 )
 
 # -- beyond the requirements -------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ POSTPONED: Final = Metric(
 SUPERSEDED: Final = Metric(
     "parti_delivery_superseded_total",
     MetricKind.COUNTER,
-    "Tasks let go because a newer one of their document took over.",
+    "Tasks dropped because a newer one of their document replaced them.",
 )
 DUPLICATES: Final = Metric(
     "parti_delivery_duplicates_dropped_total",
@@ -119,7 +119,7 @@ PARKED_DOCUMENTS: Final = Metric(
     "parti_delivery_parked_documents", MetricKind.GAUGE, "Documents that wait in the park."
 )
 PARTITIONS: Final = Metric("parti_delivery_partitions", MetricKind.GAUGE, "Partitions that this process delivers.")
-RESYNCS: Final = Metric("parti_delivery_resyncs_total", MetricKind.COUNTER, "Times a consumer had to be attached anew.")
+RESYNCS: Final = Metric("parti_delivery_resyncs_total", MetricKind.COUNTER, "Times a consumer had to be reattached.")
 HANDED_BACK: Final = Metric(
     "parti_delivery_handed_back_total", MetricKind.COUNTER, "Tasks handed back at a stop, without an attempt spent."
 )

@@ -60,7 +60,7 @@ RECREATION_ATTEMPTS: Final = Metric(
 CONSUMER_REPAIRS: Final = Metric(
     "parti_worker_consumer_repairs_total",
     MetricKind.COUNTER,
-    "Times the consumer was found changed by somebody else and was mended.",
+    "Times another client changed the consumer and parti restored it.",
 )
 RECREATION_DURATION: Final = Metric(
     "parti_worker_consumer_recreation_duration_seconds",
@@ -119,7 +119,7 @@ SUBJECT_CHANGES: Final = Metric(
 ITERATOR_RESTARTS: Final = Metric(
     "parti_worker_consumer_iterator_restarts_total",
     MetricKind.COUNTER,
-    "Times the pull loop had to be attached anew.",
+    "Times the pull loop had to reattach.",
     {"reason": ("transient", "heartbeat")},
 )
 ITERATOR_FAILURES: Final = Metric(
@@ -179,7 +179,7 @@ CAUGHT_UP: Final = Metric(
 SKIPPED: Final = Metric(
     "parti_consumer_duplicates_dropped_total",
     MetricKind.COUNTER,
-    "Deliveries of messages that were done or in hand already.",
+    "Deliveries of messages that were already done or in memory.",
 )
 
 WORKER_METRICS: Final[tuple[Metric, ...]] = tuple(value for value in globals().copy().values() if type(value) is Metric)

@@ -129,4 +129,6 @@ class MessageCalls(ApiCaller):
 
 
 def _no_direct(call: str) -> NoResponders:
-    return NoResponders(f"nobody answers {call}: the stream does not exist, has allow_direct off, or no replica is up")
+    return NoResponders(
+        f"no responder for {call}: the stream does not exist, has allow_direct off, or no replica is up"
+    )

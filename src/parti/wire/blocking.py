@@ -197,7 +197,7 @@ class BlockingConnection(ClosedOnExit):
                 if frames.subject(index) == reply.encode():
                     answer = _reply(frames, index)
                     if answer.status == 503:
-                        raise NoResponders(f"nobody answers on {subject}: JetStream is off, or has no leader now")
+                        raise NoResponders(f"no responder for {subject}: JetStream is off, or has no leader now")
                     return answer
 
     def api(self, suffix: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> dict[str, Any]:

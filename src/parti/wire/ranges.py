@@ -226,7 +226,7 @@ class RangeReader:
         state = self.state(stream)
         if created is not None and state.created != created:
             raise DataLoss(
-                f"stream {stream!r} was deleted and made anew at {state.created}: sequences {cursor.position + 1} to "
+                f"stream {stream!r} was deleted and recreated at {state.created}: sequences {cursor.position + 1} to "
                 f"{cursor.to} of the one made at {created} are gone",
                 stream=stream,
                 first_missing=cursor.position + 1,
@@ -269,5 +269,5 @@ def _state(connection: BlockingConnection, stream: str, *, deleted: bool = False
     body = {"deleted_details": True} if deleted else None
     state = StreamState.from_info(connection.api(f"STREAM.INFO.{stream}", body))
     if state.replicas > 1 and state.leader is None:
-        raise Leaderless(f"stream {stream!r} has no leader now, so that nobody knows where it ends")
+        raise Leaderless(f"stream {stream!r} has no leader now, so its end is unknown")
     return state

@@ -112,7 +112,7 @@ class Requests:
         finally:
             self.forget(token)
         if reply.status == _NO_RESPONDERS and not reply.data:
-            raise NoResponders(f"nobody answers {subject}: JetStream is off, starting, or has no leader right now")
+            raise NoResponders(f"no responder for {subject}: JetStream is off, starting, or has no leader right now")
         return reply
 
     async def expect(self, handle: Handler) -> tuple[str, str]:

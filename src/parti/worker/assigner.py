@@ -120,7 +120,7 @@ class Assigner:
             await self._mender.finish()
         except ConsumerDoesNotExist:
             await self._mender.recreate("not_found", filters)
-            self._channel.interrupt(Interrupted("the consumer was made anew by an update"))
+            self._channel.interrupt(Interrupted("the consumer was recreated by an update"))
 
     async def _rename(self, wanted: Wanted, filters: tuple[str, ...]) -> None:
         """Continue under another worker id: create a new durable at our position and delete the old one.

@@ -259,7 +259,7 @@ class WorkerConsumer:
         """
         engine, state = self._state(partition)
         if not state.stopped or state.running:
-            raise UsageError(f"partition {partition} is at work: stop it before it is held")
+            raise UsageError(f"partition {partition} is running: stop it before it is held")
         engine.inbox.hold(state)
         last = await engine.durable.last_sequence()
         engine.inbox.extend(state, max(last, state.target or 0))

@@ -28,7 +28,7 @@ class ForeignDurable(FatalError):
     def __init__(self, consumer: str, stream: str, why: str) -> None:
         super().__init__(
             f"consumer {consumer!r} of stream {stream!r} is not ours ({why}) and is left alone: set "
-            "worker.consumer_prefix or control.namespace to something else, or delete it if nobody needs it"
+            "worker.consumer_prefix or control.namespace to something else, or delete it if it is not needed"
         )
         self.consumer = consumer
 

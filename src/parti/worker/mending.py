@@ -165,7 +165,7 @@ class Mender:
             self._inbox.extend(state, max(last, state.target or 0))
         self._mending = False
         self._take_overs.begin(missed)
-        self._channel.interrupt(Interrupted("the consumer was changed by somebody else"))
+        self._channel.interrupt(Interrupted("another client changed the consumer"))
 
     async def recreate(self, reason: str, filters: tuple[str, ...] | None = None) -> None:
         """Recreate the consumer just after what is done: nothing that is done is delivered again."""
@@ -220,5 +220,5 @@ class Mender:
             return
         for state in self._ledger.states.values():
             state.stopped, state.finish_through = True, 0
-        self._expected.replaced(f"the stream was made anew at {facts.created}")
-        raise StreamReplacedUnderWorker(f"stream {self._config.stream!r} was made anew at {facts.created}")
+        self._expected.replaced(f"the stream was recreated at {facts.created}")
+        raise StreamReplacedUnderWorker(f"stream {self._config.stream!r} was recreated at {facts.created}")

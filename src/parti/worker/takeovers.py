@@ -57,7 +57,7 @@ class TakeOvers:
         """Bring these partitions to their targets, in the background."""
         if self._ledger.by_reset:
             if states:
-                self._channel.interrupt(Interrupted("partitions begin: what is left of them is delivered anew"))
+                self._channel.interrupt(Interrupted("partitions begin: what is left of them is delivered again"))
             return
         self._behind += states
         if self._behind and not self._reading and self._tasks is not None:

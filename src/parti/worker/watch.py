@@ -167,9 +167,9 @@ class HandlerWatch:
         if not missing:
             self._even_at = now
         elif now - self._even_at > limit:
-            return f"{missing} places of the inbox are taken by nobody: the worker pulls less and less"
+            return f"{missing} places of the inbox are taken but hold no message: the worker pulls less and less"
         asleep = {
-            id(lane): f"messages of partition {state.id} are queued, and nobody is to handle them"
+            id(lane): f"messages of partition {state.id} are queued, but no task handles them"
             for state in states
             if not state.stopped and not self._pool.halted
             for lane in state.lanes.values()

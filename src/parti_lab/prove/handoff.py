@@ -31,7 +31,7 @@ async def run(ctx: RunContext) -> dict[str, Figure]:
     if faults not in FAULTS:
         raise UsageError(f"--faults {faults!r}: choose one of {', '.join(FAULTS)}")
     if faults != "none" and replicas == 1:
-        raise UsageError("--faults needs --replicas 3: one server has nobody to take over")
+        raise UsageError("--faults needs --replicas 3: one server has no replica to take over")
     rng = ctx.random()
     async with AsyncExitStack() as stack:
         servers, settings, js = await open_stream(stack, replicas, str(options["retention"]))

@@ -68,7 +68,7 @@ async def _case(name: str, layout: str, retention: str) -> tuple[int, str]:
 
 PROOF = Proof(
     name="identity",
-    help="Streams made anew, restored or exchanged, durables of others, two namespaces: nothing is skipped in silence.",
+    help="Streams recreated, restored or exchanged, durables of others, two namespaces: nothing is skipped in silence.",
     run=run,
     goals={"failed": "== 0", "lost": "== 0", "cases": ">= 1"},
     options=(

@@ -259,7 +259,7 @@ async def _interest(bench: Bench) -> None:
             return bool(await bench.consumers(A))
         return False
 
-    _: bool = await eventually(there, 20.0, "a consumer on the stream made anew")
+    _: bool = await eventually(there, 20.0, "a consumer on the stream recreated")
     await asyncio.sleep(2.0)
 
 

@@ -74,7 +74,7 @@ class PlainReader:
             except (OSError, ValueError):
                 self.close()
             if time.monotonic() > deadline:
-                raise PlainReadFailed(f"nobody answered {suffix} for {_PATIENCE:g} s")
+                raise PlainReadFailed(f"no answer to {suffix} for {_PATIENCE:g} s")
             time.sleep(0.05)  # an election, or a starting server: no event signals its end
 
     def close(self) -> None:

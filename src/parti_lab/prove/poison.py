@@ -210,7 +210,7 @@ def _figures(trials: list[Trial]) -> dict[str, Figure]:
 
 PROOF = Proof(
     name="poison",
-    help="Messages that hang, kill, block or bloat whoever handles them are quarantined; the fleet goes on.",
+    help="Messages that hang, kill, block or bloat their worker are quarantined; the fleet continues.",
     run=run,
     goals={
         "not_quarantined": "== 0",

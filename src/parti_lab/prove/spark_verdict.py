@@ -58,7 +58,7 @@ def judge(outcome: PlayOutcome, world: SparkWorld, filters: tuple[str, ...]) -> 
         elif sequence in world.present:
             verdict.note("inexact", f"{sequence} was said to be lost and is there")
     if (unread := _unread_of_old(counted, outcome, world, filters)) and not outcome.failures:
-        verdict.note("silent", f"the stream was made anew under a query that had not read {min(unread)}")
+        verdict.note("silent", f"the stream was recreated under a query that had not read {min(unread)}")
     if outcome.failures and not (world.front | world.gone_at.keys()):
         verdict.note("false_alarms", outcome.failures[0])
     if outcome.differing:

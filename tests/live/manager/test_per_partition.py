@@ -22,10 +22,10 @@ pytestmark = pytest.mark.slow  # each is quick, but there are many
 LONG: dict[str, Any] = {"layout": "per-partition", "prepare_timeout": 60.0, "commit_timeout": 60.0}
 
 
-@pytest.fixture(params=["reset", "made anew"])
+@pytest.fixture(params=["reset", "recreated"])
 def moved_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """CONSUMER.RESET came with 2.14. `made anew` is what older servers get; also run by hand on a real 2.12.8."""
-    if request.param == "made anew":
+    """CONSUMER.RESET came with 2.14. `recreated` is what older servers get; also run by hand on a real 2.12.8."""
+    if request.param == "recreated":
         without_reset(monkeypatch)
     return str(request.param)
 

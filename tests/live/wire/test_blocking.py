@@ -156,7 +156,7 @@ def test_a_missing_permission_is_told_with_the_subject() -> None:
 
 def test_requests_end_in_an_answer_no_responders_or_a_timeout(server: NatsServer, name: str) -> None:
     with BlockingConnection.open(ConnectOptions(servers=(server.url,))) as connection:
-        with pytest.raises(NoResponders, match=f"nobody answers on {name}"):
+        with pytest.raises(NoResponders, match=f"no responder for {name}"):
             connection.request(name)
         with BlockingConnection.open(connection.options) as silent:
             silent.subscribe(name)

@@ -118,7 +118,7 @@ async def test_a_message_whose_last_attempt_timed_out_is_buried_with_that_reason
 
 
 async def test_a_retry_that_waits_does_not_outlive_its_partition(bench: Bench) -> None:
-    """Gone and back within the wait: the lane begins anew at once, and no second runner ever joins the first."""
+    """Gone and back within the wait: the lane starts over at once, and no second runner ever joins the first."""
     running: set[int] = set()
     together = 0
 

@@ -388,15 +388,15 @@ def test_parked_messages_outlive_the_query(
 def test_the_position_stays_with_the_pipeline_when_it_is_run_with_a_lease_and_without(
     make: Callable[..., Pipeline], spark: Any, stream: Stream, log: Log
 ) -> None:
-    """A standby is added, taken away, and added again with a bucket that was made anew: nothing is handled twice."""
+    """A standby is added, taken away, and added again with a bucket that was recreated: nothing is handled twice."""
     bucket = f"leases-{stream.name}"
 
     def work(message: Any) -> None:
         log.note(message, str(message.lease.epoch))
 
     total = 0
-    for mode in ("plain", "leased", "plain", "made anew", "leased", "plain"):
-        if mode == "made anew":
+    for mode in ("plain", "leased", "plain", "recreated", "leased", "plain"):
+        if mode == "recreated":
             stream.connection.api(f"STREAM.DELETE.KV_{bucket}")
         stream.publish(5, subject="k{0}")
         total += 5

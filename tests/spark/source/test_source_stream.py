@@ -179,7 +179,7 @@ def test_a_stream_made_anew_fails_the_query(query: Query, stream: Stream) -> Non
     stream.connection.api(f"STREAM.DELETE.{stream.name}")
     stream.create()
     stream.publish(10)
-    assert "deleted and made anew" in failure_of(query, stream.options())
+    assert "deleted and recreated" in failure_of(query, stream.options())
 
 
 def test_purge_leaves_an_empty_work_queue_behind_also_after_the_last_batch(

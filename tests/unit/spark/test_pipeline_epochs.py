@@ -153,7 +153,7 @@ class Owners:
             )
 
 
-Kind = st.sampled_from(["plain", "leased", "leased", "bucket made anew", "other bucket"])
+Kind = st.sampled_from(["plain", "leased", "leased", "bucket recreated", "other bucket"])
 Freeze = st.tuples(st.integers(1, 25), st.lists(Kind, min_size=1, max_size=6))
 Death = st.integers(1, 25)
 

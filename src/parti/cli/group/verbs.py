@@ -54,7 +54,7 @@ def warn_old(record: GroupMembership) -> None:
     if record.old_names:
         note(
             f"Warning: this group was written by an earlier version (fields {', '.join(record.old_names)}); it can be "
-            "read, but not changed: delete it and create it anew"
+            "read, but not changed: delete it and create it again"
         )
 
 

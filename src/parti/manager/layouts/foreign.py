@@ -74,7 +74,9 @@ class UpdaterPlane(SlotPlane):
                         self._host.failed(error)
                     await self._host.clock.sleep(next(waits))
         except TimeoutError:
-            self._host.failed(UpdaterSilent(f"{type(self._updater).__name__} was not told that it owns nothing more"))
+            self._host.failed(
+                UpdaterSilent(f"{type(self._updater).__name__} did not confirm that it owns nothing any more")
+            )
             return False
 
     def _perform(self, partition: PartitionId, effect: per_partition.Effect) -> None:

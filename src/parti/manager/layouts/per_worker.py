@@ -389,5 +389,5 @@ class PerWorkerPlane:
         if fresh and where.target is not None:
             return where.target
         if not where.stopped:
-            raise UsageError(f"partition {partition} is at work: its claim cannot ask for it to be added")
+            raise UsageError(f"partition {partition} is running: its claim cannot ask for it to be added")
         return await self._consumer.hold_partition(partition)

@@ -72,6 +72,6 @@ def _first_sequences(headers: pa.Array) -> pa.Array:
     mask = pc.equal(entries.field("key"), _SOURCE)
     rows = pc.list_parent_indices(headers).filter(mask)
     if len(rows) != len(headers) or rows.to_pylist() != list(range(len(headers))):
-        raise ProtocolError(f"a message of the work queue has no single header {_SOURCE}: it was put there by somebody")
+        raise ProtocolError(f"a message of the work queue has no single header {_SOURCE}: another publisher stored it")
     words = pc.split_pattern(entries.field("value").filter(mask).cast(pa.string()), " ")
     return pc.list_element(words, 1).cast(pa.int64())

@@ -138,7 +138,7 @@ class GroupProgress:
         state = self._state(reader)
         if not self._elastic and state.created != begin.created:
             raise ConfigError(
-                f"stream {state.name!r} was deleted and made anew at {state.created}; the query was at sequence "
+                f"stream {state.name!r} was deleted and recreated at {state.created}; the query was at sequence "
                 f"{begin.sequence} of the one made at {begin.created}: start with a new checkpoint"
             )
         if not self._pending(reader):

@@ -70,7 +70,7 @@ WRITER_OPTIONS = OptionTable(
             "retryTimeout",
             "30s",
             span,
-            "how long a task goes on while nothing is acknowledged (outage, full stream), before it fails",
+            "how long a task waits while nothing is acknowledged (outage, full stream), before it fails",
         ),
         Option(
             "writeId",

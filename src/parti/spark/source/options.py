@@ -101,7 +101,7 @@ SOURCE_OPTIONS = OptionTable(
             "failOnDataLoss",
             "true",
             flag,
-            "fail when messages are gone before they were read; false logs which, and goes on",
+            "fail when messages are gone before they were read; false logs which, and continues",
         ),
         Option("includeHeaders", "false", flag, "add the column `headers`"),
         Option(

@@ -129,7 +129,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._lost(
                 after + 1,
                 finish.sequence,
-                f"stream {state.name!r} was deleted and made anew at {state.created}; the batch up to sequence "
+                f"stream {state.name!r} was deleted and recreated at {state.created}; the batch up to sequence "
                 f"{finish.sequence} belongs to the one made at {finish.created}",
             )
             return []
@@ -232,7 +232,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._lost(
                 begin.sequence + 1,
                 None,
-                f"stream {state.name!r} was deleted and made anew at {state.created}; the query was at sequence "
+                f"stream {state.name!r} was deleted and recreated at {state.created}; the query was at sequence "
                 f"{begin.sequence} of the one made at {begin.created}",
             )
             return Offset(state.name, state.created, 0, 0)
@@ -249,7 +249,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _lost(self, first: int, last: int | None, what: str) -> None:
         if self._options.fail_on_data_loss:
             raise DataLoss(
-                f"{what}; set failOnDataLoss to false to go on without what is gone, or start with a new checkpoint",
+                f"{what}; set failOnDataLoss to false to continue without what is gone, or start with a new checkpoint",
                 stream=self._options.stream,
                 first_missing=first,
                 first_available=(last or first) + 1,

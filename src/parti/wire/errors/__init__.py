@@ -1,7 +1,7 @@
 """One error class per JetStream API code, named after it: what it means for the caller, and whether to try again.
 
 `docs/errors.md` shows this table and the one of the status lines as one; a test keeps them equal. The categories are
-those of docs/requirements.md#r-101: a missing consumer is `not_found` (create it anew), a missing stream, a refused
+those of docs/requirements.md#r-101: a missing consumer is `not_found` (create it again), a missing stream, a refused
 permission or a refused configuration is `policy` (a person has to act), timeouts and 5xx are `transient` (try again),
 and what nobody listed is `unknown`.
 

@@ -27,7 +27,7 @@ class ConsumerNameExists(ApiRefused):
 
 
 class ConsumerNotFound(ApiNotFound):
-    """The consumer does not exist (any more): create it anew from the stored position."""
+    """The consumer does not exist (any more): create it again from the stored position."""
 
     err_code = 10014
 
@@ -123,7 +123,7 @@ class ConsumerAlreadyExists(ApiRefused):
 
 
 class ConsumerDoesNotExist(ApiNotFound):
-    """action=update found no consumer: create it anew from the stored position."""
+    """action=update found no consumer: create it again from the stored position."""
 
     err_code = 10149
 

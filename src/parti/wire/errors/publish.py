@@ -84,7 +84,7 @@ class AtomicPublishDisabled(ApiRefused):
 
 
 class AtomicPublishIncomplete(ApiRefused):
-    """A message of the batch did not arrive or came too late; nothing of it was stored: publish it anew."""
+    """A message of the batch did not arrive or came too late; nothing of it was stored: publish it again."""
 
     err_code = 10176
 

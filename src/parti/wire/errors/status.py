@@ -46,7 +46,7 @@ class PullExpired(_Transient):
 
 
 class ConsumerDeleted(StatusError):
-    """The consumer was deleted while we pulled from it: create it anew from the stored position."""
+    """The consumer was deleted while we pulled from it: create it again from the stored position."""
 
     category: ClassVar[Category] = Category.NOT_FOUND
 

@@ -165,7 +165,7 @@ class SlotDurable:
             seal = await self._identity.seal(again=self._known)
             if self._identity.stream_created and seal.stream != self._identity.stream_created:
                 # It may have been deleted with its stream: our position is invalid on another stream.
-                raise StreamReplacedUnderWorker(f"stream {stream!r} was made anew at {seal.stream}")
+                raise StreamReplacedUnderWorker(f"stream {stream!r} was recreated at {seal.stream}")
             if old is not None and self._retention is Retention.WORKQUEUE:
                 await self._retire_old()  # it blocks ours (10100); a work queue keeps its messages
                 old = None
