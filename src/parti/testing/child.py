@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from pathlib import Path
 
 _Job = tuple[Sequence[str], "Future[subprocess.Popen[bytes]]"]
 
@@ -34,6 +35,14 @@ def spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
     if sys.platform == "linux" and sys.executable:
         command = [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), *command]
     return _launcher().spawn(command)
+
+
+def waited_for_cpu(pid: int) -> float:
+    """Seconds for which the main thread of a process was ready to run, but had no CPU; 0 where the system has no say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 class _Launcher:

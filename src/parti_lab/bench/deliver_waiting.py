@@ -18,7 +18,7 @@ from typing import Any
 from uuid import uuid4
 
 from parti.testing import NatsServer, NeverHappened, eventually
-from parti.testing.child import spawn
+from parti.testing.child import spawn, waited_for_cpu
 from parti.testing.http_server import Answer, FaultHttpServer, ReceivedRequest, Reply
 from parti.testing.monitor import ask
 from parti.wire.api import JetStreamApi, Outgoing
@@ -67,9 +67,7 @@ class _Process:
     @property
     def queued(self) -> float:
         """Seconds in which its main thread was runnable but had no CPU; the figures exclude them."""
-        with contextlib.suppress(OSError, IndexError):
-            return int(Path(f"/proc/{self._process.pid}/schedstat").read_text().split()[1]) / 1e9
-        return 0.0  # not Linux
+        return waited_for_cpu(self._process.pid)
 
     @property
     def peak_mb(self) -> float:

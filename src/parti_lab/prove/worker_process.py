@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parti.clock import SystemClock
-from parti.testing import eventually
-from parti.testing.child import spawn
+from parti.testing import NeverHappened, eventually
+from parti.testing.child import spawn, waited_for_cpu
 
 _LONGEST_LINE = 1 << 24  # bytes; a line with a long traceback must not end the reading
 
@@ -61,7 +61,17 @@ class WorkerProcess:
         return self.process.poll() is None
 
     async def live(self, timeout: float = 120.0) -> None:
-        await eventually(lambda: self.worker or not self.running, timeout, f"worker {self.pid} live")
+        """Wait until it has joined; longer than `timeout` while the machine gives it no CPU for most of the time."""
+        queued = 0.0
+        while True:
+            try:
+                await eventually(lambda: self.worker or not self.running, timeout, f"worker {self.pid} live")
+                break
+            except NeverHappened as error:
+                before, queued = queued, waited_for_cpu(self.pid)
+                if queued - before < timeout / 2:
+                    error.add_note(f"it waited {queued:.0f} s for a CPU")
+                    raise
         if not self.worker:
             raise RuntimeError(f"worker {self.pid} ended: {' | '.join(list(self.log)[-20:])}")
 
