@@ -38,7 +38,7 @@ def spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def waited_for_cpu(pid: int) -> float:
-    """Seconds for which the main thread of a process was ready to run, but had no CPU; 0 where the system has no say."""
+    """Seconds for which the main thread of a process was ready to run, but had no CPU; 0 where that is unknown."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):
