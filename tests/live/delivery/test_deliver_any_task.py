@@ -169,7 +169,7 @@ async def test_a_task_of_nearly_the_servers_limit_is_no_danger(stage: Scene, ord
                 room = size - len(json.dumps(task)) - len("NATS/1.0\r\n\r\n")
                 assert await publish(json.dumps(task | {field: "x" * room}).encode(), [])
                 await stage.publish(stage.task(f"d{number}", "/good"))
-    config = stage.config(schedule=("10ms",), order=order, max_task=limit)
+    config = stage.config(schedule=("10ms",), order=order, max_task=limit, breaker_calls=10_000)
     async with stage.delivering(config):
         await stage.endpoint.wait_for(2 * len(sizes), path="/good")
 
