@@ -53,8 +53,13 @@ def of_new_table(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def kept_in(schema: StructType, options: Mapping[str, str]) -> StructType:
-    """The columns, with the options in the metadata of the last."""
+    """The columns of a table, with the options in the metadata of the last.
+
+    All are nullable: Spark's INSERT fills the columns that it does not name with nulls.
+    """
     kept = StructType.fromJson(schema.jsonValue())
+    for field in kept.fields:
+        field.nullable = True
     kept.fields[-1].metadata = {_METADATA: json.dumps(dict(options), sort_keys=True)}
     return kept
 

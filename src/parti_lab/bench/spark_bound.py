@@ -18,6 +18,7 @@ from parti.spark.source.columns import default_schema
 
 BATCH = 9_000  # rows per batch, as parti's source has with 128 bytes
 _PAYLOAD = 128
+_SCHEMA = default_schema(include_headers=False)
 _MADE: dict[int, pa.RecordBatch] = {}
 
 
@@ -34,7 +35,8 @@ def batch_of(rows: int) -> pa.RecordBatch:
             "timestamp": pa.array([datetime(2026, 1, 1, tzinfo=UTC)] * rows, pa.timestamp("us", tz="UTC")),
             "stream": pa.array(["cost"] * rows),
         }
-        _MADE[rows] = pa.RecordBatch.from_pydict(columns)
+        fields = [pa.field(field.name, columns[field.name].type, field.nullable) for field in _SCHEMA.fields]
+        _MADE[rows] = pa.RecordBatch.from_pydict(columns, schema=pa.schema(fields))
     return _MADE[rows]
 
 
@@ -83,7 +85,7 @@ class BoundSource(DataSource):
         return "jetstream-bound"
 
     def schema(self) -> StructType:
-        return default_schema(include_headers=False)
+        return _SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
         return _Rows(int(self.options["rows"]))

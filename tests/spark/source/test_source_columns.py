@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 )
 
 from parti.errors import ConfigError
-from parti.spark.source.columns import ColumnBuilder
+from parti.spark.source.columns import ColumnBuilder, default_schema
 from parti.spark.tokens import Partitioning, Tokens
 from parti.subjects import partition_of
 from parti.testing import NatsServer
@@ -33,13 +33,13 @@ HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("v
 ALL = StructType(
     [
         StructField("key", StringType()),
-        StructField("value", BinaryType()),
+        StructField("value", BinaryType(), nullable=False),
         StructField("subject", StringType(), nullable=False),
         StructField("partition", IntegerType()),
-        StructField("sequence", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("stream", StringType()),
-        StructField("headers", HEADERS),
+        StructField("sequence", LongType(), nullable=False),
+        StructField("timestamp", TimestampType(), nullable=False),
+        StructField("stream", StringType(), nullable=False),
+        StructField("headers", HEADERS, nullable=False),
     ]
 )
 TOKEN = st.text(st.characters(exclude_characters=".*> \t\r\n\0", exclude_categories=["Cs"]), min_size=1, max_size=9)
@@ -98,8 +98,15 @@ def test_partitions_are_those_that_the_server_computes(server: NatsServer, name:
     reader.close()
 
 
-def test_the_arrow_schema_is_exactly_the_one_that_spark_expects() -> None:
-    assert ColumnBuilder.of(ALL, "S", Tokens(), Partitioning()).schema.equals(to_arrow_schema(ALL, timezone="UTC"))
+@pytest.mark.parametrize("nullable", [False, True])
+def test_the_arrow_schema_is_exactly_the_one_that_spark_expects(nullable: bool) -> None:
+    schema = StructType([StructField(field.name, field.dataType, nullable or field.nullable) for field in ALL])
+    built = ColumnBuilder.of(schema, "S", Tokens(), Partitioning()).schema
+    assert built.equals(to_arrow_schema(schema, timezone="UTC"))
+
+
+def test_only_columns_made_of_tokens_may_be_null() -> None:
+    assert default_schema(include_headers=True) == ALL
 
 
 def test_only_what_the_schema_names_is_asked_of_the_wire() -> None:

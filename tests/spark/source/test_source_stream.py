@@ -44,6 +44,27 @@ def test_available_now_reads_all_in_batches_and_goes_on_from_its_checkpoint(quer
     assert query.sequences() == list(range(1, 16))
 
 
+def test_the_state_of_a_query_from_before_columns_were_never_null_is_continued(
+    spark: Any, stream: Stream, tmp_path: Path, name: str
+) -> None:
+    view = f"counts_{name}"
+
+    def counts(schema: str | None) -> dict[str, int]:
+        reader = spark.readStream.format("jetstream").options(**stream.options(**EARLIEST))
+        frame = (reader.schema(schema) if schema else reader).load()
+        writer = frame.groupBy("subject").count().writeStream.format("memory").queryName(view).outputMode("complete")
+        query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+        assert query.awaitTermination(90)
+        return {row.subject: row["count"] for row in spark.table(view).collect()}
+
+    stream.publish(3, subject="a")
+    assert counts("subject string, value binary") == {f"{stream.name}.a": 3}  # nullable, as all once were
+    stream.publish(2, subject="a")
+    assert counts(None) == {f"{stream.name}.a": 5}
+    stream.publish(1, subject="b")
+    assert counts("subject string NOT NULL") == {f"{stream.name}.a": 5, f"{stream.name}.b": 1}
+
+
 def test_workers_use_one_connection_for_many_batches(
     query: Query, own_server: NatsServer, stream_on: Callable[..., Stream]
 ) -> None:

@@ -23,6 +23,7 @@ def test_the_options_of_a_table_come_back_from_its_columns_and_those_of_a_query_
     assert options == {"stream": "S", "startingoffsets": "7"}
     stored = StructType.fromJson(kept_in(COLUMNS, options).jsonValue())  # as the catalog keeps it
     assert [field.name for field in stored] == [field.name for field in COLUMNS]
+    assert all(field.nullable for field in stored)  # INSERT fills columns that it does not name with nulls
     assert effective(stored, {}) == options
     assert effective(stored, {"startingOffsets": "9"}) == {"stream": "S", "startingoffsets": "9"}
 

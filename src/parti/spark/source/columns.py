@@ -40,6 +40,7 @@ _COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "stream": ("string", ()),
     HEADERS: (_HEADERS_TYPE, (HEADERS,)),
 }
+_NULLABLE = ("key", "partition")  # null where a subject has too few tokens
 _SPARK: dict[str, DataType] = {
     "string": StringType(),
     "binary": BinaryType(),
@@ -58,9 +59,13 @@ _ARROW: dict[str, pa.DataType] = {
 
 
 def default_schema(*, include_headers: bool) -> StructType:
-    """The schema when the user gives none; not from DDL, which only a process with a JVM can parse."""
+    """The schema when the user gives none; not from DDL, which only a process with a JVM can parse.
+
+    Spark checks each value of a nullable column twice, so columns that are never null say so. This does not depend on
+    the options: Spark refuses to continue stateful queries whose columns have become nullable.
+    """
     names = [name for name in _COLUMNS if name != HEADERS or include_headers]
-    return StructType([StructField(name, _SPARK[_COLUMNS[name][0]]) for name in names])
+    return StructType([StructField(name, _SPARK[_COLUMNS[name][0]], name in _NULLABLE) for name in names])
 
 
 def check_schema(schema: StructType) -> None:
