@@ -259,11 +259,9 @@ class TortureFleet:
 
     def _fenced(self, process: WorkerProcess, reason: str) -> None:
         """A lease that ended early explains repeats of its owner, if a fault explains why it ended."""
-        now, ttl = time.monotonic(), self.scenario.ttl
-        causes = (d for d in self.ledger.disturbances if d.ends_leases and d.owner in ("", process.owner))
-        explained = any(d.start <= now and now - 2 * ttl <= d.end for d in causes)
-        fault = self.ledger.disturb(f"fenced ({reason})", now - ttl, process.owner, explains=explained)
-        fault.end = now
+        now = time.monotonic()
+        fault = self.ledger.disturb(f"fenced ({reason})", now - self.scenario.ttl, process.owner, explains=False)
+        fault.end, fault.lease = now, True
 
     def _settings(self, place: TorturePlace) -> dict[str, Any]:
         scenario = self.scenario

@@ -64,6 +64,14 @@ class Disturbance:
     end: float = NEVER
     ends_leases: bool = False
     """It does not explain a repeat by itself, but explains a lease that ended early."""
+    lease: bool = False
+    """A lease that ended early; from `start` to `end` it was not renewed."""
+
+    def ended(self, lease: Disturbance) -> bool:
+        """Whether this is why that lease ended early."""
+        ttl = lease.end - lease.start
+        hit = self.ends_leases and self.owner in ("", lease.owner)
+        return hit and self.start <= lease.end and lease.end - 2 * ttl <= self.end
 
     def covers(self, first: Happened, again: Happened, before: float, after: float) -> bool:
         hit = self.explains and self.owner in ("", first.owner.partition(".")[0])
@@ -193,6 +201,9 @@ class TortureLedger:
         gone = [p for p in lost if p.generation != self.generation or p.sequence not in present]
         repeats = unexplained = 0
         words: list[str] = []
+        # Only now: a slow server is known when it answers at last, and the lease ended before.
+        for lease in (d for d in self.disturbances if d.lease):
+            lease.explains = any(cause.ended(lease) for cause in self.disturbances)
         for value, effects in self.effects.items():
             for again in effects[1:]:
                 repeats += 1

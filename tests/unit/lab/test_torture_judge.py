@@ -120,3 +120,17 @@ def test_an_effect_may_come_before_its_publish_is_acknowledged() -> None:
     post(ledger, 0)
     assert ledger.outstanding() == 0
     assert judge(ledger).lost == 0
+
+
+@pytest.mark.parametrize(("slow_from", "slow_to", "unexplained"), [(2.0, 4.5, 0), (4.1, 5.0, 1), (-9.0, -8.0, 1)])
+def test_a_lease_that_ended_early_explains_repeats_if_the_server_was_slow_also_when_that_is_known_later(
+    ledger: TortureLedger, slow_from: float, slow_to: float, unexplained: int
+) -> None:
+    """A server is known to be slow when it answers at last: 0.1 s behind the lease that ended meanwhile (2700065)."""
+    happen(ledger, 0, 3.9)
+    happen(ledger, 0, 6.0, epoch=2)
+    lease = ledger.disturb("fenced", 1.0, "a", explains=False)
+    lease.end, lease.lease = 4.0, True
+    slow = ledger.disturb("slow server", slow_from, "", explains=False)
+    slow.end, slow.ends_leases = slow_to, True
+    assert judge(ledger).unexplained == unexplained
