@@ -97,6 +97,7 @@ class Agent:
         self._checkpointer: Checkpointer | None = None
         self.lives: LifeKeeper | None = None
         self._ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._gone = asyncio.Event()  # `run` has returned
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
         self._next_lead = 0.0
@@ -137,11 +138,12 @@ class Agent:
                 finally:
                     for task in list(self._tasks):
                         task.cancel()
+            if ending is Ending.FENCED:
+                await self._abandon()
+            return ending
         finally:
             self._group = None
-        if ending is Ending.FENCED:
-            await self._abandon()
-        return ending
+            self._gone.set()
 
     async def _abandon(self) -> None:
         """When this returns, nothing can start under this nonce; the next member of this process relies on that."""
@@ -183,6 +185,7 @@ class Agent:
     def _end(self, ending: Ending) -> None:
         if not self._ended.done():
             self._ended.set_result(ending)
+            self._observer.touched()
 
     async def _ticks(self) -> None:
         while True:
@@ -394,13 +397,16 @@ class Agent:
     async def leave(self) -> None:
         """Hand all partitions over to other members, if any; returns when that is done. Use it with a timeout.
 
-        When the whole fleet stops, no member is left to take partitions: then every member just stops.
+        When the whole fleet stops, no member is left to take partitions: then every member just stops. A member that is
+        fenced meanwhile has nothing to hand over.
         """
         plane, member = self.plane, self.member
         if member is None or plane is None or not self.roster.others(member.worker):
             return
         self._lease.leave()
-        await self._observer.wait_until(lambda: plane.holds_nothing() or not self.roster.others(member.worker))
+        await self._observer.wait_until(
+            lambda: plane.holds_nothing() or not self.roster.others(member.worker) or self._ended.done()
+        )
 
     async def stop(self, *, returning: bool) -> None:
         """Stop all work, store the final positions, and mark the lease record as stopped; then `run` returns."""
@@ -408,6 +414,8 @@ class Agent:
         if self.member is None or plane is None or checkpointer is None:
             self._end(Ending.STOPPED)
             return
+        if self._ended.done():
+            await self._gone.wait()
         final = await plane.stop()
         if await checkpointer.finish(final, plane.ahead()):
             if self.lives is not None:

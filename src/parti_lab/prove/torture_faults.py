@@ -130,7 +130,7 @@ class TortureFaults:
             asked = time.monotonic()
             os.kill(process.pid, signal.SIGUSR1 if returning else signal.SIGTERM)
             try:
-                await process.ended(_GRACE)
+                await process.ended(_GRACE + self.fleet.blocks)  # a blocked loop does not hear the signal
             except NeverHappened:
                 self.late_exits.append(f"{place.owner} after {fault.kind} at {asked:.2f}")
                 noted.explains = True

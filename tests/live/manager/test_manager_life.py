@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -209,3 +210,24 @@ async def test_a_lease_that_ends_at_any_moment_of_a_stop_is_no_error(
             fleet.gate.set()
             await stopping
             fleet.managers.remove(manager)
+
+
+@pytest.mark.parametrize("layout", ["per-worker", "per-partition"])
+async def test_a_worker_fenced_while_it_hands_over_waits_for_nobody(server: NatsServer, name: str, layout: str) -> None:
+    """It waited for the whole shutdown_timeout, although it owned nothing any more (torture 2600081: 4 s)."""
+    async with fleet_on(server, name, count=4) as fleet:
+        endless: dict[str, Any] = {"shutdown_timeout": 3600.0, "prepare_timeout": 3600.0}
+        one = await fleet.worker(layout=layout, worker={"drain_timeout": 3600.0}, **endless)
+        await fleet.spread(one)
+        two = await fleet.worker(layout=layout, **endless)
+        await fleet.spread(one, two)
+        fleet.gate.clear()
+        await fleet.publish(8)
+        await eventually(lambda: {e.worker_id for e in fleet.entered} >= {one.worker_id}, what="a message in hand")
+        leaving = asyncio.create_task(one.stop())
+        await eventually(lambda: two.state is ManagerState.REBALANCING, what="its partitions are on their way")
+        assert one._agent is not None
+        one._agent._fenced("the lease ran out by our own clock")
+        async with asyncio.timeout(60):
+            await leaving
+        fleet.gate.set()
