@@ -2,7 +2,7 @@
 
 The workers advance a claim themselves; the leader acts only when they do not. A timeout never takes a partition from a
 member that may still be acting: it nudges, aborts in favour of the owner, or undoes an unaccepted COMMIT. A catch-up
-may take any time, so an accepted COMMIT has no timeout.
+may take any time, so an accepted COMMIT has no timeout: the leader only looks again, and reports it as slow.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from parti import defaults
 from parti.control import claims
 from parti.errors import ConfigError
 from parti.model import Claim, ClaimState, Member, PartitionId
+
+_LOOK_AGAIN = 10  # commit timeouts between two looks at a catch-up
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +122,18 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class Nudge:
-    """Ask a member to read this claim again: its watch may have missed it."""
+    """Ask a member to read this claim again, and read it as leader: either watch may have missed a change."""
 
     member: Member
     partition: PartitionId
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """The new owner has been catching up for so many seconds; until it is done, the partition cannot move on."""
+
+    claim: Claim
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +153,7 @@ class Finished:
     seconds: float
 
 
-Effect = Propose | Nudge | StageDone | Finished
+Effect = Propose | Nudge | Slow | StageDone | Finished
 
 
 def step(state: Handoff, event: Event) -> tuple[Handoff, tuple[Effect, ...]]:
@@ -203,7 +213,11 @@ def _tick(state: Handoff, event: Tick) -> tuple[Handoff, tuple[Effect, ...]]:
                 return _end(state, now, undone, HandoffResult.ROLLBACK, "not accepted in time")
             undone = claims.redirect(claim, None, term=event.term)
             return _end(state, now, undone, HandoffResult.TIMEOUT, "not accepted, and no former owner to return it to")
-        case HandoffStage.CATCH_UP | HandoffStage.DONE:
+        case HandoffStage.CATCH_UP:
+            if now >= state.due:
+                asked, nudges = _retry(state, now)
+                return asked, (Slow(claim, now - state.stage_since), *nudges)
+        case HandoffStage.DONE:
             pass
     # The leader can only wait for an owner that is silent but not certainly gone; reconcile takes over when it is gone.
     return state, ()
@@ -231,5 +245,7 @@ def _due(claim: Claim, now: float, attempts: int, terms: HandoffTerms) -> float:
             return now + terms.prepare_timeout
         case HandoffStage.COMMIT:
             return now + terms.commit_timeout * terms.backoff**attempts
-        case HandoffStage.CATCH_UP | HandoffStage.DONE:
+        case HandoffStage.CATCH_UP:
+            return now + _LOOK_AGAIN * terms.commit_timeout
+        case HandoffStage.DONE:
             return float("inf")

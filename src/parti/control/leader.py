@@ -112,8 +112,9 @@ class Found:
     """Each with its revision."""
     lost: Mapping[PartitionId, Gone] = field(default_factory=dict)
     """Claims that were deleted or damaged."""
-    remembered: Mapping[PartitionId, Claim] = field(default_factory=dict)
-    """Claims that this member saw earlier."""
+    remembered: Mapping[PartitionId, tuple[Claim, int]] = field(default_factory=dict)
+    """Claims that this member saw, each with its revision. Some changed after `claims` was read: reading takes time,
+    and a replica may lag. A leader with the older one would wait for ever for a change that has happened."""
     traces: Mapping[PartitionId, Trace] = field(default_factory=dict)
     """What the stored positions of any worker say."""
 
@@ -134,10 +135,14 @@ def elect(
     missing, it was lost.
     """
     rules = rules or LeaderRules()
-    stored, claims = found.stored, found.claims
+    stored, claims = found.stored, dict(found.claims)
+    for partition, (claim, revision) in found.remembered.items():
+        gone_at = found.lost[partition].revision if partition in found.lost else 0
+        if revision > max(gone_at, claims.get(partition, (claim, 0))[1]) > 0:
+            claims[partition] = claim, revision
     recalled = {
         p: Claim(p, ClaimState.STABLE, trace.epoch, trace.by, cursor=trace.cursor) for p, trace in found.traces.items()
-    } | dict(found.remembered)
+    } | {p: claim for p, (claim, _) in found.remembered.items()}
     # If only the assignment names it, its worker is known: on an interest stream that worker's filter retains messages.
     named = {p: Claim(p, previous=Member(w, "")) for p, w in stored.owners.items()} if stored is not None else {}
     recalled = named | recalled
@@ -157,7 +162,7 @@ def elect(
         partitions=MappingProxyType({p.id: p for p in partitions}),
         assignment=stored or Assignment(),
         assignment_revision=found.revision,
-        claims=MappingProxyType(dict(claims)),
+        claims=MappingProxyType(claims),
         lost=MappingProxyType(missing),
         moving=MappingProxyType(moving),
         pacing=Pacing(rules.windows).ask(now, RebalanceReason.COLD_START if stored is None else RebalanceReason.ADOPT),

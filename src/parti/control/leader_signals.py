@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from parti.control.handoff import Finished, Nudge, StageDone
+from parti.control.handoff import Finished, Nudge, Slow, StageDone
 from parti.control.membership import Change, Membership
 from parti.model import Ahead, Assignment, Checkpoint, Claim, Member, Partition, PartitionId
 
@@ -171,4 +171,4 @@ class ReadTraces:
     partitions: tuple[PartitionId, ...]
 
 
-Effect = WriteAssignment | WriteClaim | ReadPositions | ReadTraces | Nudge | StageDone | Finished
+Effect = WriteAssignment | WriteClaim | ReadPositions | ReadTraces | Nudge | Slow | StageDone | Finished

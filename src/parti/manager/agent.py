@@ -237,7 +237,7 @@ class Agent:
             former=self._former.lives,
             heard_assignment=self.heard_assignment,
             changed=self._observer.touched,
-            remembered=lambda: {p: claim for p, (claim, _) in self.claims.items()},
+            remembered=lambda: self.claims,
         )
         self.spawn(self._watch(), "parti-watch")
 

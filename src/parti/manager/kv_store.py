@@ -145,6 +145,8 @@ class Store:
         """Identity of the current stream: a position written under another identity counts as nothing done yet."""
         self.stream_created = ""
         self._metrics = metrics
+        self._written: dict[str, int] = {}
+        """Own writes that the watch has not yielded yet, with their revisions."""
         self._log = get_logger("control", bucket=kv.bucket)
         self._limit = kv.api.connection.max_payload - _HEADERS
 
@@ -298,9 +300,16 @@ class Store:
     async def changes(self) -> AsyncGenerator[Told, None]:
         """Yields current records, `Complete`, then changes; an unreadable record is reported and yielded as gone."""
         anew: list[BucketAnew] = []
-        settings = WatchSettings(recreated=lambda: anew.append(BucketAnew()))
+
+        def recreated() -> None:
+            self._written.clear()
+            anew.append(BucketAnew())
+
+        settings = WatchSettings(written=lambda: self._written, recreated=recreated)
         async with aclosing(self.kv.watch("live.>", settings)) as changes:
             async for change in changes:
+                if isinstance(change, Change) and self._written.get(change.key, change.revision + 1) <= change.revision:
+                    del self._written[change.key]
                 while anew:
                     yield anew.pop()
                 if isinstance(change, SnapshotDone):
@@ -374,6 +383,8 @@ class Store:
         except PartiError as error:
             result = "unknown"
             self._log.info("store.write_failed", key=key, error=str(error))
+        if revision is not None and key.startswith((_CLAIM, _ASSIGNMENT)):
+            self._written[key] = revision
         if count:
             self._metrics.count(m.CLAIM_WRITES, result=result)
             if result == "conflict":

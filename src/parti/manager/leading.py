@@ -14,7 +14,7 @@ from functools import partial
 from parti.backoff import FOREVER
 from parti.control import election, reconcile
 from parti.control.election import LeaderRecord
-from parti.control.handoff import Finished, HandoffResult, HandoffTerms, Nudge, StageDone
+from parti.control.handoff import Finished, HandoffResult, HandoffTerms, Nudge, Slow, StageDone
 from parti.control.leader_signals import traces_of
 from parti.control.membership import Change, Died, Membership
 from parti.control.pacing import PacingTerms
@@ -72,7 +72,7 @@ class Leadership:
         former: Iterable[Member],
         heard_assignment: Callable[[Assignment, int], None],
         changed: Callable[[], None],
-        remembered: Callable[[], Mapping[PartitionId, Claim]],
+        remembered: Callable[[], Mapping[PartitionId, tuple[Claim, int]]],
     ) -> None:
         """`changed`: called when this member starts or stops leading; `remembered`: every claim that this member ever
         saw, including removed ones."""
@@ -136,7 +136,7 @@ class Leadership:
         self._flush_soon()
 
     def claim_gone(self, partition: PartitionId, revision: int, expected: int) -> None:
-        if self.leader is not None:
+        if self._term_task is not None:
             self._gone[partition] = reconcile.Gone(revision, expected)
             self._flush_soon()
 
@@ -152,6 +152,8 @@ class Leadership:
 
     def _flush(self) -> None:
         self._flush_due = False
+        if self.leader is None:
+            return  # lost claims are kept until the stored state is adopted
         gone, self._gone = self._gone, {}
         if gone:
             self._lead(reconcile.ClaimsLost(self._host.clock.now(), gone))
@@ -289,6 +291,7 @@ class Leadership:
         if lost and stored is not None:
             self._log.warning("leader.claims_missing", op="adopt", result="lost", count=len(lost), first=lost[0])
         self._changed()
+        self._flush()
         self._lead(reconcile.Tick(host.clock.now()))
 
     # -- leading ------------------------------------------------------------------------------------------------------
@@ -310,6 +313,16 @@ class Leadership:
                     self._writes.want("traces", effect)
                 case Nudge(member, partition):
                     self._setup.nudge(member, partition)
+                    self._host.spawn(hear_again(self._host, self._host.store, partition), "parti-claim")
+                case Slow(claim, seconds):
+                    self._log.warning(
+                        "handoff.slow",
+                        worker_id=self._member.worker,
+                        op="handoff",
+                        result="catching up",
+                        took=round(seconds, 1),
+                        claim=str(claim),
+                    )
                 case StageDone(stage, seconds):
                     self._host.metrics.observe(m.HANDOFF_PHASE, seconds, phase=stage.value)
                 case Finished(partition, result, seconds):

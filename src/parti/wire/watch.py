@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,8 @@ class WatchSettings:
     heartbeat: float = 1.0
     relist_every: float = 30.0
     """How often to compare with the leader, to find keys that vanished without a marker."""
+    written: Callable[[], Mapping[str, int]] = dict
+    """Keys that the caller wrote, with the revision: one that is purged before it was yielded has vanished, too."""
     recreated: Callable[[], None] = lambda: None
     """Called when the stream was recreated with the same name, or has lost its end: revisions restart."""
 
@@ -259,14 +261,14 @@ class KvWatch:
 
     async def _relist(self) -> list[Change | SnapshotDone]:
         """Keys yielded as live that the leader no longer holds: removed without a marker, or with an expired one."""
-        before = dict(self._alive)
+        before = {**self._settings.written(), **self._alive}
         present: set[str] = set()
         async for page in self._api.stream_subjects(self._stream, self._filter):
             present.update(subject.removeprefix(self._prefix) for subject in page)
         found_changes: list[Change | SnapshotDone] = []
         for key, revision in before.items():
             if key not in present and await self._is_gone(key):
-                del self._alive[key]
+                self._alive.pop(key, None)
                 found_changes.append(self._vanished(key, revision))
         return found_changes
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from parti.control import held_partition, per_worker_partition, reconcile
+from parti.control import handoff, held_partition, per_worker_partition, reconcile
+from parti.control.handoff import Handoff, HandoffStage
 from parti.control.identity import Identity
-from parti.control.leader import Leader
+from parti.control.leader import Found, Leader
 from parti.control.lease import Fence, HeldLease, Sighting
 from parti.control.membership import Membership
 from parti.control.per_partition import PerPartition
@@ -151,6 +152,20 @@ def _forgets_what_was(patch: Patch) -> None:
     patch(reconcile, "elect", elect)
 
 
+def _misses_what_changed_while_it_read(patch: Patch) -> None:
+    original, tick = reconcile.elect, handoff._tick
+
+    def elect(term: int, now: float, members: Membership, partitions: Any, found: Found, **known: Any) -> Leader:
+        remembered = {partition: (claim, 0) for partition, (claim, _) in found.remembered.items()}
+        return original(term, now, members, partitions, replace(found, remembered=remembered), **known)
+
+    def never_looks_again(state: Handoff, event: handoff.Tick) -> tuple[Handoff, tuple[handoff.Effect, ...]]:
+        return (state, ()) if state.stage is HandoffStage.CATCH_UP else tick(state, event)
+
+    patch(reconcile, "elect", elect)
+    patch(handoff, "_tick", never_looks_again)
+
+
 def _no_rewind(patch: Patch) -> None:
     async def rewind(_mender: Mender) -> None:
         """Do nothing."""
@@ -236,6 +251,7 @@ BROKEN: Final = (
         lambda p: p(Membership, "know", lambda *_: True),
     ),
     Broken("a claim that a new leader does not find is a new partition", SLOTS, _forgets_what_was),
+    Broken("a new leader misses what changed while it read", INTEREST, _misses_what_changed_while_it_read),
     Broken("a position of a former process goes with its claim", LIMITS, _forgets_the_former, MEDDLING),
     Broken(
         "a lost claim forgets what is done ahead",

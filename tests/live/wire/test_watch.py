@@ -208,6 +208,17 @@ async def test_a_key_that_goes_without_a_marker_is_told_by_comparison(kv: KeyVal
     assert (change.key, change.operation, change.revision) == ("goes", Operation.VANISHED, last)
 
 
+async def test_an_own_write_that_is_purged_before_the_watch_has_told_it_has_vanished(kv: KeyValue) -> None:
+    written: dict[str, int] = {}
+    async with watching(kv, relist_every=0.1, written=lambda: written) as watcher:
+        await kv.put("stays", b"1")
+        await watcher.until("stays=1")
+        written |= {"stays": 1, "goes": 7}  # as if it was purged while the watch created its consumer
+        await eventually(lambda: len(watcher.changes) > 1, 60, "it is told")
+        change = watcher.changes[1]
+        assert (change.key, change.operation, change.revision) == ("goes", Operation.VANISHED, 7)
+
+
 async def test_a_recreated_bucket_is_told_as_it_is_now(kv: KeyValue) -> None:
     for key in ("kept", "lost", "x", "y"):
         await kv.put(key, b"old")

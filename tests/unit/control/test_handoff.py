@@ -14,6 +14,7 @@ from parti.control.handoff import (
     HandoffTerms,
     Nudge,
     Propose,
+    Slow,
     StageDone,
     Tick,
 )
@@ -124,9 +125,20 @@ def test_a_dead_new_owner_that_never_accepted_is_undone_without_waiting() -> Non
 
 def test_a_catch_up_may_take_as_long_as_it_takes() -> None:
     state = handoff.begin(TAKEN, 0.0, TERMS)
+    said: list[handoff.Effect] = []
     for now in range(1, 1000):
         state, effects = handoff.step(state, tick(float(now)))
-        assert effects == ()
+        said += effects
+    assert not [effect for effect in said if isinstance(effect, Propose)]
+
+
+def test_a_slow_catch_up_is_reported_and_read_again_in_case_its_end_was_missed() -> None:
+    state = handoff.begin(TAKEN, 0.0, TERMS)
+    found: list[tuple[float, tuple[handoff.Effect, ...]]] = []
+    for now in range(1, 25):
+        state, effects = handoff.step(state, tick(float(now)))
+        found += [(float(now), effects)] if effects else []
+    assert found == [(10.0 * n, (Slow(TAKEN, 10.0 * n), Nudge(B, P))) for n in (1, 2)]
 
 
 def test_terms_that_cannot_work_are_refused() -> None:

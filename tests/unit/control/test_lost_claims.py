@@ -138,8 +138,22 @@ def test_a_leader_that_does_not_find_a_claim_waits_for_all_to_speak_and_goes_on_
     assert found.claim.epoch > 130, "above every epoch that was ever given"
 
 
+def test_a_claim_that_changed_while_a_new_leader_read_is_adopted_as_it_is_now() -> None:
+    moving = claims.accept(claims.release(claims.prepare(STABLE, B, term=2), A, cursor=50), B, target=60)
+    done = claims.caught_up(moving, B, cursor=60)
+    leader = led(100.0, {A: 50, B: 50}, claims={P: (moving, 80)}, remembered={P: (done, 85)})
+    assert leader.claims[P] == (done, 85)
+    assert not leader.moving
+    older = led(100.0, {A: 50, B: 50}, claims={P: (done, 85)}, remembered={P: (moving, 80)})
+    assert older.claims[P] == (done, 85)
+    gone = led(100.0, {A: 50, B: 50}, Gone(90, 90), remembered={P: (done, 85)})
+    assert P in gone.lost, "removed after this member saw it"
+    back = led(100.0, {A: 50, B: 50}, Gone(90, 90), remembered={P: (done, 95)})
+    assert back.claims[P] == (done, 95)
+
+
 def test_what_its_owner_writes_again_is_left_alone() -> None:
-    leader = led(100.0, {A: 50, B: 50}, Gone(60, 60), remembered={P: STABLE})
+    leader = led(100.0, {A: 50, B: 50}, Gone(60, 60), remembered={P: (STABLE, 40)})
     again = claims.reclaim(STABLE, A, cursor=55)
     leader, effects = reconcile.step(leader, ClaimsSeen(100.2, ((again, 130),)))
     assert effects == ()

@@ -163,11 +163,17 @@ class Cluster:
         return not self.unclean.isdisjoint(self._tampered.get(self.stream.partition_of[seq], ()))
 
     def settled(self) -> bool:
-        """Everything published is done, and every partition is stable at a live owner."""
+        """Everything published is done, every partition is stable at a live owner, and a leader knows it.
+
+        A leader that waits for a change that it missed would move no partition any more.
+        """
         if any(seq not in self._did and seq not in self._letters for seq in range(1, self.stream.last + 1)):
             return False
         alive = {p.member for p in self.living()}
         claims = [entry[0] for entry in self.kv.list("claim").values() if entry[0] is not None]
-        return len(claims) == len(self.partitions) and all(
-            c.state is ClaimState.STABLE and c.owner in alive for c in claims
+        known = any(p.leader is not None and p.leader.converged for p in self.living())
+        return (
+            known
+            and len(claims) == len(self.partitions)
+            and all(c.state is ClaimState.STABLE and c.owner in alive for c in claims)
         )

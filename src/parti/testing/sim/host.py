@@ -74,7 +74,10 @@ class SimStore:
             entry: Entry | None = await self._process.network.ask(lambda: self._kv.cas(key, value, expected))
         except PartiError:
             return None
-        return entry[1] if entry is not None else None
+        if entry is None:
+            return None
+        self._process.wrote(key, entry[1])
+        return entry[1]
 
 
 class SimHost:

@@ -1,11 +1,12 @@
-"""A key-value bucket as the control plane uses it: CAS on revisions, watches that may miss changes, stale reads."""
+"""A key-value bucket as the control plane uses it: CAS on revisions, watches, stale reads."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from parti.testing.sim.watch import SimWatch, Told
 from parti.testing.sim.world import SimMachine, World
 
 Key = tuple[str, str]
@@ -13,8 +14,6 @@ Key = tuple[str, str]
 
 Entry = tuple[Any, int]
 """Value and revision; (None, 0) for a key that does not exist, (None, revision) for a marker or garbage."""
-
-Watcher = Callable[[Key, Any, int], None]
 
 _NOTHING: Entry = (None, 0)
 
@@ -26,7 +25,7 @@ class SimKv:
         self._world = world
         self._entries: dict[Key, Entry] = {}
         self._before: dict[Key, Entry] = {}
-        self._watchers: list[tuple[SimMachine, Watcher]] = []
+        self._watches: list[SimWatch] = []
         self._markers: set[Key] = set()
         self._revision = 0
         self.writes: Counter[str] = Counter()
@@ -43,8 +42,7 @@ class SimKv:
         self._revision += 1
         self._before[key] = current
         entry = self._entries[key] = (value, self._revision)
-        if key[0] != "checkpoint":
-            self._tell(key, entry)
+        self._tell(key, entry)
         return entry
 
     @property
@@ -66,8 +64,7 @@ class SimKv:
         entry = self._entries[key] = (None, self._revision)
         if how == "delete":
             self._markers.add(key)
-        if key[0] != "checkpoint":
-            self._tell(key, entry)
+        self._tell(key, entry)
 
     def get(self, key: Key) -> Entry:
         """The value at the leader of the bucket."""
@@ -86,13 +83,24 @@ class SimKv:
         """All keys of a kind."""
         return {key[1]: entry for key, entry in sorted(self._entries.items()) if key[0] == kind}
 
-    def watch(self, host: SimMachine, tell: Watcher) -> None:
-        """Receive every later change, unless the network loses it."""
-        self._watchers = [(h, t) for h, t in self._watchers if not h.dead]
-        self._watchers.append((host, tell))
+    def later_than(self, revision: int) -> Sequence[Told]:
+        """What a watch is told that was told everything up to this revision; positions are not watched."""
+        found = [(key, value, at) for key, (value, at) in self._entries.items() if at > revision and _watched(key)]
+        return sorted(found, key=lambda entry: entry[2])
+
+    def watch(self, host: SimMachine, tell: Callable[[Key, Any, int], None], complete: Callable[[], None]) -> SimWatch:
+        """Tell the current state, then call `complete`, then tell every later change."""
+        self._watches = [watch for watch in self._watches if not watch.host.dead]
+        watch = SimWatch(self, self._world, host, tell, complete)
+        self._watches.append(watch)
+        return watch
 
     def _tell(self, key: Key, entry: Entry) -> None:
-        world = self._world
-        for host, tell in self._watchers:
-            if not host.dead and not world.lost(host):
-                world.after(world.delay(), host, tell, key, *entry)
+        if _watched(key):
+            for watch in self._watches:
+                if not watch.host.dead:
+                    watch.changed(key, *entry)
+
+
+def _watched(key: Key) -> bool:
+    return key[0] != "checkpoint"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from parti.testing.sim.process import Process
 
 _AGAIN = 0.05
+_SOURCE_IS_SLOW = 0.5
 
 
 class Leading:
@@ -23,16 +24,23 @@ class Leading:
     def __init__(self, process: Process) -> None:
         self.leader: Leader | None = None
         self._process = process
+        self._gone: dict[PartitionId, reconcile.Gone] = {}
 
     def load(self, term: int) -> None:
         """A new leader reads all records, then adopts them."""
         kv = self._process.cluster.kv
 
+        def still() -> bool:
+            election = self._process.election
+            return election is not None and election.term == term and election.may_lead(self._process.clock())
+
         def loaded(found: tuple[Entry, dict[str, Entry], dict[str, Entry]]) -> None:
-            if self._process.election is None or self._process.election.term != term:
+            """Adopt when the members and the partitions are known; the source may take its time."""
+            if not still():
                 return
-            if self._process.members is None:  # a re-elected leader starts at once, maybe before it knows the members
-                self._process.world.after(_AGAIN, self._process, again)
+            rng = self._process.world.rng
+            if self._process.members is None or rng.random() < _SOURCE_IS_SLOW:
+                self._process.world.after(rng.uniform(0, _AGAIN), self._process, loaded, found)
                 return
             (stored, revision), claims, stored_positions = found
             positions = [entry[0] for entry in stored_positions.values() if entry[0] is not None]
@@ -47,23 +55,31 @@ class Leading:
                     revision,
                     claims={PartitionId(p): entry for p, entry in claims.items() if entry[0] is not None},
                     lost=lost,
-                    remembered={p: claim for p, (claim, _) in self._process.known.items()},
+                    remembered=self._process.known,
                     traces=traces_of(positions),
                 ),
                 rules=self._process.cluster.rules,
             )
+            gone, self._gone = self._gone, {}
+            self.lead(reconcile.ClaimsLost(self._process.clock(), gone))
             self.lead(reconcile.Tick(self._process.clock()))
 
         def read() -> tuple[Entry, dict[str, Entry], dict[str, Entry]]:
             return kv.get(("assignment", "")), kv.list("claim"), kv.list("checkpoint")
 
         def again() -> None:
-            if self._process.election is not None and self._process.election.may_lead(self._process.clock()):
-                self._process.call(
-                    lambda: (kv.get(("assignment", "")), kv.list("claim"), kv.list("checkpoint")), loaded, again
-                )
+            if still():
+                self._process.call(read, loaded, again)
 
+        self._gone = {}
         again()
+
+    def claim_gone(self, partition: PartitionId, gone: reconcile.Gone) -> None:
+        """Kept until the stored state is adopted."""
+        if self.leader is None:
+            self._gone[partition] = gone
+        else:
+            self.lead(reconcile.ClaimsLost(self._process.clock(), {partition: gone}))
 
     def lead(self, event: reconcile.Event) -> None:
         if self.leader is None or self._process.election is None:
@@ -85,6 +101,7 @@ class Leading:
                     self._read_traces(partitions)
                 case Nudge(member, partition):
                     self._process.cluster.nudge(member, partition)
+                    self._process.reread(("claim", partition))
                 case _:
                     self._process.cluster.count(effect)
 
@@ -95,6 +112,7 @@ class Leading:
             if entry is None:
                 self._process.call(lambda: kv.get(key), lambda current: self._process.heard(key, *current))
             else:
+                self._process.wrote(key, entry[1])
                 self._process.heard(key, *entry)
 
         self._process.call(lambda: kv.cas(key, value, expected), written, lambda: self._process.reread(key))

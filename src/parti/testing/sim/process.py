@@ -21,6 +21,7 @@ from parti.testing.sim.leading import Leading
 from parti.testing.sim.loop import SimLoop
 from parti.testing.sim.network import Network
 from parti.testing.sim.plane import make_plane
+from parti.testing.sim.watch import SimWatch
 
 if TYPE_CHECKING:
     from parti.testing.sim.cluster import Cluster
@@ -61,8 +62,11 @@ class Process:
         self.network = self.loop.network = Network(self, cluster.server)
         self.host = SimHost(self)
         self._checkpointer: Checkpointer | None = None
-        self._listed = False
-        self._begun = False
+        self.watch: SimWatch | None = None
+        self._early: list[tuple[Key, Any, int]] = []
+        self._seen = 0
+        """The highest revision that the watch has told."""
+        self._lost_any = False
         self._stopping = False
         self.world.after(rng.uniform(0, TICK), self, lambda: self.host.spawn(self._run(), "parti-ticks"))
 
@@ -102,6 +106,8 @@ class Process:
 
     def _tick(self) -> None:
         self._ticks += 1
+        if self.members is not None and self.plane is not None and self.identity.hold.due(self.clock()):
+            self.identity = replace(self.identity, seen=self.plane.spoken(self._seen))
         self._identity(identity.Tick(self.clock()))
         if self.member is None or self.plane is None:
             return
@@ -110,40 +116,8 @@ class Process:
         self._members(membership.Tick(now))
         self.leading.lead(reconcile.Tick(now))
         self.plane.tick(now)
-        if self._ticks % 12 == 0:
-            self._relist()
         if self.leaving and self.plane.holds_nothing() and self._ticks % 4 == 0:
             self.stop(returning=False)
-
-    def _relist(self) -> None:
-        """List everything, to find changes that a watch missed."""
-
-        def listed(answer: tuple[int, dict[str, dict[str, Entry]]]) -> None:
-            revision, found = answer
-            for kind, entries in found.items():
-                for name, (value, at) in entries.items():
-                    self.heard((kind, name), value, at)
-            for partition, (_, at) in list(self.known.items()):
-                if partition not in found["claim"] and at <= revision:
-                    self.heard(("claim", partition), None, 0)
-            if not found["assignment"]:
-                self.heard(("assignment", ""), None, 0)
-            if not self.identity.seen and all(claim is not None for claim, _ in found["claim"].values()):
-                self.identity = self.identity.undisputed(claim for claim, _ in found["claim"].values())
-            self._knows(revision)
-            self._listed = True
-            self._begin()
-
-        kv = self.cluster.kv
-        kinds = ("lease", "leader", "claim", "assignment")
-        self.call(lambda: (kv.revision, {kind: kv.list(kind) for kind in kinds}), listed)
-
-    def _knows(self, revision: int) -> None:
-        """The next renewal reports it; the renewal is sent at once when another member waits for it."""
-        assert self.plane is not None
-        self.identity = replace(self.identity, seen=max(self.identity.seen, self.plane.spoken(revision)))
-        if any(claim.lost for claim, _ in self.known.values()) and not self.identity.hold.waiting:
-            self.identity = replace(self.identity, hold=self.identity.hold.failed(self.clock()))
 
     def call(
         self,
@@ -205,27 +179,25 @@ class Process:
         self.plane = make_plane(self, member)
         self._checkpointer = Checkpointer(self.host, member, self._claim_of)
         self.election = election.candidate(member, terms=TERMS, former=self.identity.former)
-        self.cluster.kv.watch(self, self.heard)
+        self.watch = self.cluster.kv.watch(self, self._told, self._begin)
 
-        def listed(found: dict[str, Entry]) -> None:
-            self.members = Membership(TERMS, self.clock())
-            for worker, (record, revision) in found.items():
-                self.heard(("lease", worker), record, revision)
-            self._begin()
-
-        def again() -> None:
-            self.call(lambda: self.cluster.kv.list("lease"), listed, again)
-
-        again()
-        self._relist()
+    def _told(self, key: Key, value: Any, revision: int) -> None:
+        """As the shipped agent does: missing renewals count once the whole bucket has been read."""
+        if key[0] == "lease" and self.members is None:
+            self._early.append((key, value, revision))
+        else:
+            self.heard(key, value, revision)
+        self._seen = max(self._seen, revision)
 
     def _begin(self) -> None:
         """All existing records are known: partitions may start, and positions may be written."""
-        if self._begun or not self._listed or self.members is None:
-            return
         assert self.plane is not None
         assert self._checkpointer is not None
-        self._begun = True
+        self.members = Membership(TERMS, self.clock())
+        for change in self._early:
+            self.heard(*change)
+        if not self._lost_any:
+            self.identity = self.identity.undisputed(claim for claim, _ in self.known.values())
         self.host.spawn(self._write_positions(self._checkpointer, self.plane), "parti-positions")
 
     async def _write_positions(self, checkpointer: Checkpointer, plane: Plane) -> None:
@@ -235,6 +207,11 @@ class Process:
 
     def _claim_of(self, partition: PartitionId) -> Claim | None:
         return self.known.get(partition, (None, 0))[0]
+
+    def wrote(self, key: Key, revision: int) -> None:
+        """As the shipped store does, for the records that nobody writes again soon."""
+        if self.watch is not None and key[0] in ("claim", "assignment"):
+            self.watch.wrote(key, revision)
 
     def leave(self) -> None:
         """Graceful: hand over all partitions, then leave."""
@@ -253,6 +230,7 @@ class Process:
         assert self._checkpointer is not None
         final = await plane.stop()
         if await self._checkpointer.finish(final, plane.ahead()):
+            self._election(election.Resign(self.clock()))
             self._say_stopped(returning)
 
     def _say_stopped(self, returning: bool) -> None:
@@ -292,13 +270,14 @@ class Process:
                 self.known[partition] = (claim, revision)
             self.plane.claim_seen(claim, revision)
             self.leading.lead(reconcile.ClaimsSeen(self.clock(), ((claim, revision),)))
-            if claim.lost and revision > at:
-                self._relist()
+            if claim.lost and not self.identity.hold.waiting:  # the leader waits for our lease to report this revision
+                self.identity = replace(self.identity, hold=self.identity.hold.failed(self.clock()))
             return
+        self._lost_any = True
         gone = reconcile.Gone(revision or at, revision)
         if gone.revision >= at:
             self.plane.claim_lost(partition, gone.revision, gone.expected)
-            self.leading.lead(reconcile.ClaimsLost(self.clock(), {partition: gone}))
+            self.leading.claim_gone(partition, gone)
 
     def _members(self, event: membership.Event) -> None:
         if self.members is None:

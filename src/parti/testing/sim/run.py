@@ -43,6 +43,9 @@ class SimOutcome:
     cas_writes: int
     """Writes of claims, the only records with several writers."""
     cas_conflicts: int
+    unclean: frozenset[str] = frozenset()
+    """Members whose last effects may be repeated: they crashed, were fenced, or their positions were removed when they
+    had gone."""
     log: tuple[str, ...] = field(repr=False, default=())
 
     @property
@@ -100,6 +103,7 @@ def simulate(seed: int, *, shape: ClusterShape | None = None, plan: FaultPlan | 
         handoffs=dict(cluster.results),
         cas_writes=cluster.kv.writes["claim"],
         cas_conflicts=cluster.kv.conflicts["claim"],
+        unclean=frozenset(cluster.unclean),
         log=tuple(world.story),
     )
 
