@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parti.clock import Clock, SystemClock
 from parti.errors import NoResponders
@@ -11,6 +11,7 @@ from parti.groups.distribution import assignment, filters_of, partition_subject
 from parti.groups.elastic_groups import ElasticGroups
 from parti.groups.errors import WorkQueueMissing
 from parti.groups.names import GroupKind, work_queue
+from parti.groups.sourcing import next_to_source
 from parti.groups.static_groups import StaticGroups
 from parti.wire.api import JetStreamApi
 from parti.wire.errors import MessageNotFound, StreamNotFound
@@ -39,6 +40,8 @@ class PartitionLag:
     """Age of the oldest unacknowledged message."""
     in_flight: int
     redelivered: int
+    next_to_source: int | None
+    """The oldest message of an elastic group's stream that its work queue has not taken; of all partitions together."""
 
 
 async def describe(
@@ -57,6 +60,7 @@ async def describe(
         raise WorkQueueMissing(
             f"the stream {read!r} of group {group!r} does not exist: create the group again"
         ) from None
+    waiting = await next_to_source(groups.api, info) if elastic else None
     direct = bool(info["config"].get("allow_direct"))
     # A work queue holds only unacknowledged messages, and all messages of a mapped group belong to its members.
     filters = (">",) if elastic or not stored.record.members else filters_of(stored.record) or (">",)
@@ -69,7 +73,7 @@ async def describe(
             subjects = [partition_subject(stored.record, partition)]
         lag = await _lag(groups.api, read, subjects, start) if direct else None
         rows.append(_row(group, partition, owner, lag, clock.wall()))
-    return rows
+    return [replace(row, next_to_source=waiting.seq) for row in rows] if waiting is not None else rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,4 +139,5 @@ def _row(group: str, partition: int, owner: MemberInfo | None, lag: _Lag | None,
         lag_seconds=seconds,
         in_flight=owner.in_flight if owner is not None else 0,
         redelivered=owner.redelivered if owner is not None else 0,
+        next_to_source=None,
     )

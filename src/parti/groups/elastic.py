@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -20,7 +21,9 @@ from parti.groups.options import MemberOptions
 from parti.groups.pinned import OTHERS_FIRST
 from parti.groups.records import ElasticRecord
 from parti.groups.signals import look_again
+from parti.groups.sourcing import SourceWatch
 from parti.groups.store import elastic_store
+from parti.observe import group_metrics as m
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection
 from parti.wire.errors import (
@@ -31,6 +34,7 @@ from parti.wire.errors import (
 )
 
 _BLOCKED_POLL = (0.15, 0.25)  # the server sends an advisory when a consumer is deleted; this covers a lost advisory
+LOOK_EVERY = 5.0  # seconds between two looks at the work queue's source
 
 
 async def elastic_consume(
@@ -79,14 +83,44 @@ class ElasticMember(GroupConsumer[ElasticRecord]):
     registrar: Registrar | None = None
     """This instance's part in automatic membership."""
 
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._source = SourceWatch(self._api, self._own.stream)
+
     def _consumer_place(self) -> tuple[str, str]:
         return work_queue(self.stream, self.group), self.member
 
     async def _supervise(self) -> None:
         if self.registrar is not None:
             await self.registrar.start()
-        async with self._advised():
+        async with self._advised(), self._watching_source():
             await super()._supervise()
+
+    @contextlib.asynccontextmanager
+    async def _watching_source(self) -> AsyncIterator[None]:
+        """Report in event, log, metric and health that the work queue gets no more messages."""
+        task = asyncio.create_task(self._watch_source(), name="parti-group-source")
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _watch_source(self) -> None:
+        while True:
+            before = self._source.stuck
+            with contextlib.suppress(PartiError):  # the member itself reports a server that does not answer
+                await self._source.look(self._clock.now())
+            self._metrics.set(m.SOURCE_STUCK, int(self._source.stuck is not None))
+            if self._source.stuck is not None and before is None:
+                self._tell(EventKind.SOURCE_STUCK, detail=self._source.stuck)
+            elif before is not None and self._source.stuck is None:
+                self._tell(EventKind.SOURCE_RESUMED)
+            await self._clock.sleep(LOOK_EVERY * self._random.uniform(0.8, 1.2))
+
+    def _stuck(self) -> str | None:
+        return self._source.stuck or super()._stuck()
 
     @contextlib.asynccontextmanager
     async def _advised(self) -> AsyncIterator[None]:

@@ -51,6 +51,9 @@ class EventKind(StrEnum):
     """Another instance created the consumer with other settings; this instance uses them."""
     RECORD_INVALID = "record_invalid"
     """The record was overwritten with unreadable data; the last valid record stays in force."""
+    SOURCE_STUCK = "source_stuck"
+    """The work queue of an elastic group gets no more messages from its stream; `detail` says why."""
+    SOURCE_RESUMED = "source_resumed"
     OLD_NAMES = "old_names"
     GROUP_DELETED = "group_deleted"
     STOPPED = "stopped"
@@ -128,6 +131,7 @@ def _offer(queue: asyncio.Queue[GroupEvent | None], event: GroupEvent | None) ->
 _WARN = frozenset(
     {
         EventKind.CONSUMER_LOST,
+        EventKind.SOURCE_STUCK,
         EventKind.FROZEN,
         EventKind.TEMPLATE_DIFFERS,
         EventKind.RECORD_INVALID,

@@ -23,6 +23,11 @@ PENDING: Final = Metric(
     MetricKind.GAUGE,
     "Messages of the member that the server has not delivered yet, as of the last delivery.",
 )
+SOURCE_STUCK: Final = Metric(
+    "parti_group_source_stuck",
+    MetricKind.GAUGE,
+    "Instances whose work queue takes no more messages from its stream: an alert above 0.",
+)
 PARTITIONS: Final = Metric("parti_group_partitions", MetricKind.GAUGE, "Partitions that the member owns.")
 PINNED: Final = Metric(
     "parti_group_pinned", MetricKind.GAUGE, "1 while this instance is the one that gets the messages."
@@ -44,6 +49,8 @@ EVENTS: Final = Metric(
             "frozen",
             "template_differs",
             "record_invalid",
+            "source_stuck",
+            "source_resumed",
             "old_names",
             "group_deleted",
             "stopped",
@@ -52,4 +59,4 @@ EVENTS: Final = Metric(
     },
 )
 
-GROUP_METRICS: Final = (MESSAGES, REDELIVERED, IN_HAND, PENDING, PARTITIONS, PINNED, EVENTS)
+GROUP_METRICS: Final = (MESSAGES, REDELIVERED, IN_HAND, PENDING, SOURCE_STUCK, PARTITIONS, PINNED, EVENTS)

@@ -107,9 +107,10 @@ def add_shared(to: AliasGroup, kind: GroupKind) -> None:
         if as_json:
             print_json([dataclasses.asdict(row) for row in rows])
             return
-        print_table(
-            _COLUMNS, [[plain("-" if cell is None else cell) for cell in dataclasses.astuple(row)] for row in rows]
-        )
+        cells = [dataclasses.astuple(row)[: len(_COLUMNS)] for row in rows]
+        print_table(_COLUMNS, [[plain("-" if cell is None else cell) for cell in row] for row in cells])
+        if rows and (waiting := rows[0].next_to_source) is not None:
+            click.echo(f"The work queue has not taken message {waiting} of {stream}, and what follows it.", err=True)
 
     @click.command("delete")
     @stream_argument
