@@ -117,6 +117,7 @@ class LanePool:
         self._pausing = 0
         self._check_due = False
         self._halted = False
+        self._draining: list[PartitionState] = []
         self._idle: asyncio.Event | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -196,8 +197,17 @@ class LanePool:
         """When this returns nothing of the stopped partition runs; handlers that ran beyond `within` were cancelled.
 
         The time counts from the first stop request in this handler's run: otherwise a move that is aborted and retried
-        would give a hanging handler the full time again.
+        would give a hanging handler the full time again. In a halted pool nothing can finish any more.
         """
+        self._draining.append(state)
+        try:
+            await self._drained(state, within)
+        finally:
+            self._draining.remove(state)
+
+    async def _drained(self, state: PartitionState, within: float) -> None:
+        if self._halted:
+            state.finish_through = 0
         now = self._loop.time()
         oldest = min((runner.since for runner in self._inside(state)), default=now)
         if state.draining is None or oldest > state.draining:
@@ -234,6 +244,8 @@ class LanePool:
     async def halt(self) -> bool:
         """Start nothing more, cancel what runs and wait until it has ended; True when nothing had to be cancelled."""
         self._halted = True
+        for state in self._draining:
+            state.finish_through = 0
         quiet = not any(True for _ in self.running) and not self.lost
         runners = list(self._runners)
         for runner in runners:
@@ -246,6 +258,9 @@ class LanePool:
             timer.cancel()
         self._timers.clear()
         self._ready.clear()
+        for state in self._draining:
+            if state.drained is not None:
+                state.drained.set()
         return quiet
 
     def _leave_behind(self, runner: Runner) -> None:

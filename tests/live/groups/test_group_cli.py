@@ -127,7 +127,9 @@ def test_describe_shows_each_partition_with_its_owner_and_lag(cli: Cli) -> None:
 
     eventually_blocking(lambda: lag() == 10, what="the work queue")
     rows = cli.json("elastic describe STREAM g")
-    assert " ".join(rows[0]).upper().replace("_", "-").replace("IN-FLIGHT", "INFLIGHT") == COLUMNS
+    *columns, waiting = rows[0]
+    assert " ".join(columns).upper().replace("_", "-").replace("IN-FLIGHT", "INFLIGHT") == COLUMNS
+    assert (waiting, rows[0][waiting]) == ("next_to_source", None)
     assert [(row["partition"], row["owner"], row["state"]) for row in rows] == [
         (0, "m1", "absent"),
         (1, "m1", "absent"),

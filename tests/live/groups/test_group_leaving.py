@@ -33,7 +33,7 @@ from parti.outcomes import RetryPolicy
 from parti.testing import NatsServer, eventually
 from parti.wire.api import JetStreamApi
 from parti.wire.connect import Connection, connect
-from parti.wire.errors import StreamNotFound
+from parti.wire.errors import ConsumerAlreadyExists, StreamNotFound
 from parti.wire.options import ConnectOptions
 
 ALL_M1 = [MemberMapping("m1", (0, 1)), MemberMapping("m2", ())]
@@ -294,9 +294,18 @@ async def test_an_ack_to_a_consumer_that_was_replaced_fails_soon_and_the_message
     await bench.join("m1")
     await gate.begun.wait()
     await bench.map_to(ALL_M1)
-    await bench.api.consumer_delete(bench.queue, "m1")
     both = LONG.config(GroupKind.ELASTIC, "m1", (f"0.{bench.stream}.*", f"1.{bench.stream}.*"))
-    await bench.api.consumer_create(bench.queue, both | {"filter_subjects": ["0.>", "1.>"]}, action="create")
+
+    async def replaced() -> bool:
+        """Our member may create it first when it notices the deletion."""
+        await bench.api.consumer_delete(bench.queue, "m1")
+        try:
+            await bench.api.consumer_create(bench.queue, both | {"filter_subjects": ["0.>", "1.>"]}, action="create")
+        except ConsumerAlreadyExists:
+            return False
+        return True
+
+    await eventually(replaced, 60, "the consumer is another instance's")
     async with asyncio.timeout(20):  # `ack_wait` is 60 s
         gate.opened.set()
         await failed.wait()

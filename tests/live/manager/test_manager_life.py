@@ -29,7 +29,10 @@ async def test_the_first_worker_leads_and_owns_everything(server: NatsServer, na
         assert repr(one) == "<Manager worker-0 stable owns=6 leader=yes>"
         await fleet.publish(30)
         await fleet.handled(30)
-        assert fleet.sequences() == sorted(fleet.sequences())
+        assert sorted(fleet.sequences()) == list(range(1, 31))
+        for each in fleet.partitions:
+            handled = [message.sequence for _, message in fleet.seen if message.partition.id == each]
+            assert handled == sorted(handled)
 
 
 async def test_a_join_moves_half_and_loses_repeats_and_reorders_nothing(server: NatsServer, name: str) -> None:

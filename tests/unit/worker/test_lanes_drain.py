@@ -66,3 +66,40 @@ async def test_a_wait_goes_on_when_a_shorter_one_has_given_up() -> None:
     await asyncio.wait_for(asyncio.gather(pool.drained(state, 0.2), pool.drained(state, 0.02)), 60)
     assert not state.running
     await pool.halt()
+
+
+@pytest.mark.parametrize("seed", range(25))
+async def test_a_drain_ends_when_the_pool_is_halted_before_or_meanwhile(seed: int) -> None:
+    """The member was fenced while it handed over: its stop waited for `drain_timeout`, with nothing left to run."""
+    rng = random.Random(seed)
+
+    async def serve(message: Message, runner: Runner) -> float | None:
+        if rng.random() < 0.5:
+            return 60.0
+        await asyncio.sleep(3600)
+        return None
+
+    pool = LanePool(serve, concurrency=4, strict=True)
+    states = []
+    for name in ("p", "q", "r"):
+        partition = Partition((name,))
+        state = PartitionState(partition, Lease(partition.id, 1))
+        states.append(state)
+        for sequence in range(1, rng.choice([1, 2, 9])):
+            message = make_message(name, partition, f"k{sequence % 3}", sequence, b"", lease=state.lease)
+            message._lane = state.lane(message.key)
+            state.open[sequence] = message
+            pool.push(message)
+        state.highest_done = rng.choice([0, 5])
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for state in rng.sample(states, rng.randrange(4)):
+            state.stop(pool.running_of(state))
+            group.create_task(pool.drained(state, 3600))
+        for _ in range(rng.randrange(3)):
+            await asyncio.sleep(0)
+        await pool.halt()
+        for state in states:
+            state.stop(pool.running_of(state))
+            await pool.drained(state, 3600)
+    assert not any(state.running for state in states)
