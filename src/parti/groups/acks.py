@@ -55,6 +55,8 @@ class Acks:
         """Acknowledge, and return when the server has confirmed it."""
         deadline = Deadline.after(self._clock, seconds=self._limits.ack_wait)
         waits = FAST.delays()
+        look_at = self._clock.now() + _ANSWER_WITHIN
+        seen: str | None = None
         while True:
             ours = self._in_flight.in_hand.get(message.queue_sequence) is message
             if message.doubtful or not self._freeze_detector.fresh() or not ours:
@@ -69,6 +71,12 @@ class Acks:
                 # Messages waiting behind this handler use up the new consumer's max_ack_pending: the message is
                 # redelivered only after the handler has ended.
                 raise self._replaced(message)
+            elif self._clock.now() >= look_at:
+                # It comes again only from the consumer that this member follows. While the member drains, it follows
+                # none that another instance has created meanwhile.
+                look_at, before, seen = look_at + _ANSWER_WITHIN, seen, await self._consumer.created_now()
+                if seen == before and seen != self._consumer.created:
+                    raise self._replaced(message)
             await self._clock.sleep(next(waits))
         self._in_flight.done(message)
 
