@@ -70,6 +70,16 @@ def test_a_task_does_not_import_the_asyncio_client() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
+def test_a_load_is_checked_without_numpy_and_arrow() -> None:
+    """Spark asks for the columns in a process of its own, which needs neither: they are half of what it costs."""
+    code = "import sys, pyspark_jetstream\n"
+    code += "options = {'stream': 'S', 'startingTimestamp': '2026-01-01', 'keyTokens': '2', 'numPartitions': '7'}\n"
+    code += "print(len(pyspark_jetstream.DefaultSource(options).schema()))\n"
+    code += "print(sorted({'numpy', 'pyarrow', 'pandas', 'nats'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split("\n")[:2] == ["7", "[]"], done.stderr
+
+
 def run(code: str, folder: Path) -> Any:
     """Run a driver of its own; its last line is JSON."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from parti.spark.source.columns import default_schema
+from parti.spark.source.schema import default_schema
 
 BATCH = 9_000  # rows per batch, as parti's source has with 128 bytes
 _PAYLOAD = 128

@@ -21,7 +21,8 @@ from pyspark.sql.types import (
 )
 
 from parti.errors import ConfigError
-from parti.spark.source.columns import ColumnBuilder, default_schema
+from parti.spark.source.columns import ColumnBuilder
+from parti.spark.source.schema import default_schema
 from parti.spark.tokens import Partitioning, Tokens
 from parti.subjects import partition_of
 from parti.testing import NatsServer

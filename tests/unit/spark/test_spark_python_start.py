@@ -42,6 +42,18 @@ def test_pyspark_comes_compiled_and_what_the_user_put_on_the_path_stays_in_its_o
     assert os.environ["PYSPARK_PYTHON"] == sys.executable  # the script ends with this process
 
 
+@pytest.mark.parametrize(("given", "threads"), [({}, "1"), ({"OMP_NUM_THREADS": "3"}, "3")])
+def test_one_thread_for_linear_algebra_unless_somebody_chose_more(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], threads: str
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    with quick_python(local=True):
+        command = [os.environ["PYSPARK_PYTHON"], "-c", "import os; print(os.environ['OMP_NUM_THREADS'])"]
+        done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == threads
+
+
 @pytest.mark.parametrize(("name", "value"), [("PYSPARK_PYTHON", "/usr/bin/chosen"), ("SPARK_HOME", "/opt/spark")])
 def test_who_chose_a_python_or_a_spark_keeps_it(monkeypatch: pytest.MonkeyPatch, name: Any, value: Any) -> None:
     from parti.spark import python_start

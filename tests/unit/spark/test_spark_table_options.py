@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from parti.errors import ConfigError
 from parti.spark.plain_errors import plainly
-from parti.spark.source.columns import default_schema
+from parti.spark.source.schema import default_schema
 from parti.spark.table_options import effective, is_create_table, kept_in, of_new_table
 
 COLUMNS = default_schema(include_headers=False)

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from parti.errors import ProtocolError
-from parti.spark.source.columns import HEADERS, ColumnBuilder
+from parti.spark.source.columns import ColumnBuilder
+from parti.spark.source.schema import HEADERS
 from parti.spark.tokens import Partitioning
 
 _SOURCE = "Nats-Stream-Source"

@@ -7,48 +7,15 @@ Spark refuses a batch whose schema differs in any type or nullability, and it pr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, DataType, StructType
 
-from parti.errors import ConfigError
+from parti.spark.source.schema import COLUMNS, HEADERS, check_schema
 from parti.spark.tokens import Partitioning, Tokens
 
-HEADERS = "headers"
-_HEADERS_TYPE = "array<struct<key:string,value:binary>>"
-# Name -> Spark's type, and the columns of the range reader that it needs.
-_COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "key": ("string", ("subject",)),
-    "value": ("binary", ("data",)),
-    "subject": ("string", ("subject",)),
-    "partition": ("int", ("subject",)),
-    "sequence": ("bigint", ("sequence",)),
-    "timestamp": ("timestamp", ("timestamp",)),
-    "stream": ("string", ()),
-    HEADERS: (_HEADERS_TYPE, (HEADERS,)),
-}
-_NULLABLE = ("key", "partition")  # null where a subject has too few tokens
-_SPARK: dict[str, DataType] = {
-    "string": StringType(),
-    "binary": BinaryType(),
-    "int": IntegerType(),
-    "bigint": LongType(),
-    "timestamp": TimestampType(),
-    _HEADERS_TYPE: ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
-}
 _ARROW: dict[str, pa.DataType] = {
     "string": pa.string(),
     "binary": pa.binary(),
@@ -56,28 +23,6 @@ _ARROW: dict[str, pa.DataType] = {
     "bigint": pa.int64(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
-
-
-def default_schema(*, include_headers: bool) -> StructType:
-    """The schema when the user gives none; not from DDL, which only a process with a JVM can parse.
-
-    Spark checks each value of a nullable column twice, so columns that are never null say so. This does not depend on
-    the options: Spark refuses to continue stateful queries whose columns have become nullable.
-    """
-    names = [name for name in _COLUMNS if name != HEADERS or include_headers]
-    return StructType([StructField(name, _SPARK[_COLUMNS[name][0]], name in _NULLABLE) for name in names])
-
-
-def check_schema(schema: StructType) -> None:
-    """Raise ConfigError unless every column of `schema` exists here, with the same type."""
-    for field in schema.fields:
-        if field.name not in _COLUMNS:
-            near = get_close_matches(field.name.lower(), _COLUMNS, n=1)
-            hint = f"did you mean {near[0]!r}? There are" if near else "choose from"
-            raise ConfigError(f"format jetstream has no column {field.name!r}: {hint} {', '.join(_COLUMNS)}")
-        expected, given = _COLUMNS[field.name][0], field.dataType.simpleString()
-        if given != expected:
-            raise ConfigError(f"column {field.name} is of type {expected}, not {given}: cast it after reading")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +43,7 @@ class ColumnBuilder:
     @property
     def needed(self) -> tuple[str, ...]:
         """The columns to request from the range reader; at least one, because a batch without columns has no rows."""
-        wanted = {source for name in self.schema.names for source in _COLUMNS[name][1]}
+        wanted = {source for name in self.schema.names for source in COLUMNS[name][1]}
         if not self.partitioning.needs_subject and {"key", "subject"}.isdisjoint(self.schema.names):
             wanted.discard("subject")
         return tuple(sorted(wanted)) or ("sequence",)

@@ -27,8 +27,8 @@ class JetStreamDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of a read without a user schema. A wrong option is refused here, at `load()`."""
-        from parti.spark.source.columns import default_schema
         from parti.spark.source.options import SOURCE_OPTIONS
+        from parti.spark.source.schema import default_schema
         from parti.spark.table_options import effective, is_create_table, kept_in, of_new_table
 
         with plainly():

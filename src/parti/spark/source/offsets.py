@@ -11,12 +11,14 @@ skipped. The end of the batch is in the checkpoint, and through `started` so is 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from parti.errors import ConfigError
 from parti.wire.errors import MessageNotFound
-from parti.wire.ranges import RangeReader, StreamState
 from parti.wire.stored import parse_time
+
+if TYPE_CHECKING:  # it imports NumPy and Arrow, which nobody needs to check options
+    from parti.wire.ranges import RangeReader, StreamState
 
 
 @dataclass(frozen=True, slots=True)
