@@ -57,6 +57,7 @@ async def deleted(proof: GroupRun, rounds: int, advance: Advance) -> dict[str, F
         "deleted_lost": verdict.lost,
         "deleted_inversions": verdict.inversions,
         "deleted_two_owners": verdict.two_owners,
+        "deleted_examples": "; ".join(f"{name}: {found[0]}" for name, found in verdict.examples.items()) or "none",
         "deleted_repeats": verdict.duplicated,
         "deleted_repeat_age_max_s": round(oldest_repeat([(at, n) for n, _, at in proof.begun], deletions), 3),
         "deleted_recovery_max_s": round(max(recoveries), 3),
