@@ -26,7 +26,7 @@ from parti.wire.requests import headers_size
 
 PART_TOKEN: Final = "parti-part"
 """Subjects with this token, after the name of the dead-letter stream, hold parts of letters."""
-_MOST_HEADERS: Final = 65_535  # bytes of headers of a message in a stream; the server refuses more (10097)
+MOST_HEADERS: Final = 65_535  # bytes of headers of a message in a stream; the server refuses more (10097)
 _MOST_OF_A_LETTER: Final = 64_000  # bytes of headers of a letter: a fence adds some
 _NAME_BYTES: Final = 16
 _LONGEST_ID: Final = len(PART_TOKEN) + 2 * _NAME_BYTES + 10
@@ -37,7 +37,7 @@ _Body = tuple[dict[str, str], bytes]
 def fits(data: bytes, headers: Mapping[str, str], room: int) -> bool:
     """Whether a stream takes a message with these headers, if a message may have `room` bytes."""
     size = headers_size(headers)
-    return size <= _MOST_HEADERS and len(data) + size <= room
+    return size <= MOST_HEADERS and len(data) + size <= room
 
 
 def letter_messages(letter: DeadLetter, identity: str, room: int) -> list[Outgoing]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from parti.dead_letters.parts import MOST_HEADERS
 from parti.wire.api import JetStreamApi
 from parti.wire.errors import MessageNotFound
+from parti.wire.requests import headers_size
 from parti.wire.stored import StoredMessage
 
 STUCK_AFTER: Final = 15.0  # seconds without progress; sourcing takes milliseconds
-_MOST_HEADERS: Final = 65_535  # bytes of headers of a message in a stream; not a setting of the server
 _ADDED: Final = 512  # bytes of header that sourcing adds at most, with long names
 
 
@@ -67,8 +68,8 @@ def _cause(info: dict[str, Any], waiting: StoredMessage) -> str:
     for limit, held in (("max_msgs", "messages"), ("max_bytes", "bytes")):
         if 0 < config.get(limit, -1) <= state[held]:
             return f"it is full ({limit}={config[limit]}) until its members acknowledge messages"
-    size = sum(len(key) + len(value.encode()) + 4 for key, value in waiting.headers.items())
-    if size + _ADDED > _MOST_HEADERS:
+    size = headers_size(waiting.headers)
+    if size + _ADDED > MOST_HEADERS:
         return (
             f"its {size} bytes of headers and the one that sourcing adds exceed what the server stores: copy the "
             "message elsewhere, then remove it from the stream"
